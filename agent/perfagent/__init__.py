@@ -1,0 +1,63 @@
+"""perfagent: a training-job monitor. `perfagent.attach(model)` in a training script, and the rest shows by itself.
+
+Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfagent.errors import ConfigError as ConfigError
+    from perfagent.errors import PerfagentError as PerfagentError
+    from perfagent.errors import ServerUnreachable as ServerUnreachable
+    from perfagent.errors import WireError as WireError
+    from perfagent.session import Run as Run
+    from perfagent.session import alert as alert
+    from perfagent.session import attach as attach
+    from perfagent.session import finish as finish
+    from perfagent.session import init as init
+    from perfagent.session import log as log
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "ConfigError",
+    "PerfagentError",
+    "Run",
+    "ServerUnreachable",
+    "WireError",
+    "__version__",
+    "alert",
+    "attach",
+    "finish",
+    "init",
+    "log",
+]
+
+_WHERE = {
+    "ConfigError": "perfagent.errors",
+    "PerfagentError": "perfagent.errors",
+    "ServerUnreachable": "perfagent.errors",
+    "WireError": "perfagent.errors",
+    "Run": "perfagent.session",
+    "alert": "perfagent.session",
+    "attach": "perfagent.session",
+    "finish": "perfagent.session",
+    "init": "perfagent.session",
+    "log": "perfagent.session",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _WHERE.get(name)
+    if module is None:
+        raise AttributeError(f"module 'perfagent' has no attribute {name!r}; it has {', '.join(__all__)}")
+    value = getattr(importlib.import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,28 @@
+"""The errors of perfagent.
+
+PerfagentError              the root: catch this to catch them all
+├── ConfigError             an option, an argument or an environment variable has a value that cannot be used
+├── WireError               bytes or values that are not what frame.py or query.py says
+└── ServerUnreachable       the server refused, timed out or answered with something that is not its reply
+
+Every message says what was given, what is allowed and what to do. Only misuse by the caller is raised into user code;
+trouble of our own (no server, full disk) is counted and reported once by the sender instead.
+"""
+
+__all__ = ["ConfigError", "PerfagentError", "ServerUnreachable", "WireError"]
+
+
+class PerfagentError(Exception):
+    """Root of all errors raised by perfagent."""
+
+
+class ConfigError(PerfagentError, ValueError):
+    """An option, argument or environment variable has a value that cannot be used."""
+
+
+class WireError(PerfagentError, ValueError):
+    """Bytes or values on the wire are not what the schema says."""
+
+
+class ServerUnreachable(PerfagentError):
+    """The server refused the connection, timed out, or gave an answer that is not ours."""

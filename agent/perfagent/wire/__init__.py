@@ -1,0 +1,38 @@
+"""The schema between agent, server and client. Public, documented in docs/wire.md, and light: no torch, httpx or pydantic."""
+
+from perfagent.wire.frame import (
+    EVENT_KINDS,
+    MAX_DECODED_BYTES,
+    MAX_NAME_BYTES,
+    MAX_SENT_BYTES,
+    WIRE_VERSION,
+    Event,
+    Frame,
+    Group,
+    decode,
+    encode,
+)
+from perfagent.wire.metrics import CATALOGUE, PHASES, Metric, metric
+from perfagent.wire.query import (
+    SEVERITIES,
+    STATES,
+    Alert,
+    Finding,
+    Latest,
+    LogRow,
+    RankMatrix,
+    RunSummary,
+    Series,
+    Severity,
+    State,
+    from_json,
+    healthy,
+    plain,
+    to_json,
+)
+
+__all__ = [
+    "CATALOGUE", "EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES", "SEVERITIES", "STATES",
+    "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "RankMatrix", "RunSummary",
+    "Series", "Severity", "State", "decode", "encode", "from_json", "healthy", "metric", "plain", "to_json",
+]

@@ -1,0 +1,200 @@
+"""What an agent sends: columns of samples and a list of events, as one MessagePack frame.
+
+A frame belongs to one source (one process of one attempt) and carries that source's sequence number; (source, seq) is the
+identity by which the server stores a frame exactly once. Columns travel as little-endian bytes, so NaN and infinities are
+ordinary values and no number is ever rounded on the way.
+
+This module must stay light (standard library and msgspec only): it is imported in every training process.
+"""
+
+from __future__ import annotations
+
+import sys
+from array import array
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from perfagent.errors import WireError
+
+__all__ = ["EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "WIRE_VERSION", "Event", "Frame", "Group", "decode", "encode"]
+
+WIRE_VERSION = 1
+MAX_SENT_BYTES = 8 * 2**20
+MAX_DECODED_BYTES = 32 * 2**20
+MAX_NAME_BYTES = 256
+EVENT_KINDS = ("state", "alert", "phase", "log", "finding", "profile", "stacks")
+
+Column = bytes | Sequence[float] | Sequence[int]
+
+
+@dataclass(slots=True)
+class Group:
+    """Samples that share their rows: `values[name][i]` was measured at `step[i]`, `time[i]`, `monotonic[i]`.
+
+    step: int64 (n,); time: float64 (n,), Unix seconds; monotonic: float64 (n,), seconds of the source's monotonic clock;
+    values: name -> float32 or float64 (n,), told apart by their length in bytes. All are little-endian bytes; sequences of
+    numbers and arrays with `tobytes` are packed on construction (integers into step, everything else into float64 unless
+    the array itself is float32). A name that is absent in a row belongs into another group: NaN is always a value.
+
+    Raises WireError when the columns differ in length or are no whole number of items.
+    """
+
+    step: bytes
+    time: bytes
+    monotonic: bytes
+    values: dict[str, bytes] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if type(self.step) is not bytes:
+            self.step = _pack("q", self.step)
+        if type(self.time) is not bytes:
+            self.time = _pack("d", self.time)
+        if type(self.monotonic) is not bytes:
+            self.monotonic = _pack("d", self.monotonic)
+        rows, rest = divmod(len(self.step), 8)
+        if rest or len(self.time) != 8 * rows or len(self.monotonic) != 8 * rows:
+            raise WireError(
+                f"group columns differ in length: step has {len(self.step)} bytes, time {len(self.time)}, monotonic "
+                f"{len(self.monotonic)}; each must be 8 bytes a row"
+            )
+        for name, column in self.values.items():
+            if type(column) is not bytes:
+                column = self.values[name] = _pack("d", column)  # noqa: PLW2901 - the packed one from here on
+            if len(column) not in (4 * rows, 8 * rows):
+                raise WireError(f"column {name[:80]!r} has {len(column)} bytes for {rows} rows; 4 or 8 bytes a row are allowed")
+
+    @property
+    def rows(self) -> int:
+        return len(self.step) // 8
+
+    @property
+    def samples(self) -> int:
+        return self.rows * len(self.values)
+
+    def steps(self) -> array[int]:
+        """int64 (rows,)."""
+        return _unpack("q", self.step)
+
+    def times(self) -> array[float]:
+        """float64 (rows,), Unix seconds."""
+        return _unpack("d", self.time)
+
+    def monotonics(self) -> array[float]:
+        """float64 (rows,), seconds of the source's monotonic clock."""
+        return _unpack("d", self.monotonic)
+
+    def column(self, name: str) -> array[float]:
+        """float32 or float64 (rows,), as it was sent. Raises KeyError for a name that is not in this group."""
+        raw = self.values[name]
+        return _unpack("d" if len(raw) == 8 * self.rows else "f", raw)
+
+
+@dataclass(slots=True, kw_only=True)
+class Event:
+    """Something that happened once. kind: one of EVENT_KINDS; time: Unix seconds; data: by kind (docs/wire.md)."""
+
+    kind: str
+    time: float
+    step: int | None = None
+    monotonic: float | None = None
+    data: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Frame:
+    """One delivery of one source.
+
+    run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing integer;
+    the agent takes the start time of rank 0 in Unix milliseconds); rank: global rank; seq: counts the source's frames from 1.
+    name: the run's name, where the user gave one. sent: the sender's wall clock when the frame was made, Unix seconds.
+    """
+
+    project: str
+    run: str
+    source: str
+    attempt: int
+    rank: int
+    seq: int
+    groups: list[Group] = field(default_factory=list)
+    events: list[Event] = field(default_factory=list)
+    name: str | None = None
+    sent: float | None = None
+    version: int = WIRE_VERSION
+
+    @property
+    def samples(self) -> int:
+        return sum(group.samples for group in self.groups)
+
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Frame)
+_version_decoder = msgspec.msgpack.Decoder(dict[str, msgspec.Raw])
+
+
+def encode(frame: Frame) -> bytes:
+    """MessagePack bytes of a frame. Raises WireError for text that is not valid Unicode or numbers beyond 64 bits."""
+    try:
+        return _encoder.encode(frame)
+    except (UnicodeEncodeError, OverflowError, TypeError, ValueError, RecursionError) as error:
+        raise WireError(f"frame {frame.source}:{frame.seq} cannot be encoded: {error}") from error
+
+
+def decode(data: bytes | bytearray | memoryview) -> Frame:
+    """The frame in MessagePack bytes.
+
+    Unknown fields are ignored, so that an older server takes a newer agent's frames; an unknown version is refused.
+    Raises WireError for anything else that is not a frame.
+    """
+    try:
+        frame = _decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        version = _version_of(data)
+        if version not in (None, WIRE_VERSION):
+            raise WireError(_unknown_version(version)) from error
+        raise WireError(f"this is not a frame of wire version {WIRE_VERSION}: {error}") from error
+    if frame.version != WIRE_VERSION:
+        raise WireError(_unknown_version(frame.version))
+    return frame
+
+
+def _version_of(data: bytes | bytearray | memoryview) -> object:
+    try:
+        return msgspec.msgpack.decode(_version_decoder.decode(data)["version"])
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError, KeyError):
+        return None
+
+
+def _unknown_version(version: object) -> str:
+    return f"wire version {version!r} is not known here; this side speaks version {WIRE_VERSION}: upgrade the older of agent and server"
+
+
+def _pack(code: str, values: Any) -> bytes:
+    """Little-endian bytes of a sequence of numbers, or of an array that knows its own bytes (numpy, array.array)."""
+    dtype = getattr(values, "dtype", None)
+    if dtype is not None:  # numpy: keep float32, bring everything else to the column's type
+        keep = code == "d" and str(dtype) == "float32"
+        return bytes(values.astype("<f4" if keep else {"q": "<i8", "d": "<f8"}[code]).tobytes())
+    if isinstance(values, (bytearray, memoryview)):
+        return bytes(values)
+    packed: array[Any] = values if isinstance(values, array) and values.typecode in (code, "f") else array(code, _numbers(values))
+    if sys.byteorder == "big":
+        packed = array(packed.typecode, packed)
+        packed.byteswap()
+    return packed.tobytes()
+
+
+def _numbers(values: Any) -> Iterable[Any]:
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise WireError(f"a column must be bytes or a sequence of numbers, not {type(values).__name__}")
+    return values
+
+
+def _unpack(code: str, data: bytes) -> array[Any]:
+    values: array[Any] = array(code)
+    values.frombytes(data)
+    if sys.byteorder == "big":
+        values.byteswap()
+    return values

@@ -1,0 +1,188 @@
+"""What the server answers: the shapes of its JSON, shared by server, client and dashboard.
+
+Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity" in JSON (the rule of protobuf's JSON mapping): JSON has
+no number for them, and null would turn our main alert into a gap. `to_json` and `from_json` apply that rule. Times in JSON
+are RFC 3339 UTC; sample times are Unix seconds.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, Literal, get_args
+
+import msgspec
+
+from perfagent.errors import WireError
+
+__all__ = [
+    "SEVERITIES", "STATES", "Alert", "Finding", "Latest", "LogRow", "RankMatrix", "RunSummary", "Series", "Severity", "State",
+    "from_json", "healthy", "plain", "to_json",
+]
+
+Severity = Literal["info", "warning", "critical"]
+State = Literal["starting", "running", "stuck", "lost", "finished", "failed", "oom", "killed", "preempted"]
+SEVERITIES: tuple[Severity, ...] = get_args(Severity)
+STATES: tuple[State, ...] = get_args(State)
+
+
+@dataclass(slots=True, kw_only=True)
+class Finding:
+    """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
+    faster the run would be without it. message: one sentence with the figures in it; since: RFC 3339 UTC."""
+
+    rule: str
+    severity: Severity
+    message: str
+    since_step: int | None = None
+    since: str | None = None
+    ranks: list[int] = field(default_factory=list)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    fix: str = ""
+    gain_pct: float | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Alert:
+    """A finding with a life of its own. state: pending, firing, resolved."""
+
+    id: str
+    state: Literal["pending", "firing", "resolved"]
+    run: str
+    rule: str
+    severity: Severity
+    message: str
+    since: str
+    since_step: int | None = None
+    last_step: int | None = None
+    ranks: list[int] = field(default_factory=list)
+    evidence: dict[str, Any] = field(default_factory=dict)
+    fix: str = ""
+    gain_pct: float | None = None
+    resolved: str | None = None
+    acknowledged: str | None = None
+    muted_until: str | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class RunSummary:
+    """One run as in GET /api/v1/runs. step: the last completed one; started, updated, ended: RFC 3339 UTC."""
+
+    run: str
+    project: str
+    name: str
+    state: State
+    step: int
+    started: str
+    updated: str
+    ended: str | None = None
+    reason: str = ""
+    world_size: int = 1
+    attempts: int = 1
+    tags: list[str] = field(default_factory=list)
+    group: str | None = None
+    host: str | None = None
+    config: dict[str, Any] = field(default_factory=dict)
+    meta: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(slots=True, kw_only=True)
+class Latest:
+    """The newest sample of a series. rank: the rank it is from, or the string "all" where ranks were put together."""
+
+    value: float
+    step: int
+    time: float
+    rank: int | str
+
+
+@dataclass(slots=True, kw_only=True)
+class Series:
+    """At most `points` buckets of one series; empty buckets are left out.
+
+    All lists have equal length. step: first step of each bucket; min, max, mean: over finite values, NaN where there is
+    none; count: samples; nonfinite: how many of them are NaN or infinite; exact: each bucket is one sample.
+    """
+
+    name: str
+    rank: int | str
+    unit: str
+    exact: bool
+    step: list[int]
+    min: list[float]
+    max: list[float]
+    mean: list[float]
+    count: list[int]
+    nonfinite: list[int]
+    time: list[float] = field(default_factory=list)
+    bucket_steps: int = 1
+
+
+@dataclass(slots=True, kw_only=True)
+class RankMatrix:
+    """One series over ranks: mean[i][j] belongs to ranks[i] and to the bucket that begins at step[j]; NaN where empty."""
+
+    name: str
+    unit: str
+    ranks: list[int]
+    step: list[int]
+    mean: list[list[float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class LogRow:
+    """One exported sample, and one row of POST /api/v1/log."""
+
+    name: str
+    rank: int
+    step: int
+    time: float
+    value: float
+
+
+def healthy(message: str = "Nothing holds this run back.") -> Finding:
+    """The verdict of a run in which no rule found anything."""
+    return Finding(rule="healthy", severity="info", message=message)
+
+
+def plain(value: Any) -> Any:
+    """The value with dataclasses as dicts and non-finite floats as strings, ready for any JSON encoder."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else _spell(value)
+    if isinstance(value, (str, int, bool)) or value is None:
+        return value
+    if is_dataclass(value) and not isinstance(value, type):
+        return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return [plain(item) for item in value]
+    raise WireError(f"{type(value).__name__} has no form in JSON; numbers, text, lists, dicts and dataclasses have")
+
+
+def to_json(value: Any) -> bytes:
+    """UTF-8 JSON with non-finite numbers spelled out."""
+    return msgspec.json.encode(plain(value))
+
+
+def from_json(value: Any) -> float:
+    """A number from JSON: a number, or one of "NaN", "Infinity", "-Infinity". Raises WireError for anything else."""
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise WireError(f'a value must be a number or one of "NaN", "Infinity", "-Infinity", not {value!r:.80}')
+    if isinstance(value, str):
+        if value not in _SPELLED:
+            raise WireError(f'a value must be a number or one of "NaN", "Infinity", "-Infinity", not {value[:80]!r}')
+        return _SPELLED[value]
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _spell(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    return "Infinity" if value > 0 else "-Infinity"

@@ -1,0 +1,304 @@
+"""Every table, as SQLAlchemy Core metadata: one schema for SQLite and PostgreSQL. migrations/ must say the same.
+
+Times are Unix seconds (float64). Blobs that hold samples are described in blocks.py and rollups.py. A frame's path through
+the tables: ledger (was it here before?) and tail (the frame as it came) in one transaction with the run's, source's and
+series' last values; later the compactor turns tail rows that the rules have judged into blocks and rollups.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Float,
+    ForeignKey,
+    Index,
+    Integer,
+    LargeBinary,
+    MetaData,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+)
+from sqlalchemy.dialects import sqlite
+
+metadata = MetaData(
+    naming_convention={
+        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+        "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+        "pk": "pk_%(table_name)s",
+    }
+)
+
+# SQLite fills an INTEGER PRIMARY KEY by itself, a BIGINT one it does not.
+RowId = BigInteger().with_variant(sqlite.INTEGER(), "sqlite")
+
+# --- runs: who sends ---------------------------------------------------------------------------------------------------------
+
+run = Table(
+    "run",
+    metadata,
+    Column("id", String(128), primary_key=True),
+    Column("project", String(256), nullable=False),
+    Column("name", String(256), nullable=False),
+    Column("state", String(16), nullable=False),  # perfagent.wire.STATES
+    Column("reason", Text, nullable=False, default=""),  # why it ended, in words
+    Column("step", BigInteger, nullable=False, default=0),  # last completed step
+    Column("started", Float(53), nullable=False),
+    Column("updated", Float(53), nullable=False),  # server clock of the last frame
+    Column("ended", Float(53)),
+    Column("attempt", BigInteger, nullable=False, default=0),  # the newest one
+    Column("attempts", Integer, nullable=False, default=1),
+    Column("world_size", Integer, nullable=False, default=1),
+    Column("group_name", String(256)),
+    Column("host", String(256)),
+    Column("tags", Text, nullable=False, default="[]"),  # JSON list
+    Column("config", Text, nullable=False, default="{}"),  # JSON object: the user's hyperparameters
+    Column("meta", Text, nullable=False, default="{}"),  # JSON object: what the agent found out about the run
+    Index(None, "project", "started"),
+    Index(None, "name"),
+    Index(None, "started"),
+)
+
+attempt = Table(
+    "attempt",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True),
+    Column("start_step", BigInteger, nullable=False, default=0),  # older attempts are cut from view at and after this step
+    Column("started", Float(53), nullable=False),
+)
+
+source = Table(
+    "source",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("reason", Text, nullable=False, default=""),
+    Column("step", BigInteger, nullable=False, default=0),
+    Column("host", String(256)),
+    Column("pid", Integer),
+    Column("started", Float(53), nullable=False),
+    Column("contact", Float(53), nullable=False),  # server clock of the last frame
+    Column("ended", Float(53)),
+    Column("clock_offset_s", Float(53)),  # agent's wall clock minus ours when the first frame came
+    Index(None, "run", "attempt"),
+)
+
+# --- samples -----------------------------------------------------------------------------------------------------------------
+
+ledger = Table(
+    "ledger",
+    metadata,
+    Column("source", String(64), primary_key=True),
+    Column("seq", BigInteger, primary_key=True),
+    sqlite_with_rowid=False,
+)
+
+series = Table(
+    "series",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("name", String(256), nullable=False),
+    UniqueConstraint("run", "rank", "name"),
+)
+
+tail = Table(
+    "tail",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),  # the cursor of everything that reads behind the ack
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("source", String(64), nullable=False),
+    Column("seq", BigInteger, nullable=False),
+    Column("samples", Integer, nullable=False),
+    Column("received", Float(53), nullable=False),
+    Column("frame", LargeBinary, nullable=False),  # groups and events, MessagePack, as they came
+    Index(None, "run", "rank"),
+    sqlite_autoincrement=True,
+)
+
+block = Table(
+    "block",
+    metadata,
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True),
+    Column("block", BigInteger, primary_key=True),  # step // 1024
+    Column("samples", Integer, nullable=False),
+    Column("nonfinite", Integer, nullable=False),
+    Column("min", Float(53)),  # over finite values; None where there is none
+    Column("max", Float(53)),
+    Column("sum", Float(53), nullable=False),
+    Column("first_time", Float(53), nullable=False),
+    Column("last_time", Float(53), nullable=False),
+    Column("cells", LargeBinary, nullable=False),  # 64 cells of 16 steps
+    Column("payload", LargeBinary),  # steps, times, values; None when retention dropped full resolution
+    sqlite_with_rowid=False,
+)
+
+rollup = Table(
+    "rollup",
+    metadata,
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, primary_key=True),
+    Column("level", Integer, primary_key=True),  # steps per cell: 256, 4096
+    Column("chunk", BigInteger, primary_key=True),  # step // (level * 256)
+    Column("cells", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+last = Table(
+    "last",
+    metadata,
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), primary_key=True),
+    Column("attempt", BigInteger, nullable=False),
+    Column("step", BigInteger, nullable=False),
+    Column("time", Float(53), nullable=False),
+    # Eight little-endian bytes: SQLite stores a NaN in a REAL column as NULL.
+    Column("value", LargeBinary, nullable=False),
+    sqlite_with_rowid=False,
+)
+
+event = Table(
+    "event",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("source", String(64), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("step", BigInteger),
+    Column("time", Float(53), nullable=False),
+    Column("data", LargeBinary, nullable=False),  # MessagePack object
+    Index(None, "run", "kind"),
+)
+
+# --- rules and alerts --------------------------------------------------------------------------------------------------------
+
+cursor = Table(
+    "cursor",
+    metadata,
+    Column("name", String(32), primary_key=True),  # "rules": tail rows up to this id have been judged
+    Column("tail_id", BigInteger, nullable=False),
+    Column("extra", LargeBinary),
+)
+
+rule_state = Table(
+    "rule_state",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("version", Integer, nullable=False),
+    Column("state", LargeBinary, nullable=False),  # MessagePack: windows and alert machines of the run
+)
+
+alert = Table(
+    "alert",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("rule", String(64), nullable=False),
+    Column("severity", String(16), nullable=False),
+    Column("state", String(16), nullable=False),  # pending, firing, resolved
+    Column("message", Text, nullable=False),
+    Column("fix", Text, nullable=False, default=""),
+    Column("evidence", Text, nullable=False, default="{}"),  # JSON
+    Column("ranks", Text, nullable=False, default="[]"),  # JSON
+    Column("gain_pct", Float(53)),
+    Column("since", Float(53), nullable=False),
+    Column("since_step", BigInteger),
+    Column("last_step", BigInteger),
+    Column("fired", Float(53)),
+    Column("resolved", Float(53)),
+    Column("acknowledged", Float(53)),
+    Column("muted_until", Float(53)),
+    Index(None, "run", "state"),
+    Index(None, "state", "since"),
+)
+
+channel = Table(
+    "channel",
+    metadata,
+    Column("id", String(64), primary_key=True),
+    Column("name", String(256), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("url", Text, nullable=False),
+    Column("secret", Text, nullable=False),
+    Column("min_severity", String(16), nullable=False, default="warning"),
+    Column("enabled", Boolean, nullable=False, default=True),
+    Column("disabled_reason", Text, nullable=False, default=""),
+    Column("created", Float(53), nullable=False),
+    Column("failing_since", Float(53)),
+)
+
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("id", String(96), primary_key=True),  # webhook-id on every try: the same event on the same channel is one delivery
+    Column("channel", String(64), ForeignKey("channel.id", ondelete="CASCADE"), nullable=False),
+    Column("alert", String(64), ForeignKey("alert.id", ondelete="CASCADE")),
+    Column("event", String(32), nullable=False),  # alert.firing, alert.resolved, channel.test
+    Column("body", LargeBinary, nullable=False),
+    Column("state", String(16), nullable=False),  # waiting, delivered, failed
+    Column("tries", Integer, nullable=False, default=0),
+    Column("created", Float(53), nullable=False),
+    Column("due", Float(53), nullable=False),
+    Column("delivered", Float(53)),
+    Column("status", Integer),  # of the last answer
+    Column("error", Text, nullable=False, default=""),
+    Index(None, "state", "due"),
+    Index(None, "alert"),
+)
+
+# --- who may do what ---------------------------------------------------------------------------------------------------------
+
+api_key = Table(
+    "api_key",
+    metadata,
+    Column("id", String(16), primary_key=True),
+    Column("scope", String(16), nullable=False),  # ingest, read, admin
+    Column("digest", LargeBinary, nullable=False),  # HMAC-SHA256 with the server's pepper
+    Column("name", String(256), nullable=False, default=""),
+    Column("project", String(256)),
+    Column("created", Float(53), nullable=False),
+    Column("expires", Float(53)),
+    Column("revoked", Float(53)),
+    Column("used", Float(53)),
+)
+
+session = Table(
+    "session",
+    metadata,
+    Column("digest", LargeBinary, primary_key=True),
+    Column("scope", String(16), nullable=False),
+    Column("created", Float(53), nullable=False),
+    Column("expires", Float(53), nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("key", String(256), primary_key=True),
+    Column("created", Float(53), nullable=False),
+    Column("reply", LargeBinary, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("time", Float(53), nullable=False),
+    Column("who", String(128), nullable=False),
+    Column("origin", String(128), nullable=False, default=""),
+    Column("action", String(64), nullable=False),
+    Column("detail", Text, nullable=False, default=""),
+)
