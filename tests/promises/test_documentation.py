@@ -1,0 +1,55 @@
+"""What we promise about documents: every setting, rule, command and route that exists is described, and nothing else is."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.metadata
+import pathlib
+import re
+
+import perfagent.wire
+from perfagent.config import AgentConfig
+from perfagent_server.rules.catalogue import RULES
+from perfagent_server.settings import Settings
+
+ROOT = pathlib.Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+
+
+def test_every_setting_of_agent_and_server_is_documented() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    for settings in (AgentConfig, Settings):
+        for item in dataclasses.fields(settings):
+            assert f"`{item.name}`" in text, f"{settings.__name__}.{item.name} is missing in docs/configuration.md"
+
+
+def test_every_environment_variable_in_the_source_is_documented() -> None:
+    text = (DOCS / "configuration.md").read_text()
+    for package in ("agent", "server", "client", "dashboard"):
+        for path in (ROOT / package).rglob("*.py"):
+            for name in set(re.findall(r"\"(PERFAGENT_[A-Z_]+)\"", path.read_text())):
+                assert f"`{name}`" in text, f"{name} of {path.relative_to(ROOT)} is missing in docs/configuration.md"
+
+
+def test_every_command_is_in_the_readme_or_quickstart() -> None:
+    text = (ROOT / "README.md").read_text() + (DOCS / "quickstart.md").read_text()
+    for entry in importlib.metadata.entry_points(group="perfagent.commands"):
+        assert f"perfagent {entry.name}" in text, f"`perfagent {entry.name}` is in neither README.md nor docs/quickstart.md"
+
+
+def test_every_rule_is_documented() -> None:
+    text = (DOCS / "rules.md").read_text()
+    for rule in RULES:
+        assert f"`{rule}`" in text, f"rule {rule} is missing in docs/rules.md"
+
+
+def test_every_event_kind_is_documented() -> None:
+    text = (DOCS / "wire.md").read_text()
+    for kind in perfagent.wire.EVENT_KINDS:
+        assert f"`{kind}`" in text
+
+
+def test_relative_links_in_documents_lead_somewhere() -> None:
+    for path in [ROOT / "README.md", *DOCS.glob("*.md")]:
+        for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#\s]+)", path.read_text()):
+            assert (path.parent / target).exists(), f"{path.name} links to {target}, which does not exist"

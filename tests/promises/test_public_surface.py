@@ -1,0 +1,74 @@
+"""What we promise about names and imports."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import types
+
+import pytest
+
+import perfagent
+import perfagent.wire
+
+ROOT = pathlib.Path(__file__).parents[2]
+HEAVY = {"torch", "httpx", "pynvml", "psutil", "pydantic", "fastapi", "sqlalchemy", "dash", "numpy", "plotly"}
+
+
+def run_python(code: str, **environment: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=os.environ | environment, timeout=60
+    )
+    return done.stdout
+
+
+def test_importing_the_agent_is_light() -> None:
+    loaded = run_python("import sys, perfagent, perfagent.wire; print(*sys.modules)").split()
+    assert not HEAVY & set(loaded)
+
+
+def test_importing_the_agent_starts_no_thread_and_reads_no_configuration() -> None:
+    code = "import threading, perfagent, perfagent.wire; print(threading.active_count())"
+    assert run_python(code, PERFAGENT_SERVER="not a url", PERFAGENT_RECORD="/does/not/exist").split() == ["1"]
+
+
+@pytest.mark.parametrize("module", ["perfagent", "perfagent.wire", "perfagent.errors"])
+def test_every_public_name_resolves_and_nothing_else_is_public(module: str) -> None:
+    loaded = importlib.import_module(module)
+    for name in loaded.__all__:
+        assert getattr(loaded, name) is not None
+    own = {
+        name
+        for name, value in vars(loaded).items()
+        if not name.startswith("_") and not isinstance(value, types.ModuleType) and getattr(value, "__module__", module).startswith("perfagent")
+    }
+    assert own - {"TYPE_CHECKING", "annotations", "Any"} <= set(loaded.__all__)
+
+
+def test_a_misspelt_name_says_what_there_is() -> None:
+    with pytest.raises(AttributeError, match="attach"):
+        _ = perfagent.atach
+
+
+def test_no_module_bears_the_name_of_a_public_function() -> None:
+    modules = {path.stem for path in (ROOT / "agent" / "perfagent").iterdir() if not path.name.startswith("_")}
+    assert not modules & set(perfagent.__all__)
+
+
+def test_the_wire_needs_only_the_standard_library_and_msgspec() -> None:
+    code = (
+        "import sys, json; before = set(sys.modules); import perfagent.wire; "
+        "print(json.dumps(sorted({name.partition('.')[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names))))"
+    )
+    assert set(json.loads(run_python(code))) <= {"msgspec", "perfagent"}
+
+
+def test_arrows_between_packages_point_one_way() -> None:
+    done = subprocess.run(
+        [pathlib.Path(sys.executable).parent / "lint-imports", "--no-cache"], cwd=ROOT, capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 0, done.stdout
