@@ -1,0 +1,90 @@
+"""Errors as the API tells them: {"error": {"code", "message", "field"?}}, for every status and every way to fail."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import Response
+
+from perfagent.errors import WireError
+from perfagent_server.routes.reply import reply
+
+__all__ = ["ApiError", "install", "problem"]
+
+log = logging.getLogger("perfagent.server")
+
+
+class ApiError(Exception):
+    """Ends a request with this status. code: one word for programs; message: what was given, what is allowed, what to do."""
+
+    def __init__(
+        self, status: int, code: str, message: str, field: str | None = None, *, headers: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field, self.headers = status, code, message, field, headers
+
+    def response(self) -> Response:
+        return problem(self.status, self.code, self.message, self.field, headers=self.headers)
+
+
+def problem(
+    status: int, code: str, message: str, field: str | None = None, *, headers: Mapping[str, str] | None = None
+) -> Response:
+    """The response of an error."""
+    error = {"code": code, "message": message}
+    if field is not None:
+        error["field"] = field
+    return reply({"error": error}, status, headers=headers)
+
+
+_CODES = {
+    400: "bad_request",
+    401: "unauthorized",
+    403: "forbidden",
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "timeout",
+    413: "too_large",
+    415: "unsupported_media_type",
+    422: "invalid",
+    429: "too_many_requests",
+}
+
+
+def install(app: FastAPI) -> None:
+    """Makes every error of the app speak our shape."""
+
+    async def api_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def wire_error(_request: Request, error: Exception) -> Response:
+        return problem(400, "bad_request", str(error))
+
+    async def http_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        code = _CODES.get(error.status_code, "error" if error.status_code < 500 else "internal")
+        return problem(error.status_code, code, str(error.detail), headers=error.headers)
+
+    async def invalid(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        # FastAPI's own answer repeats the input, which may hold NaN or a lone surrogate and then fails to encode (a 500).
+        first = next(iter(error.errors()), None)
+        place = [str(part) for part in first["loc"]] if first else []
+        name = ".".join(place[1:] or place) or None
+        message = str(first["msg"]) if first else "the request is not valid"
+        return problem(422, "invalid", f"{name}: {message}" if name else message, name)
+
+    async def internal(request: Request, error: Exception) -> Response:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+        return problem(500, "internal", "the server failed on this request; its log has the cause")
+
+    app.add_exception_handler(ApiError, api_error)
+    app.add_exception_handler(WireError, wire_error)
+    app.add_exception_handler(HTTPException, http_error)
+    app.add_exception_handler(RequestValidationError, invalid)
+    app.add_exception_handler(Exception, internal)

@@ -1,0 +1,132 @@
+"""The server's settings: one typed value, made once and passed in. The environment is read in one function, here.
+
+Every field is an option of `perfagent up` or an environment variable `PERFAGENT_<FIELD>`, and a row of docs/configuration.md.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from perfagent.errors import ConfigError
+from perfagent.wire import MAX_DECODED_BYTES, MAX_SENT_BYTES
+
+__all__ = ["Auth", "Settings", "data_folder"]
+
+Auth = Literal["auto", "required"]
+
+
+def data_folder(environ: Mapping[str, str] | None = None) -> Path:
+    """Where the server keeps its data unless told otherwise: PERFAGENT_DATA, else $XDG_DATA_HOME/perfagent."""
+    environ = os.environ if environ is None else environ
+    if environ.get("PERFAGENT_DATA"):
+        return Path(environ["PERFAGENT_DATA"]).expanduser()
+    base = environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "perfagent"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """host, port: where the server listens. data: folder of the database, the admin token and the key pepper (0700).
+
+    database: SQLAlchemy URL, None for SQLite in `data`. metrics: URL of a separate store for samples, None for the database.
+    folder: a folder of offline recordings that is uploaded at start. auth: "auto" asks for keys unless bound to loopback,
+    "required" always. insecure_no_auth: reading and ingest without a key even on a public address. allowed_hosts: names in
+    the Host header besides loopback and `host`; "*" is any. forwarded_allow_ips: proxies whose X-Forwarded-For is believed.
+    public_url: the address that people use, for links in alerts. webhook_allow: receivers (host:port, host, CIDR) that are
+    allowed although they are loopback or private. admin_token: replaces the token file.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8420
+    data: Path = field(default_factory=data_folder)
+    database: str | None = None
+    metrics: str | None = None
+    folder: Path | None = None
+    auth: Auth = "auto"
+    insecure_no_auth: bool = False
+    allowed_hosts: tuple[str, ...] = ()
+    forwarded_allow_ips: tuple[str, ...] = ()
+    public_url: str | None = None
+    webhook_allow: tuple[str, ...] = ()
+    admin_token: str | None = field(default=None, repr=False)
+    max_body_bytes: int = MAX_SENT_BYTES
+    max_decoded_bytes: int = MAX_DECODED_BYTES
+    read_timeout_s: float = 10.0
+    keep_alive_s: int = 75
+    lost_after_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        if self.auth not in get_args(Auth):
+            raise ConfigError(f"auth is {self.auth!r}; allowed are {', '.join(get_args(Auth))}")
+        if not 0 <= self.port <= 65535:
+            raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
+        for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s", "lost_after_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.metrics:
+            raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out to keep them in the database")
+        if self.admin_token is not None and len(self.admin_token) < 16:
+            raise ConfigError("the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made")
+
+    @property
+    def loopback(self) -> bool:
+        """Only programs on this machine can connect."""
+        if self.host == "localhost":
+            return True
+        try:
+            return ipaddress.ip_address(self.host.strip("[]")).is_loopback
+        except ValueError:
+            return False
+
+    @property
+    def open_access(self) -> bool:
+        """Reading and ingest need no key. Administration always does."""
+        return self.insecure_no_auth or (self.auth == "auto" and self.loopback)
+
+    @property
+    def url(self) -> str:
+        """The address to show and to put into links, without a slash at the end."""
+        if self.public_url:
+            return self.public_url.rstrip("/")
+        host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(self.host, self.host)  # noqa: S104 - nothing is bound here
+        if ":" in host and not host.startswith("["):
+            host = f"[{host}]"
+        return f"http://{host}:{self.port}"
+
+    @classmethod
+    def from_env(cls, environ: Mapping[str, str] | None = None, **overrides: Any) -> Settings:
+        """Settings from PERFAGENT_<FIELD> variables; an override that is not None wins. Raises ConfigError."""
+        environ = os.environ if environ is None else environ
+        values: dict[str, Any] = {"data": data_folder(environ)}
+        for item in fields(cls):
+            text = environ.get(f"PERFAGENT_{item.name.upper()}", "").strip()
+            if text:
+                values[item.name] = _parse(item.name, str(item.type), text)
+        unknown = set(overrides) - {item.name for item in fields(cls)}
+        if unknown:
+            raise ConfigError(f"unknown settings: {', '.join(sorted(unknown))}")
+        values.update({name: value for name, value in overrides.items() if value is not None})
+        return cls(**values)
+
+
+def _parse(name: str, kind: str, text: str) -> Any:
+    variable = f"PERFAGENT_{name.upper()}"
+    if kind.startswith("tuple"):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    if kind.startswith("Path"):
+        return Path(text).expanduser()
+    if kind == "bool":
+        if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
+            raise ConfigError(f"{variable} is {text!r}; allowed are 1 and 0")
+        return text.lower() in ("1", "true", "yes")
+    if kind in ("int", "float"):
+        try:
+            return int(text) if kind == "int" else float(text)
+        except ValueError:
+            raise ConfigError(f"{variable} is {text!r}; it must be a number") from None
+    return text
