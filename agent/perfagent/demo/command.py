@@ -1,0 +1,227 @@
+"""`perfagent demo`: a server, a dashboard, a real training job, and the verdict on it as it goes."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+import webbrowser
+from pathlib import Path
+from typing import IO, Any
+
+from perfagent.demo import faults
+from perfagent.demo.server import DemoServer
+from perfagent.errors import ConfigError
+
+__all__ = ["command"]
+
+ENDED = ("finished", "failed", "oom", "killed", "preempted", "lost")
+_PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Start a server, train a small GPT on the sources of Python's standard library, and watch it."
+    parser.add_argument("--steps", type=int, default=400, help="optimizer steps (default 400)")
+    names = f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}"
+    parser.add_argument("--fault", default="none", metavar="NAME", help=names)
+    parser.add_argument("--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise")
+    parser.add_argument("--port", type=int, help="where to start the server (default 8420; 0 for any free port)")
+    parser.add_argument("--data", type=Path, help="folder for the server's data (default: the server's own)")
+    parser.add_argument("--no-browser", action="store_true", help="print the dashboard's address only")
+    parser.set_defaults(run=demo)
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """0 when the run ended as the fault says and the verdict is the one that it must have; 1 otherwise."""
+    fault = faults.named(arguments.fault)
+    if arguments.steps < 1:
+        raise ConfigError(f"--steps is {arguments.steps}; a demo needs at least 1")
+    if arguments.port is not None and not 0 <= arguments.port <= 65535:
+        raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
+    steps = arguments.steps
+    if steps < fault.min_steps and fault.name != "none":
+        steps = fault.min_steps
+        print(f"{fault.name} cannot be told from noise in {arguments.steps} steps: training {steps}")
+    run = f"demo-{fault.name}-{secrets.token_hex(4)}"
+
+    with DemoServer(data=arguments.data, port=arguments.port, log=_state_folder() / "demo-server.log") as server:
+        if server.moved_from is not None:
+            print(f"port {server.moved_from} is taken by another program; using {server.port}")
+        print(f"{'using the server that runs' if server.found else 'server started'} at {server.url}")
+        page = f"{server.url}/run/{run}"
+        print(f"dashboard: {page}")
+        if not (arguments.exit or arguments.no_browser) and sys.stdout.isatty() and _has_display():
+            webbrowser.open(page)
+        print(f"training a GPT of half a million parameters for {steps} steps; fault: {fault.name} ({fault.story})")
+        code = _train(server, run, steps, fault)
+        done = _report(server, run, steps, fault, code)
+        print(f"dashboard: {page}")
+        if not arguments.exit:
+            _wait_for_interrupt(server)
+    return 0 if done else 1
+
+
+# ------------------------------------------------------------------------------------------------------------------- training
+
+
+def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault) -> int:
+    """Runs the training process to its end and shows how far it is; its exit code, negative for a signal."""
+    # Under `perfagent run` the launcher's watcher sees a SIGKILL at once; a bare process shows as lost 30 s later.
+    launcher = ["-m", "perfagent", "run", "-m"] if fault.name == "killed" else ["-m"]
+    environment = {key: value for key, value in os.environ.items() if key not in ("PERFAGENT_RECORD", "PERFAGENT_DISABLED")}
+    environment |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": run, "PYTHONUNBUFFERED": "1"}
+    process = subprocess.Popen(
+        [sys.executable, *launcher, "perfagent.demo.job", "--steps", str(steps), "--fault", fault.name],
+        env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, text=True, errors="replace",
+    )
+    screen = _Screen(steps)
+    assert process.stdout is not None
+    reader = threading.Thread(target=_read, args=(process.stdout, screen), daemon=True)
+    reader.start()
+    try:
+        while not _ends(process, within_s=0.5):
+            finding = server.get(f"/runs/{run}/verdict")
+            if finding is not None and screen.step:
+                screen.verdict(finding)
+            screen.draw()
+    except BaseException:
+        process.terminate()
+        process.wait()
+        raise
+    reader.join(timeout=5.0)
+    screen.draw()
+    screen.close()
+    return process.returncode
+
+
+def _ends(process: subprocess.Popen[str], *, within_s: float) -> bool:
+    try:
+        process.wait(within_s)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _read(stream: IO[str], screen: _Screen) -> None:
+    for line in stream:
+        match = _PROGRESS.match(line)
+        if match:
+            screen.step, screen.loss = int(match[1]), match[3]
+        else:
+            screen.print(f"  | {line.rstrip()}")
+
+
+class _Screen:
+    """A progress bar on a terminal; elsewhere a line for every tenth of the way. Lines of others go above the bar."""
+
+    def __init__(self, steps: int, out: IO[str] | None = None) -> None:
+        self.steps = steps
+        self.step = 0
+        self.loss = "-"
+        self._out = out or sys.stdout
+        self._terminal = self._out.isatty()
+        self._shown = -1
+        self._rule = ""
+        self._lock = threading.Lock()
+
+    def draw(self) -> None:
+        with self._lock:
+            if not self._terminal:
+                tenth = 10 * self.step // self.steps
+                if tenth > self._shown:
+                    self._shown = tenth
+                    self._line(f"step {self.step}/{self.steps}  loss {self.loss}")
+                return
+            columns = shutil.get_terminal_size().columns
+            text = f" {self.step}/{self.steps}  loss {self.loss}  {self._rule}"
+            width = max(10, min(40, columns - len(text) - 4))
+            filled = width * self.step // self.steps
+            self._out.write(f"\r\x1b[2K[{'█' * filled}{'░' * (width - filled)}]{text}"[: columns + 5])
+            self._out.flush()
+
+    def verdict(self, finding: dict[str, Any]) -> None:
+        """Prints the verdict when its rule is a new one."""
+        if finding["rule"] == self._rule:
+            return
+        self._rule = finding["rule"]
+        self.print(f"verdict at step {self.step}: {_sentence(finding)}")
+
+    def print(self, text: str) -> None:
+        with self._lock:
+            self._line(("\r\x1b[2K" if self._terminal else "") + text)
+
+    def close(self) -> None:
+        if self._terminal:
+            self._line("")
+
+    def _line(self, text: str) -> None:
+        self._out.write(text + "\n")
+        self._out.flush()
+
+
+# --------------------------------------------------------------------------------------------------------------------- the end
+
+
+def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code: int) -> bool:
+    """Waits until the server has seen the end and judged it, prints both, and says whether they are what they should be."""
+    end = time.monotonic() + fault.settle_s
+    if fault.settle_s > 30:
+        print(f"waiting up to {fault.settle_s:.0f} s for the server to notice")
+    while True:
+        summary, finding = server.get(f"/runs/{run}"), server.get(f"/runs/{run}/verdict")
+        ended = summary is not None and summary["state"] in ENDED
+        judged = finding is not None and finding["rule"] in fault.expects
+        if (ended and judged) or time.monotonic() > end or server.stopped():
+            break
+        time.sleep(0.25)
+    if summary is None or finding is None:
+        print(f"the server does not know the run {run}; the training process ended with {code}")
+        return False
+
+    state, last = summary["state"], summary["step"]
+    print(f"state:   {state} at step {last}{': ' + summary['reason'] if summary.get('reason') else ''}")
+    print(f"verdict: {_sentence(finding)}")
+    if finding.get("fix"):
+        print(f"fix:     {finding['fix']}")
+    wrong = []
+    if state not in fault.states:
+        wrong.append(f"the state is {state}, not {' or '.join(fault.states)}")
+    if "finished" in fault.states and last != steps:
+        wrong.append(f"{last} of {steps} steps arrived")
+    # What a healthy demo is told depends on the machine too (a GPU is nearly idle with so small a model): not a failure.
+    if fault.name != "none" and finding["rule"] not in fault.expects:
+        wrong.append(f"the verdict is {finding['rule']}, not {' or '.join(fault.expects)}")
+    for sentence in wrong:
+        print(f"not as it should be: {sentence}")
+    return not wrong
+
+
+def _sentence(finding: dict[str, Any]) -> str:
+    severity = "" if finding["rule"] == "healthy" else f" ({finding['severity']})"
+    return f"{finding['rule']}{severity}: {finding['message']}"
+
+
+def _wait_for_interrupt(server: DemoServer) -> None:
+    if server.found:
+        return
+    print("the server stays up; press Ctrl-C to stop it")
+    try:
+        while not server.stopped():
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        print()
+
+
+def _state_folder() -> Path:
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
+    return Path(base).expanduser() / "perfagent"
+
+
+def _has_display() -> bool:
+    return sys.platform == "darwin" or any(os.environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY", "BROWSER"))

@@ -1,0 +1,91 @@
+"""The demo's training job: an ordinary training script with one line of perfagent in it.
+
+Run by `perfagent demo` as a process of its own: `python -m perfagent.demo.job --steps 200 --fault none`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+
+import torch
+from torch.nn import functional
+from torch.utils.data import default_collate
+
+import perfagent
+from perfagent.demo import data, faults
+from perfagent.demo.model import GPT
+
+LEARNING_RATE = 3e-3
+WARMUP_STEPS = 20
+CLIP_NORM = 1.0
+PRINT_EVERY = 10
+
+
+def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) -> None:
+    """Trains for `steps` optimizer steps and prints a line every PRINT_EVERY steps."""
+    torch.manual_seed(seed)
+    torch.set_num_threads(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+    model = GPT().to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE, weight_decay=0.1, betas=(0.9, 0.95))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _share_of_rate(step, steps))
+    loader = data.loader(data.Windows(data.read_sources(), model.context), batch_size, seed=seed)
+
+    def collate(items: list[tuple[torch.Tensor, torch.Tensor]]) -> list[torch.Tensor]:
+        faults.stall(fault)
+        return default_collate(items)  # type: ignore[no-any-return]
+
+    loader.collate_fn = collate
+
+    perfagent.attach(
+        model,
+        optimizer,
+        project=os.environ.get("PERFAGENT_PROJECT", "demo"),
+        name=f"demo {fault.name}" if fault.name != "none" else "demo",
+        config={"steps": steps, "batch_size": batch_size, "context": model.context, "lr": LEARNING_RATE, "fault": fault.name},
+        tags=("demo",),
+    )
+
+    # -------------------------------------------------------------------------------------------- nothing below knows the agent
+    step = 0
+    while step < steps:
+        for tokens, targets in loader:
+            step += 1
+            tokens, targets = faults.bad_batch(fault, step, steps, tokens, targets)  # noqa: PLW2901 - the batch as it is used
+            logits = model(tokens.to(device))
+            token_losses = functional.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten(), reduction="none")
+            loss = faults.bad_loss(fault, step, steps, token_losses)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad(set_to_none=True)
+            faults.breaks(fault, step, steps, logits.detach())
+            if step % PRINT_EVERY == 0 or step == steps:
+                print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
+            if step == steps:
+                break
+
+
+def _share_of_rate(step: int, steps: int) -> float:
+    """Linear warm-up, then a cosine down to a tenth. step counts from 0."""
+    if step < WARMUP_STEPS:
+        return (step + 1) / WARMUP_STEPS
+    progress = min(1.0, (step - WARMUP_STEPS) / max(1, steps - WARMUP_STEPS))
+    return 0.1 + 0.45 * (1.0 + math.cos(math.pi * progress))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--batch-size", type=int, default=16)
+    parser.add_argument("--fault", default="none")
+    arguments = parser.parse_args()
+    train(arguments.steps, faults.named(arguments.fault), batch_size=arguments.batch_size)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,130 @@
+"""The demo's server: the one that already runs here, or `perfagent up` as a process of its own for as long as the demo lasts."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import httpx
+
+from perfagent.errors import PerfagentError
+
+__all__ = ["DemoServer"]
+
+DEFAULT_PORT = 8420
+START_S = 60.0  # a first start imports FastAPI and Dash and makes the tables: seconds, more on a busy machine
+
+
+class DemoServer:
+    """A perfagent server on this machine, found or started; leaving the context stops it only if it was started here.
+
+    data: the server's data folder when one has to be started (its own default when None). port: where to start it; None
+    takes 8420, and where another perfagent server listens there, uses that; a port taken by anything else is left alone.
+    """
+
+    def __init__(self, *, data: Path | None = None, port: int | None = None, log: Path) -> None:
+        self.log = log
+        self._data = data
+        self._process: subprocess.Popen[bytes] | None = None
+        wanted = DEFAULT_PORT if port is None else port
+        # A data folder of one's own means a server of one's own: the running one keeps its data elsewhere.
+        self.found = data is None and wanted != 0 and _is_ours(wanted)
+        self.port = wanted if self.found or (wanted != 0 and _is_free(wanted)) else _free_port()
+        self.moved_from = wanted if wanted not in (0, self.port) else None
+        key = os.environ.get("PERFAGENT_API_KEY")
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        self.http = httpx.Client(base_url=self.url, timeout=10.0, trust_env=False, headers=headers)
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> DemoServer:
+        if not self.found:
+            self._start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.http.close()
+        if self._process is None:
+            return
+        self._process.terminate()
+        try:
+            self._process.wait(timeout=15.0)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+
+    def get(self, path: str) -> Any:
+        """The JSON below /api/v1, or None for what is not there (yet) or does not answer now."""
+        with contextlib.suppress(httpx.HTTPError, ValueError):
+            answer = self.http.get(f"/api/v1{path}")
+            if answer.status_code == 200:
+                return answer.json()
+        return None
+
+    def stopped(self) -> bool:
+        """The server that was started here has ended by itself."""
+        return self._process is not None and self._process.poll() is not None
+
+    def _start(self) -> None:
+        command = [sys.executable, "-m", "perfagent", "up", "--host", "127.0.0.1", "--port", str(self.port)]
+        if self._data is not None:
+            command += ["--data", str(self._data)]
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        with self.log.open("wb") as log:
+            # A session of its own: Ctrl-C reaches the demo first, which stops the server when it is done with it.
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,
+                env=os.environ | {"PYTHONUNBUFFERED": "1"},
+            )
+        for _ in _until(START_S):
+            if self.stopped():
+                said = self.log.read_text("utf-8", "replace").strip()[-2000:]
+                raise PerfagentError(f"the server did not start; it said:\n{said}")
+            with contextlib.suppress(httpx.HTTPError):
+                if self.http.get("/readyz").status_code == 200:
+                    return
+        self.__exit__(None, None, None)
+        raise PerfagentError(f"the server did not answer on {self.url}/readyz within {START_S:.0f} s; its log is {self.log}")
+
+
+def _until(seconds: float) -> Iterator[None]:
+    """Yields about every 0.1 s until the time is over."""
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        yield
+        time.sleep(0.1)
+
+
+def _is_ours(port: int) -> bool:
+    """A perfagent server listens there: its OpenAPI document says so and is never protected."""
+    try:
+        document = httpx.get(f"http://127.0.0.1:{port}/openapi.json", timeout=5.0, trust_env=False)
+        return document.status_code == 200 and "/api/v1/ingest" in document.json()["paths"]
+    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
