@@ -1,0 +1,388 @@
+"""The one database: a pool for reading, and one thread that owns every write.
+
+Writes are jobs. The writer takes all jobs that wait, runs each in its own savepoint inside one transaction, commits once
+(SQLite: WAL, synchronous=FULL, so a commit survives a power cut) and only then resolves their futures. One fsync is thus
+shared by everyone who waited, and no two parts of the server ever fight for SQLite's write lock.
+
+A full disk: SQLite cannot even delete rows then, so the data folder holds a ballast file. The writer removes it when a write
+fails for lack of space, refuses further writes with StorageFull except the `essential` ones (deletions, alerts), and creates
+it again, and accepts again, as soon as there is room. Reading goes on all the while.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeVar
+
+from sqlalchemy import Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+
+from perfagent.errors import ConfigError, PerfagentError
+from perfagent_server.store import schema
+
+__all__ = ["Database", "DatabaseSettings", "QueueFull", "StorageError", "StorageFull", "open_database"]
+
+T = TypeVar("T")
+
+BALLAST_BYTES = 64 * 2**20
+MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
+MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
+LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is told to come back
+CHECK_UP_TO_BYTES = 256 * 2**20  # a full quick_check of this much takes about a second; a start must not take minutes
+
+
+class StorageError(PerfagentError):
+    """A write could not be done now and can be tried again. retry_after_s: when."""
+
+    retry_after_s = 5.0
+
+
+class StorageFull(StorageError):  # noqa: N818 - a state of the disk, and the name the routes know
+    """There is no space left for new data."""
+
+    retry_after_s = 30.0
+
+
+class QueueFull(StorageError):  # noqa: N818 - as above
+    """Too many writes wait already, or another program holds the database's lock."""
+
+
+class DatabaseSettings(Protocol):
+    """The part of Settings that is needed here. data: the data folder; database: an SQLAlchemy URL, None for SQLite in `data`."""
+
+    @property
+    def data(self) -> Path: ...
+    @property
+    def database(self) -> str | None: ...
+
+
+@dataclass(slots=True)
+class _Job:
+    run: Callable[[Connection], Any]
+    future: Future[Any]
+    essential: bool
+    since: float  # monotonic
+    started: bool = False
+    outcome: Any = None
+    failure: Exception | None = None
+
+
+class Database:
+    """Made by open_database(). `on_rollback`: called on the writer thread whenever something that a job wrote was undone, so
+    that caches filled inside jobs can forget it."""
+
+    def __init__(
+        self, engine: Engine, *, ballast: Path | None = None, ballast_bytes: int = BALLAST_BYTES, max_waiting: int = MAX_WAITING
+    ) -> None:
+        self.engine = engine
+        self.on_rollback: list[Callable[[], None]] = []
+        self.commits = 0
+        self.jobs = 0
+        self.full = False
+        self._ballast, self._ballast_bytes = ballast, ballast_bytes
+        self._max_waiting = max_waiting
+        self._waiting: deque[_Job] = deque()
+        self._wake = threading.Condition()
+        self._closing = False
+        self._connection: Connection | None = None
+        self._writer = threading.Thread(target=self._write_forever, name="perfagent-writer", daemon=True)
+        self._fill_ballast()
+        self._writer.start()
+
+    @contextlib.contextmanager
+    def read(self) -> Iterator[Connection]:
+        """A connection inside one transaction: every query in the block sees the same state of the data."""
+        with self.engine.connect() as connection, connection.begin():
+            yield connection
+
+    def submit(self, job: Callable[[Connection], T], *, essential: bool = False) -> Future[T]:
+        """Runs the job on the writer thread; the future resolves after COMMIT, or with the job's own exception.
+
+        essential: also while the disk is full, when everything else is refused. Raises QueueFull at once if too much waits.
+        """
+        future: Future[T] = Future()
+        with self._wake:
+            if self._closing:
+                raise QueueFull("the database is being closed; send again when the server is back")
+            if len(self._waiting) >= self._max_waiting:
+                raise QueueFull(f"{len(self._waiting)} writes wait already, {self._max_waiting} are allowed; send again later")
+            self._waiting.append(_Job(job, future, essential, time.monotonic()))
+            self._wake.notify()
+        return future
+
+    def write(self, job: Callable[[Connection], T], *, essential: bool = False) -> T:
+        """submit() and wait. Never call it on the writer thread or on an event loop."""
+        return self.submit(job, essential=essential).result()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs that wait for the writer."""
+        return len(self._waiting)
+
+    def close(self) -> None:
+        """Finishes what waits, then stops the writer and closes every connection."""
+        with self._wake:
+            self._closing = True
+            self._wake.notify()
+        if self._writer is not threading.current_thread():
+            self._writer.join()
+        self.engine.dispose()
+
+    # --- the writer thread -------------------------------------------------------------------------------------------------
+
+    def _write_forever(self) -> None:
+        try:
+            while True:
+                with self._wake:
+                    while not self._waiting and not self._closing:
+                        self._wake.wait()
+                    if not self._waiting:
+                        return
+                    batch = [self._waiting.popleft() for _ in range(min(len(self._waiting), MAX_BATCH))]
+                self._settle(self._admit(batch))
+        finally:
+            if self._connection is not None:
+                self._connection.close()
+
+    def _admit(self, batch: list[_Job]) -> list[_Job]:
+        """The jobs that may run now: all of them, or only the essential ones while the disk is full."""
+        batch = [job for job in batch if job.started or job.future.set_running_or_notify_cancel()]
+        if self.full and not self._fill_ballast():
+            for job in batch:
+                if not job.essential:
+                    _fail(job, _no_space())
+            return [job for job in batch if job.essential]
+        self.full = False
+        return batch
+
+    def _settle(self, batch: list[_Job]) -> None:
+        """Runs and commits the jobs, and resolves every future whatever happens."""
+        if not batch:
+            return
+        try:
+            self._commit(batch)
+        except Exception as error:  # noqa: BLE001 - the writer must outlive any failure; each caller gets the cause
+            for hook in self.on_rollback:
+                hook()
+            cause: Exception = error
+            if _is_full(error):
+                self._release_ballast()
+                cause = _no_space()
+            elif _is_locked(error):
+                self._wait_for_lock(batch)
+                return
+            for job in batch:
+                _fail(job, cause)
+            return
+        self.commits += 1
+        self.jobs += len(batch)
+        for job in batch:
+            if job.failure is not None:
+                _fail(job, job.failure)
+            else:
+                job.future.set_result(job.outcome)
+
+    def _commit(self, batch: list[_Job]) -> None:
+        if self._connection is None:
+            self._connection = self.engine.connect().execution_options(perfagent_write=True)
+        connection = self._connection
+        try:
+            with connection.begin():
+                for job in batch:
+                    job.failure = None
+                    try:
+                        with connection.begin_nested():
+                            job.outcome = job.run(connection)
+                    except Exception as error:
+                        if _is_full(error) or _is_locked(error):
+                            raise
+                        job.failure = error
+                        for hook in self.on_rollback:
+                            hook()
+        except BaseException:
+            # After SQLITE_FULL the transaction is gone already and an explicit ROLLBACK would fail: take a fresh connection.
+            self._connection = None
+            with contextlib.suppress(DBAPIError, sqlite3.Error):
+                connection.invalidate()
+            connection.close()
+            raise
+
+    def _wait_for_lock(self, batch: list[_Job]) -> None:
+        """Another program holds the lock: jobs go back to the front until their patience is over."""
+        now = time.monotonic()
+        again = []
+        for job in batch:
+            job.started = True
+            if now - job.since < LOCK_PATIENCE_S and not self._closing:
+                again.append(job)
+            else:
+                _fail(job, QueueFull("another program has kept the database locked for more than 5 s; send again later"))
+        with self._wake:
+            self._waiting.extendleft(reversed(again))
+
+    # --- space -------------------------------------------------------------------------------------------------------------
+
+    def _release_ballast(self) -> None:
+        self.full = True
+        if self._ballast is not None:
+            self._ballast.unlink(missing_ok=True)
+
+    def _fill_ballast(self) -> bool:
+        """Creates the ballast file if there is room for it and some more. True when writes may go on."""
+        if self._ballast is None:
+            return True
+        try:
+            if self._ballast.exists() and self._ballast.stat().st_size >= self._ballast_bytes:
+                return True
+            if shutil.disk_usage(self._ballast.parent).free < self._ballast_bytes * 5 // 4:
+                return False
+            with _private_file(self._ballast, os.O_TRUNC) as descriptor:
+                os.posix_fallocate(descriptor, 0, self._ballast_bytes)
+        except OSError:
+            self._ballast.unlink(missing_ok=True)
+            return False
+        return True
+
+
+def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BYTES, max_waiting: int = MAX_WAITING) -> Database:
+    """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be used."""
+    if settings.database is not None and not make_url(settings.database).get_backend_name().startswith("sqlite"):
+        engine = create_engine(settings.database, pool_size=8, max_overflow=56)
+        _upgrade(engine, settings.database)
+        return Database(engine, max_waiting=max_waiting)
+    path = sqlite_path(settings)
+    _prepare(path)
+    engine = sqlite_engine(path)
+    try:
+        _refuse_damage(path)
+        _upgrade(engine, str(path))
+    except BaseException:
+        engine.dispose()
+        raise
+    return Database(engine, ballast=path.parent / "ballast", ballast_bytes=ballast_bytes, max_waiting=max_waiting)
+
+
+def sqlite_path(settings: DatabaseSettings) -> Path:
+    """The SQLite file these settings mean."""
+    if settings.database is None:
+        return Path(settings.data) / "perfagent.db"
+    name = make_url(settings.database).database
+    if not name or name == ":memory:":
+        raise ConfigError(f"database {settings.database!r} lives in memory and would be lost; give a file: sqlite:////path/perfagent.db")
+    return Path(name)
+
+
+def sqlite_engine(path: Path) -> Engine:
+    """An engine whose transactions really are SQLite's: reads BEGIN, the writer BEGIN IMMEDIATE."""
+    options = {"check_same_thread": False, "timeout": LOCK_PATIENCE_S}
+    engine = create_engine(f"sqlite:///{path}", pool_size=8, max_overflow=56, connect_args=options)
+
+    @event.listens_for(engine, "connect")
+    def configure(connection: sqlite3.Connection, _record: object) -> None:
+        connection.isolation_level = None  # the driver's own BEGIN would come too late for DDL and too weak for writing
+        for pragma in (
+            "auto_vacuum=INCREMENTAL",  # before the first table, else without effect
+            "journal_mode=WAL",
+            "synchronous=FULL",
+            "foreign_keys=ON",
+            "cache_size=-65536",
+            "mmap_size=268435456",
+            "wal_autocheckpoint=4000",
+            "temp_store=MEMORY",
+        ):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: Connection) -> None:
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("perfagent_write") else "BEGIN")
+
+    return engine
+
+
+def _prepare(path: Path) -> None:
+    """The folder 0700 and the file 0600: what a run was started with is nobody else's business."""
+    folder = path.parent
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        with _private_file(path):
+            pass
+    except OSError as error:
+        raise ConfigError(
+            f"the data folder {folder} cannot be written ({error.strerror}): make it writable for this user, or choose another "
+            "with --data"
+        ) from error
+    if not os.access(folder, os.W_OK | os.X_OK) or not os.access(path, os.W_OK):
+        raise ConfigError(
+            f"the database {path} cannot be written: make it and its folder writable for this user, or choose another with --data"
+        )
+
+
+@contextlib.contextmanager
+def _private_file(path: Path, flags: int = 0) -> Iterator[int]:
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | flags, 0o600)
+    try:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _refuse_damage(path: Path) -> None:
+    """Never start on half the data. Files too large for a quick start are checked by their schema only."""
+    cure = "restore it with `perfagent db restore`, or move the file away to start empty"
+    try:
+        connection = sqlite3.connect(path, timeout=LOCK_PATIENCE_S)
+        try:
+            connection.execute("SELECT count(*) FROM sqlite_master").fetchone()
+            if path.stat().st_size <= CHECK_UP_TO_BYTES:
+                verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
+                if verdict != "ok":
+                    raise ConfigError(f"the database {path} is damaged ({verdict}): {cure}")
+        finally:
+            connection.close()
+    except sqlite3.OperationalError as error:
+        cure = "stop other programs that use it and try again"
+        raise ConfigError(f"the database {path} cannot be opened ({error}): {cure}") from error
+    except sqlite3.DatabaseError as error:
+        raise ConfigError(f"the database {path} is damaged or no database at all ({error}): {cure}") from error
+
+
+def _upgrade(engine: Engine, where: str) -> None:
+    try:
+        schema.upgrade(engine, where)
+    except OperationalError as error:
+        cure = "check that it can be reached and written, then start again"
+        raise ConfigError(f"the database {where} cannot be upgraded ({error.orig}): {cure}") from error
+    except DatabaseError as error:
+        cure = "restore it with `perfagent db restore`, or move it away to start empty"
+        raise ConfigError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
+
+
+def _fail(job: _Job, error: Exception) -> None:
+    job.future.set_exception(error)
+
+
+def _no_space() -> StorageFull:
+    return StorageFull("the disk with the data folder is full: free some space or delete runs; agents then send the rest by themselves")
+
+
+def _sqlite_code(error: BaseException) -> int:
+    cause = error.orig if isinstance(error, DBAPIError) else error
+    return (getattr(cause, "sqlite_errorcode", 0) or 0) & 0xFF  # extended codes keep the primary one in the low byte
+
+
+def _is_full(error: BaseException) -> bool:
+    return _sqlite_code(error) == sqlite3.SQLITE_FULL
+
+
+def _is_locked(error: BaseException) -> bool:
+    return _sqlite_code(error) in (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)

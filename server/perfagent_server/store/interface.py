@@ -1,0 +1,90 @@
+"""What the rest of the server may ask of a metric store, and the shapes of its answers that are not on the wire.
+
+Two stores can stand behind it (SQL blocks now, ClickHouse later); routes, rules and exports know only this file.
+Reads are safe from any thread. `append` and `delete` run inside a transaction of `database.py`, never on their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from sqlalchemy import Connection
+
+from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Series
+
+__all__ = ["MetricStore", "Receipt", "Rejected", "Stored"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    """Samples that were not stored: `count` of them, all of one name, and the reason in words for a user."""
+
+    name: str
+    reason: str
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one frame. stored, duplicate: samples. A frame that was here before has all its samples in
+    `duplicate`. tail_id: the row behind the ack, None for a duplicate."""
+
+    stored: int
+    duplicate: int
+    rejected: list[Rejected] = field(default_factory=list)
+    tail_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail, increasing;
+    received: server clock, Unix seconds; groups: without what was rejected."""
+
+    id: int
+    run: str
+    attempt: int
+    rank: int
+    source: str
+    seq: int
+    received: float
+    groups: list[Group]
+    events: list[Event]
+
+
+class MetricStore(Protocol):
+    def append(self, connection: Connection, frames: Sequence[Frame], now: float) -> list[Receipt]:
+        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order."""
+
+    def latest(self, run: str) -> dict[str, Latest]:
+        """The newest visible sample of each name, ranks put together as the catalogue says."""
+
+    def series(
+        self,
+        run: str,
+        name: str,
+        *,
+        rank: int | Literal["all"] = "all",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Series:
+        """At most `points` buckets over the steps from..to, both inclusive."""
+
+    def ranks(
+        self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
+    ) -> RankMatrix:
+        """One row of bucket means for each rank, all over the same buckets."""
+
+    def names(self, run: str) -> list[str]:
+        """Every name that this run has sent, sorted."""
+
+    def since(self, tail_id: int, limit: int) -> list[Stored]:
+        """Accepted frames after `tail_id`, oldest first. Frames stay readable here until the cursor "rules" has passed them."""
+
+    def samples(self, run: str) -> Iterator[LogRow]:
+        """Every visible sample exactly once: by name, then rank, then step."""
+
+    def delete(self, connection: Connection, run: str) -> None:
+        """Removes a run with all that belongs to it, in the caller's transaction."""

@@ -1,0 +1,16 @@
+"""Alembic's entry: runs the migrations on the connection that schema.py hands over, inside its transaction."""
+
+from alembic import context
+
+from perfagent_server.store.tables import metadata
+
+connection = context.config.attributes.get("connection")
+if connection is None:
+    raise RuntimeError("migrations run through perfagent_server.store.schema.upgrade (`perfagent db upgrade`), not the alembic command")
+context.configure(
+    connection=connection,
+    target_metadata=metadata,
+    render_as_batch=connection.dialect.name == "sqlite",  # SQLite cannot ALTER a column in place
+    transaction_per_migration=False,
+)
+context.run_migrations()

@@ -1,0 +1,47 @@
+"""Brings a database to the schema of this version, by the migrations that travel in the package (no alembic.ini needed)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from alembic import command
+from alembic.config import Config
+from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
+from sqlalchemy import Connection, Engine
+
+from perfagent.errors import ConfigError
+
+__all__ = ["config", "current", "head", "upgrade"]
+
+
+def config(connection: Connection | None = None) -> Config:
+    """Alembic's configuration for our tree; env.py takes the connection from it."""
+    made = Config()
+    made.set_main_option("script_location", str(Path(__file__).parent / "migrations").replace("%", "%%"))
+    made.attributes["connection"] = connection
+    return made
+
+
+def head() -> str | None:
+    """The newest revision that this version knows."""
+    return ScriptDirectory.from_config(config()).get_current_head()
+
+
+def current(connection: Connection) -> str | None:
+    """The revision of the database, None when it is empty."""
+    return MigrationContext.configure(connection).get_current_revision()
+
+
+def upgrade(engine: Engine, where: str) -> None:
+    """Runs what is missing, all in one transaction. Raises ConfigError for a revision from a newer version."""
+    with engine.connect().execution_options(perfagent_write=True) as connection, connection.begin():
+        found = current(connection)
+        scripts = ScriptDirectory.from_config(config())
+        if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+            raise ConfigError(
+                f"the database {where} has schema version {found!r}, which this perfagent does not know (newest here: "
+                f"{scripts.get_current_head()!r}): upgrade perfagent, or restore a backup made with this version"
+            )
+        if found != scripts.get_current_head():
+            command.upgrade(config(connection), "head")
