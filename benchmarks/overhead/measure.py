@@ -1,0 +1,216 @@
+"""What monitoring costs the training process, perfagent beside its peers: interleaved rounds, fresh processes, medians.
+
+    PYTHONPATH=benchmarks python benchmarks/overhead/measure.py [--quick] [--rounds N] [--trackers a,b] [--write]
+
+--write puts the table into docs/benchmarks.md. The environments are built once below --folder (a temporary one by default).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import environments
+import psutil
+import tables
+from adapters import TRACKERS
+
+HERE = Path(__file__).resolve().parent
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def ready(url: str) -> bool:
+    try:
+        with urllib.request.urlopen(f"{url}/readyz", timeout=5) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, ConnectionError, TimeoutError):
+        return False
+
+
+@contextlib.contextmanager
+def live_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """A real `perfagent up` from the project's own environment, with a fresh data folder."""
+    port = free_port()
+    url = f"http://127.0.0.1:{port}"
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "perfagent", "up", "--port", str(port), "--data", str(folder / "server-data")],
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+        try:
+            for _ in range(600):
+                if process.poll() is not None:
+                    said = (folder / "server.log").read_text("utf-8")
+                    raise SystemExit(f"the server did not start:\n{said[-2000:]}")
+                if ready(url):
+                    break
+                time.sleep(0.1)
+            yield url, psutil.Process(process.pid)
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def run_child(
+    script: str, arguments: list[str], *, environment: Path, server: str, state: Path, timeout_s: float = 300.0
+) -> dict[str, float] | None:
+    """The child's figures; None when it failed, with its last words on stderr."""
+    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PERFAGENT_", "WANDB_", "PYTHONPATH"))}
+    variables |= {"XDG_STATE_HOME": str(state), "PERFAGENT_SERVER": server, "PYTHONPATH": str(HERE)}
+    command = [str(environment), str(HERE / script), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=variables, check=False)
+    except subprocess.TimeoutExpired:
+        print(f"  {' '.join(arguments)}: not done after {timeout_s:.0f} s", file=sys.stderr)
+        return None
+    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
+    if not lines:
+        print(f"  {' '.join(arguments)}: exit {done.returncode}: {done.stderr.strip()[-800:]}", file=sys.stderr)
+        return None
+    return dict(json.loads(lines[-1].removeprefix("RESULT ")))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works, not to quote")
+    parser.add_argument("--rounds", type=int)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--trackers", default=",".join(TRACKERS))
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "perfagent-bench")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--json", type=Path, help="keep the figures of every round here")
+    options = parser.parse_args()
+    rounds = options.rounds or (2 if options.quick else 5)
+    steps = options.steps or (200 if options.quick else 500)
+    wanted = [name.strip() for name in options.trackers.split(",")]
+    if unknown := set(wanted) - set(TRACKERS):
+        parser.error(f"unknown trackers {sorted(unknown)}; these are: {', '.join(TRACKERS)}")
+
+    environments.build(options.folder, sorted({TRACKERS[name].environment for name in wanted}))
+    figures: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
+    timing: list[dict[str, float]] = []
+    with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as scratch, live_server(Path(scratch)) as (url, server):
+        servers = {"none": "http://127.0.0.1:9", "live": url, "absent": f"http://127.0.0.1:{free_port()}"}
+        server_cpu_s = 0.0
+        server_steps = 0
+        total, done = rounds * (len(wanted) + 1), 0
+        for number in range(rounds):
+            order = [*wanted, "timing"]
+            random.Random(number).shuffle(order)
+            for name in order:
+                done += 1
+                print(f"  [{done}/{total}] round {number + 1}: {name}", file=sys.stderr, flush=True)
+                state = Path(scratch) / f"state-{done}"
+                if name == "timing":
+                    result = run_child(
+                        "timing.py",
+                        ["--steps", str(4 * steps)],
+                        environment=environments.python(options.folder, "perfagent"),
+                        server=url,
+                        state=state,
+                    )
+                    timing += [result] if result else []
+                    continue
+                before = sum(server.cpu_times()[:2])
+                result = run_child(
+                    "child.py",
+                    ["--tracker", name, "--steps", str(steps)],
+                    environment=environments.python(options.folder, TRACKERS[name].environment),
+                    server=servers[TRACKERS[name].server],
+                    state=state,
+                )
+                if result:
+                    figures[name].append(result)
+                if result and name == "perfagent attach + log":
+                    server_cpu_s += sum(server.cpu_times()[:2]) - before
+                    server_steps += 2 * steps
+    if options.json:
+        options.json.write_text(json.dumps({"trackers": figures, "timing": timing}, indent=1), "utf-8")
+    text = report(figures, timing, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
+    print(text)
+    if options.write:
+        tables.replace("overhead", text)
+    return 0 if timing and all(figures.values()) else 1
+
+
+def report(
+    figures: dict[str, list[dict[str, float]]], timing: list[dict[str, float]], server_us: float | None, rounds: int, steps: int
+) -> str:
+    def middle(rows: list[dict[str, float]], key: str) -> float:
+        return statistics.median(row[key] for row in rows)
+
+    auto_us = middle(timing, "auto_us") if timing else float("nan")
+    clock_us = middle(figures["none"], "log_us") if figures.get("none") else 0.0
+    rows = []
+    for name, results in figures.items():
+        if not results or name == "none":
+            continue
+        own_us = auto_us if "attach" in name else 0.0
+        log_us = middle(results, "log_us") - clock_us
+        share = statistics.median(
+            100 * (row["log_mean_us"] - clock_us + row["background_us"] + own_us) / row["step_us"] for row in results
+        )
+        columns = [
+            name,
+            tables.figure(log_us),
+            tables.figure(own_us) if own_us else "-",
+            tables.figure(middle(results, "background_us")),
+            tables.figure(share),
+            tables.figure(middle(results, "setup_thread_s")),
+            tables.figure(middle(results, "setup_process_s")),
+            tables.figure(middle(results, "rss_mib") + middle(results, "children_rss_mib")),
+            f"{middle(results, 'threads'):.0f}",
+            f"{middle(results, 'processes'):.0f}",
+            tables.figure(middle(results, "finish_s")),
+        ]
+        rows.append(columns)
+    head = [
+        "tracker",
+        "log call, 10 scalars: CPU µs",
+        "automatic timing: CPU µs a step",
+        "background CPU µs a step",
+        "total CPU %",
+        "import + init: CPU s, calling thread",
+        "import + init: CPU s, whole process",
+        "memory MiB",
+        "threads",
+        "processes",
+        "finish s",
+    ]
+    every = [row["step_us"] for results in figures.values() for row in results]
+    lines = [
+        f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} logged and {steps} unlogged steps each; a "
+        f"step takes {statistics.median(every) / 1000:.1f} ms of CPU. trackio 0.43.0, tensorboard 2.21.0, wandb 0.31.0 (offline).",
+        "",
+        tables.table(head, rows),
+        "",
+        f"The clocks of the benchmark cost {clock_us:.1f} µs a call, which is taken off the log call and the total.",
+    ]
+    if server_us is not None:
+        lines.append(
+            f"perfagent's server is a process of its own (usually on another machine): {server_us:.0f} µs CPU a step here."
+        )
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,262 @@
+"""What tests of several parts build: a real server process, a local webhook receiver, a wait for a condition.
+
+Functions are added here, never renamed: every folder of tests leans on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any, TypeVar
+
+import httpx
+
+T = TypeVar("T")
+
+STARTS_WITHIN_S = 60.0  # a first start makes the tables and imports everything, on a busy machine
+
+
+def until(
+    condition: Callable[[], T], *, within_s: float = 20.0, every_s: float = 0.02, why: str = "the condition never held"
+) -> T:
+    """The first truthy result of the condition. Fails the test after within_s."""
+    end = time.monotonic() + within_s
+    while True:
+        result = condition()
+        if result:
+            return result
+        if time.monotonic() > end:
+            raise AssertionError(f"{why} (waited {within_s:.0f} s)")
+        time.sleep(every_s)
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def job_environment(folder: Path, **more: str) -> dict[str, str]:
+    """The environment of a program under test: nothing of ours from outside, data and spool below `folder`."""
+    clean = {name: value for name, value in os.environ.items() if not name.startswith("PERFAGENT_")}
+    home = folder / "home"
+    home.mkdir(parents=True, exist_ok=True)
+    return (
+        clean
+        | {
+            "HOME": str(home),
+            "XDG_DATA_HOME": str(folder / "data"),
+            "XDG_STATE_HOME": str(folder / "state"),
+            "PYTHONUNBUFFERED": "1",
+        }
+        | more
+    )
+
+
+@dataclass
+class ServerProcess:
+    """A real `perfagent up` with a data folder of its own. `start` after `kill` takes the same port and data."""
+
+    folder: Path
+    port: int = field(default_factory=free_port)
+    env: Mapping[str, str] = field(default_factory=dict)
+    options: tuple[str, ...] = ()
+    process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.port}"
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "server.log").read_text("utf-8", "replace")
+
+    def start(self, *, wait: bool = True) -> ServerProcess:
+        self.folder.mkdir(parents=True, exist_ok=True)
+        with (self.folder / "server.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "perfagent",
+                    "up",
+                    "--port",
+                    str(self.port),
+                    "--data",
+                    str(self.folder / "server-data"),
+                    *self.options,
+                ],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=job_environment(self.folder, **self.env),
+            )
+        if wait:
+            until(self.ready, within_s=STARTS_WITHIN_S, why=f"the server did not answer on {self.url}/readyz")
+        return self
+
+    def ready(self) -> bool:
+        if self.process is not None and self.process.poll() is not None:
+            raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log[-3000:]}")
+        try:
+            return httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False).status_code == 200
+        except httpx.TransportError:
+            return False
+
+    def get(self, path: str, **params: Any) -> Any:
+        """The JSON below /api/v1. Raises httpx.HTTPStatusError for anything but success."""
+        answer = httpx.get(f"{self.url}/api/v1{path}", params=params, timeout=30.0, trust_env=False)
+        answer.raise_for_status()
+        return answer.json()
+
+    def find(self, path: str, **params: Any) -> Any:
+        """The JSON below /api/v1, or None for what is not there or does not answer."""
+        with contextlib.suppress(httpx.HTTPError):
+            return self.get(path, **params)
+        return None
+
+    @property
+    def admin_token(self) -> str:
+        """The token in the data folder."""
+        files = [path for path in (self.folder / "server-data").iterdir() if "token" in path.name]
+        assert len(files) == 1, f"expected one token file, found {files}"
+        return files[0].read_text("utf-8").strip()
+
+    def admin(self, method: str, path: str, body: Any = None) -> Any:
+        """An administrator's request below /api/v1; its JSON, or None for an empty answer."""
+        answer = httpx.request(
+            method,
+            f"{self.url}/api/v1{path}",
+            json=body,
+            timeout=30.0,
+            trust_env=False,
+            headers={"Authorization": f"Bearer {self.admin_token}"},
+        )
+        assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
+        return answer.json() if answer.content else None
+
+    def export(self, run: str) -> list[dict[str, Any]]:
+        """Every sample of a run, as the JSON lines of the export have them."""
+        answer = httpx.get(f"{self.url}/api/v1/runs/{run}/export", params={"format": "jsonl"}, timeout=60.0, trust_env=False)
+        answer.raise_for_status()
+        return [json.loads(line) for line in answer.text.splitlines() if line]
+
+    def wait_for_state(self, run: str, *states: str, within_s: float = 30.0) -> dict[str, Any]:
+        """The run's summary once its state is one of `states`."""
+
+        def reached() -> dict[str, Any] | None:
+            summary = self.find(f"/runs/{run}")
+            return summary if summary is not None and summary["state"] in states else None
+
+        try:
+            return until(reached, within_s=within_s, every_s=0.1)
+        except AssertionError:
+            raise AssertionError(
+                f"run {run} is not {' or '.join(states)} after {within_s:.0f} s but {self.find(f'/runs/{run}')}"
+            ) from None
+
+    def signal(self, number: int) -> None:
+        assert self.process is not None
+        os.kill(self.process.pid, number)
+
+    def kill(self) -> None:
+        """SIGKILL, and waits until it is gone."""
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait(timeout=10)
+
+    def stop(self) -> None:
+        """SIGTERM; SIGKILL if that does not end it."""
+        if self.process is None or self.process.poll() is not None:
+            return
+        self.signal(signal.SIGCONT)
+        self.process.terminate()
+        try:
+            self.process.wait(timeout=15)
+        except subprocess.TimeoutExpired:
+            self.kill()
+
+
+@contextlib.contextmanager
+def server_process(folder: Path, *options: str, **env: str) -> Iterator[ServerProcess]:
+    """A running server; `env` are variables such as PERFAGENT_WEBHOOK_ALLOW."""
+    server = ServerProcess(folder, env=env, options=options)
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+
+
+@dataclass
+class Delivery:
+    """One request that a receiver got. received: Unix seconds; status: what it was answered."""
+
+    headers: dict[str, str]
+    body: bytes
+    received: float
+    status: int
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+class Receiver:
+    """A local webhook receiver. answer(n) is the status for the n-th request, counted from 1; 200 unless told otherwise."""
+
+    def __init__(self, answer: Callable[[int], int] = lambda _: 200) -> None:
+        self.deliveries: list[Delivery] = []
+        self._lock = threading.Lock()
+        receiver = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                with receiver._lock:
+                    status = answer(len(receiver.deliveries) + 1)
+                    headers = {name.lower(): value for name, value in self.headers.items()}
+                    receiver.deliveries.append(Delivery(headers, body, time.time(), status))
+                self.send_response(status)
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+
+            def log_message(self, format: str, *arguments: Any) -> None: ...
+
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self._http.daemon_threads = True
+        self._thread = threading.Thread(target=self._http.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
+        self._thread.start()
+
+    @property
+    def address(self) -> str:
+        """host:port, as PERFAGENT_WEBHOOK_ALLOW takes it."""
+        return f"127.0.0.1:{self._http.server_port}"
+
+    @property
+    def url(self) -> str:
+        return f"http://{self.address}/hook"
+
+    def of_type(self, kind: str) -> list[Delivery]:
+        return [delivery for delivery in list(self.deliveries) if delivery.json.get("type") == kind]
+
+    def close(self) -> None:
+        self._http.shutdown()
+        self._http.server_close()
+        self._thread.join(timeout=5)
+
+    def __enter__(self) -> Receiver:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()

@@ -1,0 +1,37 @@
+"""Fixtures of all tests: an environment with nothing of ours in it, and the real things that several parts need."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import Receiver, ServerProcess, server_process
+
+LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """No setting of the machine's user reaches a test, and no test writes into the user's folders."""
+    for name in list(os.environ):
+        if name in LAUNCHERS or (name.startswith(PREFIXES) and not name.startswith("PERFAGENT_TEST_")):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "data"))
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[ServerProcess]:
+    """A real `perfagent up`, ready, with data of its own."""
+    with server_process(tmp_path / "server") as running:
+        yield running
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A local webhook receiver that accepts everything."""
+    with Receiver() as running:
+        yield running
