@@ -231,7 +231,7 @@ class Receiver:
                 self.send_header("Content-Length", "0")
                 self.end_headers()
 
-            def log_message(self, format: str, *arguments: Any) -> None: ...
+            def log_message(self, *arguments: Any) -> None: ...
 
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self._http.daemon_threads = True

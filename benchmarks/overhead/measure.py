@@ -198,8 +198,8 @@ def report(
     ]
     every = [row["step_us"] for results in figures.values() for row in results]
     lines = [
-        f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} logged and {steps} unlogged steps each; a "
-        f"step takes {statistics.median(every) / 1000:.1f} ms of CPU. trackio 0.43.0, tensorboard 2.21.0, wandb 0.31.0 (offline).",
+        f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} logged and {steps} unlogged steps each; "
+        f"a step takes {statistics.median(every) / 1000:.1f} ms of CPU. trackio 0.43.0, tensorboard 2.21.0, wandb 0.31.0.",
         "",
         tables.table(head, rows),
         "",
