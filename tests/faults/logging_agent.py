@@ -2,7 +2,8 @@
 
     python logging_agent.py RUN_ID STOP_FILE RECORD_FILE SEED
 
-It ends when STOP_FILE appears. The record is a line `step name value` per value, written before the call that logs it; `end` is its last line.
+It ends when STOP_FILE appears. The record is a line `step name value` per value, written before the call that
+logs it; `end` is its last line.
 """
 
 from __future__ import annotations

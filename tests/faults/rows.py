@@ -89,7 +89,10 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
         changed += sum(key in values and values[key] != value for key, value in wanted.items())
         stored_once += sum(counts[key] == 1 and values[key] == value for key, value in wanted.items())
     server.stop()
-    figures = f"{kills} kills, {agents} agents ({alive} still logging after the last): {missing} missing, {repeated} twice, {changed} changed"
+    figures = (
+        f"{kills} kills, {agents} agents ({alive} still logging after the last): "
+        f"{missing} missing, {repeated} twice, {changed} changed"
+    )
     return Outcome("server killed with SIGKILL under load: points stored exactly once", stored_once, logged, figures)
 
 
