@@ -1,0 +1,70 @@
+"""Scripts of someone else under `perfagent run`, unchanged, against a real server."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import ServerProcess, server_process
+from e2e.launching import SCRIPTS, monitored, printed_losses, python, values
+
+FOREIGN = {  # script -> how many optimizer steps it makes with its defaults is what it prints
+    "gpt_own_batching.py": (),
+    "accumulation.py": (),
+    "mixed_precision.py": (),
+}
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.mark.parametrize("script", FOREIGN)
+def test_a_foreign_script_runs_unchanged_and_arrives_exactly(shared_server: ServerProcess, tmp_path: Path, script: str) -> None:
+    run = f"foreign-{Path(script).stem}"
+    output = monitored(shared_server, run, SCRIPTS / script, folder=tmp_path / "with")
+    alone = python(str(SCRIPTS / script), folder=tmp_path / "without")
+    assert output == alone, "the agent changed what the script prints"
+
+    losses = printed_losses(output)
+    assert losses
+    summary = shared_server.wait_for_state(run, "finished", "failed", "lost")
+    assert summary["state"] == "finished"
+    assert summary["step"] == len(losses)
+
+    arrived = values(shared_server, run, "loss")
+    assert sorted(arrived) == list(range(1, len(losses) + 1))
+    for step, loss in enumerate(losses, start=1):
+        # A mean over micro-batches is added up in float32 on one side and in Python's floats on the other.
+        assert math.isclose(arrived[step], loss, rel_tol=1e-6), f"step {step}: printed {loss}, arrived {arrived[step]}"
+
+
+def test_without_accumulation_the_loss_is_bit_equal(shared_server: ServerProcess, tmp_path: Path) -> None:
+    output = monitored(shared_server, "foreign-exact", SCRIPTS / "gpt_own_batching.py", "--iters", "12", folder=tmp_path)
+    shared_server.wait_for_state("foreign-exact", "finished")
+    assert list(values(shared_server, "foreign-exact", "loss").values()) == printed_losses(output)
+
+
+@pytest.mark.parametrize("script", ["gpt_own_batching_timed.py", "accumulation_timed.py", "mixed_precision_timed.py"])
+def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
+    shared_server: ServerProcess, tmp_path: Path, script: str
+) -> None:
+    run = f"timed-{Path(script).stem}"
+    output = monitored(shared_server, run, SCRIPTS / script, folder=tmp_path)
+    shared_server.wait_for_state(run, "finished")
+    timers = json.loads(next(line for line in output.splitlines() if line.startswith("TIMERS ")).removeprefix("TIMERS "))
+    for phase in ("data", "forward", "backward", "optimizer"):
+        measured = values(shared_server, run, f"phase/{phase}_s")
+        if phase not in timers[0]:
+            assert not measured, f"{phase} is reported although the script has none"
+            continue
+        steps = [step for step in measured if step > 3]  # the agent finds the model during the first steps
+        assert len(steps) >= len(timers) - 4, f"{phase}: only steps {steps} of {len(timers)}"
+        own = sum(timers[step - 1][phase] for step in steps)
+        agent = sum(measured[step] for step in steps)
+        assert abs(agent - own) <= 0.05 * own, f"{phase}: {agent:.6f} s by the agent, {own:.6f} s by the script's own timer"

@@ -1,0 +1,81 @@
+"""From a training process to the verdict and the signed webhook, over real processes."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import standardwebhooks
+from builders import Receiver, ServerProcess, server_process, until
+from e2e.launching import JOBS, python, values
+
+NAN_JOB = Path(__file__).parents[2] / "benchmarks" / "nan_job.py"
+
+
+def test_a_loader_that_sleeps_is_data_wait_and_the_verdict_with_its_fix(server: ServerProcess, tmp_path: Path) -> None:
+    output = python(str(JOBS / "slow_loader.py"), "60", folder=tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="slow")
+    server.wait_for_state("slow", "finished")
+    own = float(re.search(r"^WAITS (\S+)", output, re.MULTILINE)[1])
+    waits = [wait for step, wait in values(server, "slow", "phase/data_s").items() if step > 1]
+    assert len(waits) == 59
+    assert abs(sum(waits) / len(waits) - own) <= 0.05 * own
+
+    verdict = until(lambda: _verdict(server, "slow", "data_bound"))
+    assert verdict["severity"] in ("warning", "critical")
+    assert "worker" in verdict["fix"]
+
+
+def test_a_nan_loss_arrives_as_one_signed_webhook(receiver: Receiver, tmp_path: Path) -> None:
+    with server_process(tmp_path / "server", PERFAGENT_WEBHOOK_ALLOW=receiver.address) as server:
+        channel = server.admin("POST", "/channels", {"name": "test", "kind": "webhook", "url": receiver.url})
+        python(str(NAN_JOB), "20", "3", folder=tmp_path, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID="nan")
+        delivery = until(lambda: receiver.of_type("alert.firing"), why="no webhook arrived")[0]
+        standardwebhooks.Webhook(channel["secret"]).verify(delivery.body, delivery.headers)
+        data = delivery.json["data"]
+        assert data["alert"]["rule"] == "nonfinite_loss"
+        assert data["alert"]["severity"] == "critical"
+        assert data["run"] == "nan"
+        assert data["fix"]
+        # NaN in the loss and in the gradients of the same step have one cause: one alert, on whatever ranks.
+        alerts = server.get("/runs/nan/alerts")["alerts"]
+        assert [alert["rule"] for alert in alerts].count("nonfinite_loss") == 1
+        assert len({delivery.headers["webhook-id"] for delivery in receiver.of_type("alert.firing")}) == 1
+
+
+def test_two_ranks_of_torchrun_are_one_run(server: ServerProcess, tmp_path: Path) -> None:
+    python(
+        "-m",
+        "torch.distributed.run",
+        "--standalone",
+        "--nproc-per-node",
+        "2",
+        str(JOBS / "two_ranks.py"),
+        "30",
+        folder=tmp_path,
+        PERFAGENT_SERVER=server.url,
+    )
+    runs = until(lambda: server.get("/runs")["runs"])
+    assert [run["name"] for run in runs] == ["two ranks"]
+    summary = server.wait_for_state(runs[0]["run"], "finished")
+    assert summary["world_size"] == 2
+    assert summary["step"] == 30
+    matrix = until(lambda: _both_ranks(server, summary["run"]), why="not both ranks arrived")
+    assert matrix["ranks"] == [0, 1]
+
+
+@pytest.mark.fault
+def test_a01_without_a_server_training_goes_on_and_is_recorded(tmp_path: Path) -> None:
+    output = python(str(JOBS / "slow_loader.py"), "3", folder=tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9")
+    assert "WAITS" in output
+    assert list((tmp_path / "state" / "perfagent").rglob("*")), "nothing was recorded"
+
+
+def _verdict(server: ServerProcess, run: str, rule: str) -> dict | None:
+    verdict = server.get(f"/runs/{run}/verdict")
+    return verdict if verdict["rule"] == rule else None
+
+
+def _both_ranks(server: ServerProcess, run: str) -> dict | None:
+    matrix = server.get(f"/runs/{run}/ranks", name="step_time_s")
+    return matrix if len(matrix["ranks"]) == 2 else None

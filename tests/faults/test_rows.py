@@ -1,0 +1,30 @@
+"""The rows of the fault matrix in their short form: a few kills and seconds. scripts/faults runs the long one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import rows
+
+pytestmark = pytest.mark.fault
+
+
+def test_s01_a_server_killed_under_load_stores_every_point_once(tmp_path: Path) -> None:
+    outcome = rows.server_killed_under_load(tmp_path, kills=3, agents=2)
+    assert outcome.good, outcome
+
+
+def test_a02_a_stopped_server_stalls_neither_training_nor_exit(tmp_path: Path) -> None:
+    _, left = rows.server_stopped(tmp_path, seconds=5.0)
+    assert left.good, left  # the stall itself is a measurement: scripts/faults judges it, on a machine that does nothing else
+
+
+def test_w02_a_nan_that_was_acked_before_the_server_died_is_told_once(tmp_path: Path) -> None:
+    outcome = rows.killed_between_ack_and_judgement(tmp_path, trials=1)
+    assert outcome.good, outcome
+
+
+def test_w01_a_failing_receiver_gets_every_alert_under_one_id(tmp_path: Path) -> None:
+    outcome = rows.receiver_fails_and_server_dies(tmp_path, alerts=4, kills=1, within_s=90.0)
+    assert outcome.good, outcome
