@@ -1,0 +1,232 @@
+"""Rows of one tick become columns: the one place where values from outside are checked before they are stored or sent.
+
+Runs on the sender thread only. The training thread appends rows as they are; here they are grouped by the names they hold,
+converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from perfagent.wire import MAX_NAME_BYTES, Group
+
+__all__ = ["AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
+
+Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
+"""step, Unix time, monotonic, names (one tuple object per shape of row), values."""
+UserRow = tuple[int, float, float, Mapping[str, Any]]
+"""step, Unix time, monotonic, what the user logged; checked here."""
+AnyRow = Row | UserRow
+
+_INT64 = 2**63
+_BIG_ENDIAN = sys.byteorder == "big"
+
+
+class Columns:
+    """Turns rows into groups and remembers which series the run has.
+
+    max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left out.
+    refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step".
+    """
+
+    def __init__(self, max_series: int = 2000) -> None:
+        self.max_series = max_series
+        self.refused: Counter[str] = Counter()
+        self._names: dict[Any, str | None] = {}
+        self._series: set[str] = set()
+        self._shapes: dict[tuple[str, ...], bool] = {}
+
+    def groups(self, rows: Iterable[tuple[Any, ...]]) -> list[Group]:
+        """The groups of some rows, in the order in which each shape of row first appeared."""
+        shapes: dict[tuple[str, ...], list[tuple[int, float, float, Sequence[float]]]] = {}
+        for row in rows:
+            if len(row) == 5:
+                step, time, monotonic, names, values = row
+                if self._known(names):
+                    shapes.setdefault(names, []).append((step, time, monotonic, values))
+                    continue
+                metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
+            else:
+                step, time, monotonic, metrics = row
+            checked = self._checked(step, time, monotonic, metrics)
+            if checked is not None:
+                shapes.setdefault(checked[0], []).append(checked[1])
+        groups = []
+        for names, same in shapes.items():
+            group = _group(names, same)
+            if group is None:  # a value that is no float in the session's own rows: look at each
+                for step, time, monotonic, values in same:
+                    checked = self._checked(step, time, monotonic, dict(zip(names, values, strict=False)))
+                    slow = checked and _group(checked[0], [checked[1]])
+                    if slow:
+                        groups.append(slow)
+            else:
+                groups.append(group)
+        return merge(groups) if len(groups) > len(shapes) else groups
+
+    def _known(self, names: tuple[str, ...]) -> bool:
+        known = self._shapes.get(names)
+        if known is None:
+            known = all(self.name(name) == name for name in names) and len(set(names)) == len(names)
+            if len(self._shapes) > 4096:  # shapes that change all the time: start over rather than grow
+                self._shapes.clear()
+            self._shapes[names] = known
+        return known
+
+    def _checked(
+        self, step: Any, time: float, monotonic: float, metrics: Mapping[Any, Any]
+    ) -> tuple[tuple[str, ...], tuple[int, float, float, list[float]]] | None:
+        values: dict[str, float] = {}
+        for key, value in metrics.items():
+            converted = number(value)
+            if converted is None:
+                self.refused["kind"] += 1
+                continue
+            name = self.name(key)
+            if name is not None:
+                values[name] = converted
+        if not values:
+            return None
+        if not isinstance(step, int) or not -_INT64 <= step < _INT64:
+            self.refused["step"] += len(values)
+            return None
+        return tuple(values), (step, time, monotonic, list(values.values()))
+
+    def name(self, key: Any) -> str | None:
+        """The name under which samples of `key` are stored; None (and counted) where they are not."""
+        try:
+            return self._names[key]
+        except (KeyError, TypeError):
+            pass
+        name = clean_name(key)
+        if name is None:
+            self.refused["name"] += 1
+            return None
+        if name not in self._series:
+            if len(self._series) >= self.max_series:
+                self.refused["series"] += 1
+                return None
+            self._series.add(name)
+        if isinstance(key, str) and len(self._names) < 2 * self.max_series:
+            self._names[key] = name
+        return name
+
+
+def clean_name(key: Any) -> str | None:
+    """A metric name as it may travel: text without NUL, lone surrogates or other control characters, at most 256 bytes of UTF-8."""
+    if not isinstance(key, str):
+        key = str(key) if isinstance(key, (int, float)) else ""
+    if key.isascii() and key.isprintable() and 0 < len(key) <= MAX_NAME_BYTES:
+        return key
+    text = key.encode("utf-8", "replace").decode("utf-8")
+    text = "".join("�" if ord(c) < 32 or ord(c) == 127 else c for c in text)
+    return text.encode("utf-8")[:MAX_NAME_BYTES].decode("utf-8", "ignore") or None
+
+
+def number(value: Any) -> float | None:
+    """A Python float for what counts as one number, None for everything else.
+
+    bool, int, float, numpy scalars and 0-d arrays, 0-d torch tensors in host memory. An int beyond float's range is an
+    infinity of its sign. A tensor on a device is refused: reading it would wait for the device (the session reads those).
+    """
+    kind = type(value)
+    if kind is float:
+        return value  # type: ignore[no-any-return]
+    if kind is int or kind is bool:
+        return _int(value)
+    if isinstance(value, (str, bytes, complex)) or value is None:
+        return None
+    if isinstance(value, (int, float)):
+        return _int(value)
+    device = getattr(value, "device", None)
+    if device is not None and getattr(device, "type", "cpu") != "cpu":
+        return None
+    if getattr(value, "ndim", None) != 0 or getattr(getattr(value, "dtype", None), "is_complex", False):
+        return None
+    try:  # numpy and torch scalars; a hostile object may raise anything from its own methods
+        item = value.item()
+        return _int(item) if isinstance(item, (int, float)) else None
+    except Exception:  # noqa: BLE001
+        return None
+
+
+def _int(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def _group(names: tuple[str, ...], rows: list[tuple[int, float, float, Sequence[float]]]) -> Group | None:
+    try:
+        steps, times, monotonics, values = zip(*rows, strict=True)
+        columns = list(zip(*values, strict=True))
+        if len(columns) != len(names):
+            return None
+        return Group(
+            step=_little(array("q", steps)),
+            time=_little(array("d", times)),
+            monotonic=_little(array("d", monotonics)),
+            values={name: pack(column) for name, column in zip(names, columns, strict=True)},
+        )
+    except (TypeError, OverflowError, ValueError):
+        return None
+
+
+def pack(values: Sequence[float]) -> bytes:
+    """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
+    wide = array("d", values)
+    narrow = array("f", wide)
+    if array("d", narrow).tobytes() == wide.tobytes():
+        return _little(narrow)
+    return _little(wide)
+
+
+def _little(values: array[Any]) -> bytes:
+    if _BIG_ENDIAN:
+        values.byteswap()
+    return values.tobytes()
+
+
+def is_urgent(group: Group) -> bool:
+    """Whether the group holds what must not wait for the next flush: a non-finite loss or gradient value."""
+    for name in group.values:
+        if name == "loss" or name.startswith("grad/"):
+            # a sum is finite only if every term is; an overflow of finite terms only costs an early flush
+            if not math.isfinite(sum(group.column(name))):
+                return True
+            if name == "grad/nonfinite" and any(group.column(name)):
+                return True
+    return False
+
+
+def merge(groups: Iterable[Group]) -> list[Group]:
+    """The same rows in as few groups as possible; rows keep their order within a group."""
+    shapes: dict[tuple[str, ...], list[Group]] = {}
+    for group in groups:
+        shapes.setdefault(tuple(group.values), []).append(group)
+    return [same[0] if len(same) == 1 else _joined(names, same) for names, same in shapes.items()]
+
+
+def _joined(names: tuple[str, ...], groups: list[Group]) -> Group:
+    values = {}
+    for name in names:
+        parts = [group.values[name] for group in groups]
+        wide = [len(part) == 8 * group.rows for part, group in zip(parts, groups, strict=True)]
+        if any(wide) and not all(wide):
+            parts = [
+                part if is_wide else _little(array("d", group.column(name)))
+                for part, is_wide, group in zip(parts, wide, groups, strict=True)
+            ]
+        values[name] = b"".join(parts)
+    return Group(
+        step=b"".join(group.step for group in groups),
+        time=b"".join(group.time for group in groups),
+        monotonic=b"".join(group.monotonic for group in groups),
+        values=values,
+    )

@@ -1,0 +1,325 @@
+"""One HTTP request at a time to the server, with one deadline for all of it, and what its answer means.
+
+`http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB more
+(measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a second is given
+up after ten seconds in all, not after ten seconds a byte. Redirects are never followed; on loopback no proxy is asked.
+
+Used by one thread at a time (the courier of sender.py, or `perfagent sync`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import io
+import os
+import select
+import socket
+import ssl
+import time
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+from typing import Any, Protocol
+from urllib.parse import unquote, urlsplit
+
+import msgspec
+
+from perfagent.errors import ServerUnreachable
+from perfagent.wire import Frame, decode
+
+__all__ = ["Answer", "HttpTransport", "RecordingTransport", "Reply", "Transport", "is_loopback", "judge"]
+
+DEADLINE_S = 10.0
+CONNECT_S = 5.0
+MAX_REPLY_BYTES = 2**20
+MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
+UNAUTHORIZED_PAUSE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What came back: status, headers in lower case, body."""
+
+    status: int
+    headers: Mapping[str, str]
+    body: bytes
+
+
+class Transport(Protocol):
+    """Carries one frame's bytes to the server. Raises ServerUnreachable when no whole answer came in time."""
+
+    def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply: ...
+
+    def close(self) -> None: ...
+
+    def abandon(self) -> None:
+        """In a forked child: let go of the socket without a word to the server."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What to do with a frame after its reply.
+
+    kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused" (never
+    send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our server).
+    """
+
+    kind: str
+    reason: str = ""
+    pause_s: float | None = None
+    stored: int = 0
+    duplicate: int = 0
+    rejected: Sequence[Mapping[str, Any]] = ()
+    commands: Sequence[Mapping[str, Any]] = ()
+
+
+def judge(reply: Reply, *, now: float | None = None) -> Answer:
+    """The meaning of a reply. Only status 200 with our own JSON counts as an acknowledgement: a captive portal answers 200 too."""
+    status = reply.status
+    if status == 200:
+        return _acknowledgement(reply)
+    reason = _reason(reply)
+    if status == 413:
+        return Answer(kind="too_large", reason=reason)
+    if status in (401, 403):
+        return Answer(kind="unauthorized", reason=reason, pause_s=UNAUTHORIZED_PAUSE_S)
+    if status in (400, 422):
+        return Answer(kind="refused", reason=reason)
+    if status in (408, 425, 429) or status >= 500:
+        return Answer(kind="retry", reason=reason, pause_s=_pause(reply.headers.get("retry-after"), now))
+    return Answer(kind="foreign", reason=reason)
+
+
+def _acknowledgement(reply: Reply) -> Answer:
+    try:
+        found = msgspec.json.decode(reply.body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        found = None
+    if not isinstance(found, dict) or not isinstance(found.get("stored"), int) or not isinstance(found.get("duplicate"), int):
+        return Answer(kind="foreign", reason=f"status 200 without our reply: {reply.body[:80]!r}")
+    rejected, commands = found.get("rejected"), found.get("commands")
+    return Answer(
+        kind="acked",
+        stored=found["stored"],
+        duplicate=found["duplicate"],
+        rejected=[item for item in rejected if isinstance(item, dict)] if isinstance(rejected, list) else (),
+        commands=[item for item in commands if isinstance(item, dict)] if isinstance(commands, list) else (),
+    )
+
+
+def _reason(reply: Reply) -> str:
+    text = ""
+    with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError, KeyError):
+        text = str(msgspec.json.decode(reply.body)["error"]["message"])[:300]
+    return f"status {reply.status}" + (f": {text}" if text else "")
+
+
+def _pause(value: str | None, now: float | None) -> float | None:
+    """Seconds from a Retry-After header (a number or a date), within 1 s to 5 min; None when there is none."""
+    if not value:
+        return None
+    try:
+        seconds = float(value)
+    except ValueError:
+        try:
+            seconds = parsedate_to_datetime(value).timestamp() - (time.time() if now is None else now)
+        except (ValueError, OverflowError):
+            return None
+    if seconds != seconds:  # "nan" is a float to Python
+        return None
+    return min(max(seconds, MIN_PAUSE_S), MAX_PAUSE_S)
+
+
+def is_loopback(host: str | None) -> bool:
+    return host is not None and (host == "localhost" or host == "::1" or host.startswith("127."))
+
+
+class HttpTransport:
+    """POSTs to `{server}/api/v1/ingest` over one kept connection.
+
+    idle: called about four times a second while it waits for an answer (the NVML sampler shares this thread).
+    """
+
+    def __init__(self, server: str, api_key: str | None = None, *, idle: Callable[[], None] | None = None) -> None:
+        address = urlsplit(server)
+        self._https = address.scheme == "https"
+        self._host = address.hostname or "127.0.0.1"
+        self._port = address.port or (443 if self._https else 80)
+        self._path = address.path.rstrip("/") + "/api/v1/ingest"
+        self._host_header = address.netloc.rpartition("@")[2]
+        self._key = api_key
+        self.idle = idle
+        self._connection: http.client.HTTPConnection | None = None
+        self._context: ssl.SSLContext | None = None
+        self.loopback = is_loopback(self._host)
+
+    def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:
+        deadline = time.monotonic() + deadline_s
+        headers = {"Host": self._host_header, "Content-Type": "application/x-msgpack", "Accept": "application/json", "User-Agent": "perfagent"}
+        if encoding:
+            headers["Content-Encoding"] = encoding
+        if self._key:
+            headers["Authorization"] = f"Bearer {self._key}"
+        try:
+            for fresh in (self._connection is None, True):
+                try:
+                    return self._exchange(body, headers, deadline)
+                except (http.client.RemoteDisconnected, ConnectionResetError, BrokenPipeError):
+                    self.close()
+                    if fresh:  # a kept connection may have been closed by the other side in the meantime: once more on a new one
+                        raise
+            raise AssertionError("unreachable")
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self.close()
+            raise ServerUnreachable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+
+    def _exchange(self, body: bytes, headers: dict[str, str], deadline: float) -> Reply:
+        connection = self._connection
+        if connection is None:
+            connection = self._connection = self._connect(deadline)
+        sock = connection.sock
+        sock.settimeout(max(0.001, deadline - time.monotonic()))
+        connection.request("POST", self._target, body=body, headers={**headers, **self._proxy_headers})
+        response = http.client.HTTPResponse(_Readable(sock, deadline, self.idle), method="POST")  # type: ignore[arg-type]
+        try:
+            response.begin()
+            found = response.read(MAX_REPLY_BYTES + 1)
+            reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
+            keep = not response.will_close and len(found) <= MAX_REPLY_BYTES and response.isclosed()
+        finally:
+            response.close()
+            _forget_response(connection)
+        if not keep:
+            self.close()
+        return reply
+
+    def _connect(self, deadline: float) -> http.client.HTTPConnection:
+        timeout = max(0.001, min(CONNECT_S, deadline - time.monotonic()))
+        proxy = self._proxy()
+        host, port = (proxy[0], proxy[1]) if proxy else (self._host, self._port)
+        self._target, self._proxy_headers = self._path, {}
+        if self._https:
+            if self._context is None:
+                self._context = ssl.create_default_context()
+            connection: http.client.HTTPConnection = http.client.HTTPSConnection(host, port, timeout=timeout, context=self._context)
+            if proxy:
+                connection.set_tunnel(self._host, self._port, headers=proxy[2])
+        else:
+            connection = http.client.HTTPConnection(host, port, timeout=timeout)
+            if proxy:
+                self._target, self._proxy_headers = f"http://{self._host_header}{self._path}", proxy[2]
+        connection.connect()
+        connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return connection
+
+    def _proxy(self) -> tuple[str, int, dict[str, str]] | None:
+        """(host, port, headers) of the proxy that the environment names for this server, as curl and requests read it."""
+        if self.loopback or urllib.request.proxy_bypass(self._host):
+            return None
+        address = urllib.request.getproxies().get("https" if self._https else "http")
+        if not address:
+            return None
+        parts = urlsplit(address if "://" in address else f"http://{address}")
+        if not parts.hostname:
+            return None
+        headers = {}
+        if parts.username:
+            import base64
+
+            login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
+            headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login).decode()
+        return parts.hostname, parts.port or 80, headers
+
+    def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.close()
+
+    def abandon(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                os.close(connection.sock.detach())
+
+
+def _forget_response(connection: http.client.HTTPConnection) -> None:
+    """http.client refuses the next request until the response that it made was read; ours was made here."""
+    connection._HTTPConnection__state = "Idle"  # type: ignore[attr-defined]
+    connection._HTTPConnection__response = None  # type: ignore[attr-defined]
+
+
+class _Readable:
+    """What HTTPResponse wants of a socket: a buffered file of it, here with a deadline."""
+
+    def __init__(self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None) -> None:
+        self._reader = _DeadlineReader(sock, deadline, idle)
+
+    def makefile(self, _mode: str) -> io.BufferedReader:
+        return io.BufferedReader(self._reader)
+
+
+class _DeadlineReader(io.RawIOBase):
+    def __init__(self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None) -> None:
+        self._sock, self._deadline, self._idle = sock, deadline, idle
+        self._poll = select.poll()  # select() cannot watch descriptors above 1023
+        self._poll.register(sock, select.POLLIN)
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while True:
+            left = self._deadline - time.monotonic()
+            if left <= 0:
+                raise TimeoutError("no whole answer within the deadline")
+            if getattr(self._sock, "pending", int)():  # TLS has read more than was asked for
+                break
+            if self._poll.poll(1000 * min(left, 0.25)):
+                break
+            if self._idle is not None:
+                self._idle()
+        self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
+        return self._sock.recv_into(buffer)
+
+
+@dataclass
+class RecordingTransport:
+    """A transport for tests: keeps every frame it was given and answers from a script, then as our server does.
+
+    answers: what to answer next, in order: a Reply, or an exception to raise. frames: everything that was posted; stored: the
+    frames that were acknowledged, by (source, seq), each once, as the server's ledger does.
+    """
+
+    answers: list[Reply | Exception] = field(default_factory=list)
+    frames: list[Frame] = field(default_factory=list)
+    stored: dict[tuple[str, int], Frame] = field(default_factory=dict)
+    commands: list[dict[str, Any]] = field(default_factory=list)
+    closed: bool = False
+
+    def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:  # noqa: ARG002
+        if encoding == "deflate":
+            import zlib
+
+            body = zlib.decompress(body)
+        frame = decode(body)
+        self.frames.append(frame)
+        if self.answers:
+            answer = self.answers.pop(0)
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
+        fresh = (frame.source, frame.seq) not in self.stored
+        self.stored.setdefault((frame.source, frame.seq), frame)
+        samples = frame.samples
+        commands, self.commands = self.commands, []
+        found = {"stored": samples if fresh else 0, "duplicate": 0 if fresh else samples, "rejected": [], "commands": commands}
+        return Reply(200, {"content-type": "application/json"}, msgspec.json.encode(found))
+
+    def close(self) -> None:
+        self.closed = True
+
+    def abandon(self) -> None:
+        self.closed = True

@@ -1,0 +1,342 @@
+"""Who this process is: run, attempt, rank; and how all ranks of a job come to agree on it without waiting for each other.
+
+Ranks come from the launcher's environment (torchrun, SLURM, MPI) or from an initialised torch.distributed. The run's id is the
+one the user or a real job scheduler names; else rank 0 draws one and publishes it with its start time, in a file beside the
+spool (ranks of the same node) and in the job's TCPStore (other nodes). The other ranks look from their sender threads, a
+`check()` that never waits, and spool until they know. No collective is ever issued.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+import re
+import secrets
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfagent.config import AgentConfig
+
+__all__ = ["Identity", "Meeting", "process_start"]
+
+STORE_KEY = "perfagent/run"
+ALONE_AFTER_S = 120.0
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """Who this process is.
+
+    run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this attempt.
+    attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank and node_rank: 0 where the launcher does not say.
+    """
+
+    project: str
+    run: str | None = None
+    name: str | None = None
+    source: str = field(default_factory=lambda: uuid.uuid4().hex)
+    attempt: int = 0
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    node_rank: int = 0
+    start_step: int | None = None
+    meeting: Meeting | None = field(default=None, repr=False)
+
+    @property
+    def known(self) -> bool:
+        return self.run is not None and self.attempt > 0
+
+    def poll(self) -> bool:
+        """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known; never waits long."""
+        if self.meeting is not None:
+            self.meeting.poll(self)
+        return self.known
+
+    @classmethod
+    def from_environment(
+        cls,
+        config: AgentConfig,
+        *,
+        name: str | None = None,
+        start_step: int | None = None,
+        environ: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> Identity:
+        env = os.environ if environ is None else environ
+        place = _place(env)
+        mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step, **place)
+        started = max(1, int(now() * 1000))
+        if mine.run is None:
+            mine.run, shared = _scheduler_job(env)
+            if shared:
+                mine.attempt = shared
+        key = _job_key(env)
+        if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
+            mine.attempt = mine.attempt or started
+            mine.run = mine.run or draw_id()
+        if mine.world_size > 1 and not (mine.known and mine.attempt != started):
+            mine.meeting = Meeting(config.state_dir / "jobs", key, env, started)
+            mine.meeting.poll(mine)
+        return mine
+
+
+def draw_id() -> str:
+    """A random run id: short enough for an address bar, 60 bits."""
+    return "".join(secrets.choice("0123456789abcdefghjkmnpqrstvwxyz") for _ in range(12))
+
+
+def _place(env: Mapping[str, str]) -> dict[str, int]:
+    """rank, local_rank, world_size, node_rank, from the first launcher that tells a world size."""
+    for rank, local, size, node in (
+        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK"),
+        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
+        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", ""),
+        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NODEID"),
+    ):
+        found_rank, found_size = _int(env.get(rank)), _int(env.get(size))
+        if found_rank is None or found_size is None or not 0 <= found_rank < found_size:
+            continue
+        if rank == "SLURM_PROCID" and not _under_srun(env):
+            continue
+        return {
+            "rank": found_rank,
+            "world_size": found_size,
+            "local_rank": _int(env.get(local)) or 0,
+            "node_rank": _int(env.get(node)) or 0,
+        }
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return {
+            "rank": distributed.get_rank(),
+            "world_size": distributed.get_world_size(),
+            "local_rank": _int(env.get("LOCAL_RANK")) or 0,
+            "node_rank": _int(env.get("GROUP_RANK")) or 0,
+        }
+    return {"rank": 0, "world_size": 1, "local_rank": 0, "node_rank": 0}
+
+
+def _under_srun(env: Mapping[str, str]) -> bool:
+    """Inside a batch script SLURM_PROCID is 0 and SLURM_NTASKS that of the allocation, but only srun starts the tasks."""
+    step = _int(env.get("SLURM_STEP_ID"))
+    return step is not None and step < 0xFFFFFF00  # the batch and interactive steps have the highest numbers
+
+
+def _scheduler_job(env: Mapping[str, str]) -> tuple[str | None, int]:
+    """(run, attempt) where a scheduler has a real job id. A requeued SLURM job keeps its id: a new attempt of the same run."""
+    job = env.get("SLURM_JOB_ID", "")
+    if job and _under_srun(env):
+        run = f"slurm-{job}" if env.get("SLURM_STEP_ID") == "0" else f"slurm-{job}.{env['SLURM_STEP_ID']}"
+        started = _int(env.get("SLURM_JOB_START_TIME"))
+        return run, 1000 * started + (_int(env.get("SLURM_RESTART_COUNT")) or 0) if started else 0
+    rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun's own ids: "none" by default, a random uuid with --standalone; only a name that somebody chose is an id
+    if rendezvous and rendezvous != "none" and not _is_uuid(rendezvous):
+        return rendezvous[:200], 0
+    return None, 0
+
+
+def _is_uuid(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", text) is not None
+
+
+def _job_key(env: Mapping[str, str]) -> str | None:
+    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has none.
+
+    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process.
+    """
+    if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
+        # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed upwards
+        agent = _elastic_agent()
+        parts = ["elastic", env.get("TORCHELASTIC_RUN_ID", ""), env.get("MASTER_ADDR", ""), str(agent), str(process_start(agent))]
+    elif env.get("PMIX_NAMESPACE"):
+        parts = ["pmix", env["PMIX_NAMESPACE"]]
+    elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
+        parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), str(os.getppid())]
+    elif env.get("SLURM_JOB_ID"):
+        parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
+    else:
+        return None
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _elastic_agent() -> int:
+    """Pid of the nearest ancestor whose environment has no TORCHELASTIC_RESTART_COUNT: the agent that set it."""
+    pid = os.getppid()
+    for _ in range(8):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                if b"TORCHELASTIC_RESTART_COUNT=" not in file.read():
+                    return pid
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            break
+    return os.getppid()
+
+
+def process_start(pid: int) -> int:
+    """Start of a process in clock ticks after boot, 0 when it is gone: with the pid, a name that is never reused."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return int(file.read().rpartition(b")")[2].split()[19])
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+class Meeting:
+    """Where rank 0 leaves run, attempt and start step for the other ranks: a file for its node, the job's store for the others."""
+
+    def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int) -> None:
+        self._path = folder / f"{key}.json" if key else None
+        self._restart = _int(env.get("TORCHELASTIC_RESTART_COUNT")) or 0
+        self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
+        self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._address = env.get("MASTER_ADDR", ""), _int(env.get("MASTER_PORT")) or 0
+        self._started = started
+        self._since = time.monotonic()
+        self._store: Any = None
+        self._store_failed = 0
+        self._filed = self._stored = False
+        self._next_store = 0.0
+
+    def poll(self, mine: Identity) -> None:
+        if mine.rank == 0:
+            self._settle(mine)
+            self._publish(mine)
+        elif not mine.known:
+            self._look(mine)
+
+    def _settle(self, mine: Identity) -> None:
+        """Rank 0 decides. After a launcher's restart the run keeps the id of the attempt before."""
+        if mine.run is None:
+            earlier = self._read_file()
+            mine.run = str(earlier["run"]) if earlier and self._elastic else draw_id()
+        mine.attempt = mine.attempt or self._started
+
+    def _message(self, mine: Identity) -> dict[str, Any]:
+        return {
+            "run": mine.run,
+            "attempt": mine.attempt,
+            "start_step": mine.start_step,
+            "restart": self._restart,
+            "pid": os.getpid(),
+            "pid_start": process_start(os.getpid()),
+        }
+
+    def _publish(self, mine: Identity) -> None:
+        if self._path is not None and not self._filed:
+            self._filed = True
+            temporary = self._path.with_suffix(f".{os.getpid()}")
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                _sweep(self._path.parent)
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                with open(fd, "w", encoding="utf-8") as file:
+                    json.dump(self._message(mine), file)
+                temporary.replace(self._path)
+        if not self._stored:
+            store = self._find_store()
+            if store is not None:
+                try:
+                    store.set(f"{STORE_KEY}/{self._restart}", json.dumps(self._message(mine)))
+                    self._stored = True
+                except Exception:  # noqa: BLE001 - whatever the store's backend raises: the file and a later try remain
+                    self._lose_store()
+
+    def _look(self, mine: Identity) -> None:
+        found = self._read_file()
+        if found is not None and not self._fits(found):
+            found = None
+        if found is None:
+            found = self._read_store()
+        if found is not None:
+            mine.run, mine.attempt = str(found["run"]), int(found["attempt"])
+            if mine.start_step is None and isinstance(found.get("start_step"), int):
+                mine.start_step = found["start_step"]
+        elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
+            mine.attempt = mine.attempt or self._started  # a named run without a meeting place: an attempt of its own is better than none
+
+    def _fits(self, found: dict[str, Any]) -> bool:
+        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
+        if self._elastic:
+            return found.get("restart") == self._restart
+        return process_start(int(found.get("pid", 0))) == found.get("pid_start") != 0
+
+    def _read_file(self) -> dict[str, Any] | None:
+        if self._path is None:
+            return None
+        try:
+            return _message(self._path.read_text(encoding="utf-8"))
+        except OSError:
+            return None
+
+    def _read_store(self) -> dict[str, Any] | None:
+        store = self._find_store()
+        if store is None:
+            return None
+        key = f"{STORE_KEY}/{self._restart}"
+        try:
+            if not store.check([key]):
+                return None
+            return _message(store.get(key).decode("utf-8"))
+        except Exception:  # noqa: BLE001 - a store whose host is gone raises what its backend likes
+            self._lose_store()
+            return None
+
+    def _find_store(self) -> Any:
+        """The job's key-value store, once torch.distributed has one; asked for at most once a second, given up after ten failures."""
+        if self._store is not None or self._store_failed >= 10 or time.monotonic() < self._next_store:
+            return self._store
+        self._next_store = time.monotonic() + 1.0
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return None
+        try:
+            if self._agent_store and all(self._address):
+                from datetime import timedelta
+
+                self._store = distributed.TCPStore(
+                    self._address[0], self._address[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+                )
+            elif distributed.is_initialized():
+                store = distributed.distributed_c10d._get_default_store()
+                self._store = store.clone()  # one connection must not be shared by two threads
+        except Exception:  # noqa: BLE001 - the store of a job that ends, or of a backend without clone()
+            self._store_failed += 1
+        return self._store
+
+    def _lose_store(self) -> None:
+        self._store = None
+        self._store_failed += 1
+
+
+def _message(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+        return found if isinstance(found["run"], str) and found["run"] and isinstance(found["attempt"], int) else None
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _sweep(folder: Path) -> None:
+    """Jobs end without a word; what they left a week ago goes when the next one starts."""
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            if time.time() - path.stat().st_mtime > 7 * 86400:
+                path.unlink()
+
+
+def _int(text: str | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None
