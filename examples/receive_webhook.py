@@ -24,7 +24,8 @@ def verified(headers, body: bytes) -> bool:
     if not timestamp.isdecimal() or abs(time.time() - int(timestamp)) > TOLERANCE_S:
         return False
     expected = base64.b64encode(hmac.new(SECRET, f"{message_id}.{timestamp}.".encode() + body, hashlib.sha256).digest())
-    signatures = [part.removeprefix("v1,").encode() for part in headers.get("webhook-signature", "").split() if part.startswith("v1,")]
+    parts = headers.get("webhook-signature", "").split()
+    signatures = [part.removeprefix("v1,").encode() for part in parts if part.startswith("v1,")]
     return any(hmac.compare_digest(expected, signature) for signature in signatures)
 
 

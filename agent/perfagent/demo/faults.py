@@ -36,7 +36,7 @@ class Fault:
 
     def begins(self, steps: int) -> int:
         """The step at which it happens: the middle of the run, for a spike near its end (the rule first learns what is usual)."""
-        return steps - 2 * SPIKE_STEPS - 10 if self.name == "spike" else max(3, steps // 2)
+        return steps - SPIKE_STEPS - 5 if self.name == "spike" else max(3, steps // 2)
 
 
 FAULTS: dict[str, Fault] = {
