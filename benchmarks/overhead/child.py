@@ -1,4 +1,4 @@
-"""One tracker in one fresh process: trains, logs 10 scalars in every other block of steps, prints one line `RESULT {json}`.
+"""One tracker in one fresh process: trains, logs 10 scalars in every step, prints one line `RESULT {json}`.
 
 Clocks: `thread_time` is the CPU of the training thread alone; `process_time` that of all threads; child processes are read
 from the system. All three hold on a busy machine, wall time does not.
@@ -41,8 +41,7 @@ def percentile(values: list[float], share: float) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tracker", required=True, choices=TRACKERS)
-    parser.add_argument("--steps", type=int, default=500, help="logged steps; as many unlogged ones are between them")
-    parser.add_argument("--block", type=int, default=50)
+    parser.add_argument("--steps", type=int, default=1000)
     options = parser.parse_args()
 
     folder = Path(tempfile.mkdtemp(prefix="perfagent-bench-"))
@@ -62,26 +61,22 @@ def main() -> None:
     time.sleep(SETTLE_S)
     setup_process_s = time.process_time() - process_0 + children_cpu_s(me) - children_0
 
-    # --- what it costs to run: blocks with and without logging in turn
+    # --- what it costs to run
     names = [f"train/m{i}" for i in range(9)]
     calls_wall: list[float] = []
     calls_cpu: list[float] = []
     train_cpu_s = 0.0
-    steps = 0
     thread_0, process_0, children_0, wall_0 = time.thread_time(), time.process_time(), children_cpu_s(me), time.perf_counter()
-    for block in range(2 * options.steps // options.block):
-        for _ in range(options.block):
-            begin = time.thread_time()
-            loss = float(workload.step().detach())
-            train_cpu_s += time.thread_time() - begin
-            if block % 2:
-                metrics = {name: loss * 0.5 + i for i, name in enumerate(names)}
-                metrics["my_loss"] = loss
-                cpu, wall = time.thread_time(), time.perf_counter()
-                adapter.log(steps, metrics)
-                calls_wall.append(time.perf_counter() - wall)
-                calls_cpu.append(time.thread_time() - cpu)
-            steps += 1
+    for step in range(options.steps):
+        begin = time.thread_time()
+        loss = float(workload.step().detach())
+        train_cpu_s += time.thread_time() - begin
+        metrics = {name: loss * 0.5 + i for i, name in enumerate(names)}
+        metrics["my_loss"] = loss
+        cpu, wall = time.thread_time(), time.perf_counter()
+        adapter.log(step, metrics)
+        calls_wall.append(time.perf_counter() - wall)
+        calls_cpu.append(time.thread_time() - cpu)
     loop_s = time.perf_counter() - wall_0
     thread_s, process_s = time.thread_time() - thread_0, time.process_time() - process_0
     background_s = process_s - thread_s + children_cpu_s(me) - children_0
@@ -93,14 +88,13 @@ def main() -> None:
     adapter.finish()
     finish_s = time.perf_counter() - wall_0
 
-    step_us = train_cpu_s / steps * 1e6
+    step_us = train_cpu_s / options.steps * 1e6
     result = {
         "step_us": step_us,
         "log_us": statistics.median(calls_cpu) * 1e6,
         "log_p99_us": percentile(calls_cpu, 0.99) * 1e6,
         "log_wall_us": statistics.median(calls_wall) * 1e6,
-        # Background work follows time as well as values: it is spread over all steps, half of which logged.
-        "background_us": background_s / steps * 1e6,
+        "background_us": background_s / options.steps * 1e6,
         "background_cpu_pct": 100 * background_s / loop_s,
         "log_mean_us": statistics.fmean(calls_cpu) * 1e6,
         "setup_thread_s": setup_thread_s,

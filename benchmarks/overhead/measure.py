@@ -100,7 +100,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keep the figures of every round here")
     options = parser.parse_args()
     rounds = options.rounds or (2 if options.quick else 5)
-    steps = options.steps or (200 if options.quick else 500)
+    steps = options.steps or (200 if options.quick else 1000)
     wanted = [name.strip() for name in options.trackers.split(",")]
     if unknown := set(wanted) - set(TRACKERS):
         parser.error(f"unknown trackers {sorted(unknown)}; these are: {', '.join(TRACKERS)}")
@@ -123,7 +123,7 @@ def main() -> int:
                 if name == "timing":
                     result = run_child(
                         "timing.py",
-                        ["--steps", str(4 * steps)],
+                        ["--steps", str(2 * steps)],
                         environment=environments.python(options.folder, "perfagent"),
                         server=url,
                         state=state,
@@ -142,7 +142,7 @@ def main() -> int:
                     figures[name].append(result)
                 if result and name == "perfagent attach + log":
                     server_cpu_s += sum(server.cpu_times()[:2]) - before
-                    server_steps += 2 * steps
+                    server_steps += steps
     if options.json:
         options.json.write_text(json.dumps({"trackers": figures, "timing": timing}, indent=1), "utf-8")
     text = report(figures, timing, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
@@ -198,7 +198,7 @@ def report(
     ]
     every = [row["step_us"] for results in figures.values() for row in results]
     lines = [
-        f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} logged and {steps} unlogged steps each; "
+        f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} steps each; "
         f"a step takes {statistics.median(every) / 1000:.1f} ms of CPU. trackio 0.43.0, tensorboard 2.21.0, wandb 0.31.0.",
         "",
         tables.table(head, rows),
