@@ -56,6 +56,7 @@ run = Table(
     Column("group_name", String(256)),
     Column("host", String(256)),
     Column("tags", Text, nullable=False, default="[]"),  # JSON list
+    Column("notes", Text, nullable=False, default=""),  # written by people
     Column("config", Text, nullable=False, default="{}"),  # JSON object: the user's hyperparameters
     Column("meta", Text, nullable=False, default="{}"),  # JSON object: what the agent found out about the run
     Index(None, "project", "started"),
@@ -91,6 +92,7 @@ source = Table(
     Column("heartbeat", Boolean, nullable=False, default=False),  # it told its state: an agent, whose silence means something
     Column("seq_floor", BigInteger, nullable=False, default=0),  # all frames up to this are here; the ledger has the rest
     Index(None, "run", "attempt"),
+    Index(None, "state"),
 )
 
 # --- samples -----------------------------------------------------------------------------------------------------------------
@@ -136,6 +138,8 @@ block = Table(
     Column("attempt", BigInteger, primary_key=True),
     Column("block", BigInteger, primary_key=True),  # step // 1024
     Column("samples", Integer, nullable=False),
+    Column("first_step", BigInteger, nullable=False),
+    Column("last_step", BigInteger, nullable=False),
     Column("nonfinite", Integer, nullable=False),
     Column("min", Float(53)),  # over finite values; None where there is none
     Column("max", Float(53)),

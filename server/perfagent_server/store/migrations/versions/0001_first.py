@@ -90,6 +90,7 @@ def upgrade() -> None:
         sa.Column("group_name", sa.String(length=256), nullable=True),
         sa.Column("host", sa.String(length=256), nullable=True),
         sa.Column("tags", sa.Text(), nullable=False),
+        sa.Column("notes", sa.Text(), nullable=False),
         sa.Column("config", sa.Text(), nullable=False),
         sa.Column("meta", sa.Text(), nullable=False),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_run")),
@@ -192,6 +193,7 @@ def upgrade() -> None:
         sa.PrimaryKeyConstraint("id", name=op.f("pk_source")),
     )
     op.create_index(op.f("ix_source_run_attempt"), "source", ["run", "attempt"], unique=False)
+    op.create_index(op.f("ix_source_state"), "source", ["state"], unique=False)
     op.create_table(
         "tail",
         sa.Column("id", RowId, autoincrement=True, nullable=False),
@@ -214,6 +216,8 @@ def upgrade() -> None:
         sa.Column("attempt", sa.BigInteger(), nullable=False),
         sa.Column("block", sa.BigInteger(), nullable=False),
         sa.Column("samples", sa.Integer(), nullable=False),
+        sa.Column("first_step", sa.BigInteger(), nullable=False),
+        sa.Column("last_step", sa.BigInteger(), nullable=False),
         sa.Column("nonfinite", sa.Integer(), nullable=False),
         sa.Column("min", sa.Float(precision=53), nullable=True),
         sa.Column("max", sa.Float(precision=53), nullable=True),

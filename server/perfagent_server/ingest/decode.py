@@ -1,0 +1,51 @@
+"""From the body of a request to a frame, without ever holding more than the limits allow."""
+
+from __future__ import annotations
+
+import zlib
+
+from perfagent.errors import WireError
+from perfagent.wire import MAX_DECODED_BYTES, Frame, decode
+from perfagent_server.ingest.limits import check_frame
+
+__all__ = ["MAX_RATIO", "TooLarge", "UnknownEncoding", "decode_body", "inflate"]
+
+MAX_RATIO = 100  # decoded to sent; real frames reach 2 to 4, a column of equal numbers some 60
+SMALL_BYTES = 64 * 1024  # below this the ratio says nothing
+
+
+class TooLarge(WireError):  # noqa: N818 - the name of the answer (413) it becomes
+    """A body is, or would become, larger than allowed."""
+
+
+class UnknownEncoding(WireError):  # noqa: N818 - the name of the answer (415) it becomes
+    """A Content-Encoding that is not spoken here."""
+
+
+def decode_body(body: bytes, encoding: str | None, *, max_decoded_bytes: int = MAX_DECODED_BYTES) -> Frame:
+    """The frame in a request's body. Raises TooLarge, UnknownEncoding or WireError, each with a sentence for the sender."""
+    encoding = (encoding or "identity").strip().lower()
+    if encoding == "deflate":
+        body = inflate(body, max_decoded_bytes)
+    elif encoding not in ("identity", ""):
+        raise UnknownEncoding(f"Content-Encoding {encoding!r:.40} is not spoken here; deflate and identity are")
+    elif len(body) > max_decoded_bytes:
+        raise TooLarge(f"the body has {len(body)} bytes; {max_decoded_bytes} are allowed: send smaller frames")
+    frame = decode(body)
+    check_frame(frame)
+    return frame
+
+
+def inflate(body: bytes, max_bytes: int) -> bytes:
+    """The body without its deflate coding (zlib format, as HTTP says). Stops at the limit instead of unpacking a bomb."""
+    limit = min(max_bytes, max(SMALL_BYTES, len(body) * MAX_RATIO))
+    decompressor = zlib.decompressobj()
+    try:
+        decoded = decompressor.decompress(body, limit + 1)
+    except zlib.error as error:
+        raise WireError(f"the body is not deflate, as its Content-Encoding says: {error}") from error
+    if len(decoded) > limit:
+        raise TooLarge(f"the body unpacks to more than {limit} bytes (at most {max_bytes}, and {MAX_RATIO} times what was sent)")
+    if not decompressor.eof or decompressor.unused_data:
+        raise WireError("the body is cut short, or something follows its deflate stream")
+    return decoded

@@ -1,0 +1,346 @@
+"""Runs, attempts and sources: who sends, how far they are, and how it ended.
+
+Everything here happens inside the transaction that stores the frames, so that a run's state and its samples never disagree.
+A run's state is computed from the sources of its newest attempt, so it does not depend on the order in which reports arrive:
+- the earliest failure among the ranks is the run's (a rank that another rank's crash brings down reports later);
+- finished, when every rank that ever reported has finished;
+- lost, when no rank that has not finished is in contact; a frame that was made just now brings it back;
+- frames that arrive late for a source that has ended (a drained spool) change nothing.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Connection, bindparam, insert, select, update
+
+from perfagent.errors import WireError
+from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent_server.store.tables import attempt as attempts
+from perfagent_server.store.tables import run as runs
+from perfagent_server.store.tables import source as sources
+
+__all__ = ["ENDED", "FAILED", "FRESH_S", "Seen", "Silent", "load_sources", "mark_lost", "record", "silent_sources"]
+
+FAILED = ("failed", "oom", "killed", "preempted")
+ENDED = ("finished", *FAILED)
+FRESH_S = 120.0
+_REASON_CHARACTERS = 4000
+_CONFIG_BYTES = 256 * 1024
+_OWN_COLUMN = {"state", "name", "config", "tags", "group", "start_step", "world_size", "host", "pid", "reason", "traceback", "exception"}
+
+
+@dataclass(slots=True)
+class Seen:
+    """A frame and what its rows say. step: the last completed step in it, None if it tells of none."""
+
+    frame: Frame
+    step: int | None
+    first_step: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Silent:
+    """A source that has not been heard of. contact: Unix seconds of its last frame, server clock."""
+
+    source: str
+    run: str
+    attempt: int
+    rank: int
+    contact: float
+
+
+_SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "contact", "ended", "heartbeat")
+_RUN_COLUMNS = ("project", "name", "state", "reason", "step", "updated", "ended", "attempt", "attempts", "world_size", "group_name", "host")
+_update_source = update(sources).where(sources.c.id == bindparam("_id")).values({name: bindparam(name) for name in _SOURCE_COLUMNS})
+_touch_source = update(sources).where(sources.c.id == bindparam("_id")).values(step=bindparam("step"), contact=bindparam("contact"))
+_update_run = update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in _RUN_COLUMNS})
+_touch_run = update(runs).where(runs.c.id == bindparam("_id")).values(step=bindparam("step"), updated=bindparam("updated"))
+_describe_run = update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in ("tags", "config", "meta")})
+
+
+def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The rows of these sources as far as they exist."""
+    rows = connection.execute(select(sources).where(sources.c.id.in_(list(ids)))).mappings()
+    return {row["id"]: dict(row) for row in rows}
+
+
+def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[str, Any]], now: float) -> None:
+    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known: from load_sources()."""
+    if not seen:
+        return
+    wanted = {item.frame.run for item in seen}
+    rows = connection.execute(
+        select(runs.c.id, *(runs.c[name] for name in _RUN_COLUMNS), runs.c.started).where(runs.c.id.in_(wanted))
+    ).mappings()
+    book = _Book(connection, {row["id"]: dict(row) for row in rows}, known, now)
+    for item in seen:
+        book.enter(item)
+    book.close()
+
+
+class _Book:
+    """The rows in the hands of one transaction: read once, changed in memory, written once."""
+
+    def __init__(self, connection: Connection, run_rows: dict[str, dict[str, Any]], source_rows: dict[str, dict[str, Any]], now: float) -> None:
+        self.connection, self.runs, self.sources, self.now = connection, run_rows, source_rows, now
+        self.touched_sources: dict[str, None] = {}
+        self.changed_sources: dict[str, None] = {}
+        self.new_sources: list[dict[str, Any]] = []
+        self.touched_runs: dict[str, None] = {}
+        self.judge: dict[str, None] = {}  # runs whose state must be computed again
+        self.changed_runs: dict[str, None] = {}
+
+    def enter(self, item: Seen) -> None:
+        frame = item.frame
+        states = [event for event in frame.events if event.kind == "state"]
+        run = self._run(frame)
+        source = self.sources.get(frame.source)
+        if source is None:
+            source = self._source(frame, run, item, states)
+        elif source["state"] == "lost" and self._is_fresh(frame, source):
+            source["state"] = "running" if source["step"] or item.step is not None else "starting"
+            self._changed(source)
+        source["contact"] = self.now
+        self.touched_sources[source["id"]] = None
+        for event in states:
+            self._report(run, source, frame, event)
+        step = max([item.step or 0, *(event.step or 0 for event in states)])
+        if step > source["step"]:
+            source["step"] = step
+            if source["state"] == "starting" and item.step is not None:
+                source["state"] = "running"  # steps are done: whoever does not tell its state is running
+                self._changed(source)
+        run["updated"] = max(run["updated"], self.now)
+        if frame.attempt == run["attempt"]:
+            run["step"] = max(run["step"], source["step"])
+        self.touched_runs[run["id"]] = None
+
+    def close(self) -> None:
+        """Writes what changed, then the states that follow from it."""
+        self._write_sources()
+        for run in self.judge:
+            self._judge(self.runs[run])
+        fresh_runs = [self.runs[run] for run in self.changed_runs]
+        if fresh_runs:
+            self.connection.execute(_update_run, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs])
+        rest = [run for run in self.touched_runs if run not in self.changed_runs]
+        if rest:
+            self.connection.execute(
+                _touch_run, [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest]
+            )
+
+    # --- rows --------------------------------------------------------------------------------------------------------------
+
+    def _run(self, frame: Frame) -> dict[str, Any]:
+        run = self.runs.get(frame.run)
+        if run is None:
+            run = {
+                "id": frame.run,
+                "project": frame.project,
+                "name": (frame.name or frame.run)[:256],
+                "state": "starting",
+                "reason": "",
+                "step": 0,
+                "started": self.now,
+                "updated": self.now,
+                "ended": None,
+                "attempt": frame.attempt,
+                "attempts": 0,
+                "world_size": 1,
+                "group_name": None,
+                "host": None,
+            }
+            self.connection.execute(insert(runs).values(**run))
+            self.runs[frame.run] = run
+            self.judge[frame.run] = None
+        return run
+
+    def _source(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> dict[str, Any]:
+        self._attempt(frame, run, item, states)
+        started = frame.sent if frame.sent is not None else self.now
+        source = {
+            "id": frame.source,
+            "run": frame.run,
+            "attempt": frame.attempt,
+            "rank": frame.rank,
+            "state": "starting",
+            "reason": "",
+            "step": 0,
+            "host": None,
+            "pid": None,
+            "started": self.now,
+            "contact": self.now,
+            "ended": None,
+            "clock_offset_s": started - self.now,
+            "heartbeat": False,
+            "seq_floor": 0,
+        }
+        self.sources[frame.source] = source
+        self.new_sources.append(source)
+        self.judge[frame.run] = None
+        return source
+
+    def _attempt(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> None:
+        start = next((_whole(event.data.get("start_step")) for event in states if "start_step" in event.data), None)
+        key = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt)
+        if self.connection.execute(select(attempts.c.attempt).where(key)).first() is None:
+            # Without word from the agent an attempt is taken to start at the first step that arrives: nothing is cut too early.
+            begin = start if start is not None else item.first_step or 0
+            self.connection.execute(insert(attempts).values(run=frame.run, attempt=frame.attempt, start_step=begin, started=self.now))
+            run["attempts"] += 1
+            if frame.attempt > run["attempt"]:
+                run.update(attempt=frame.attempt, step=max(begin - 1, 0), ended=None, reason="")
+            self.changed_runs[run["id"]] = None
+            self.judge[run["id"]] = None
+
+    def _report(self, run: dict[str, Any], source: dict[str, Any], frame: Frame, event: Event) -> None:
+        """A state event of a source."""
+        data = event.data
+        state = data.get("state")
+        if state not in STATES:
+            return
+        source["heartbeat"] = True
+        if isinstance(data.get("host"), str):
+            source["host"] = data["host"][:256]
+        if (pid := _whole(data.get("pid"))) is not None:
+            source["pid"] = pid
+        if state == "starting":
+            self._describe(run, frame, data)
+        if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
+            self._changed(source)  # how it ended is known; only a failure after "finished" is news
+            return
+        source["state"] = state
+        if state in ENDED:
+            source["ended"] = event.time
+            source["reason"] = str(data.get("reason") or data.get("exception") or "")[:_REASON_CHARACTERS]
+        self._changed(source)
+
+    def _describe(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
+        """What the user and the agent said about the run at its start; rank 0 says it, others only what is still missing."""
+        first = frame.rank == 0
+        start = _whole(data.get("start_step"))
+        if start is not None:
+            key = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt)
+            self.connection.execute(update(attempts).where(key).values(start_step=start))
+            if frame.attempt == run["attempt"]:
+                run["step"] = max(run["step"], start - 1)
+        if frame.attempt != run["attempt"] or not (first or run["host"] is None):
+            return
+        name = data.get("name") or frame.name
+        if isinstance(name, str) and name:
+            run["name"] = name[:256]
+        run["project"] = frame.project
+        run["world_size"] = max(_whole(data.get("world_size")) or 1, 1)
+        run["group_name"] = str(data["group"])[:256] if data.get("group") else None
+        run["host"] = str(data.get("host") or "")[:256]
+        self.changed_runs[run["id"]] = None
+        tags = data.get("tags")
+        config = data.get("config")
+        meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
+        described = {
+            "_id": run["id"],
+            "tags": _json([str(tag)[:256] for tag in tags][:100] if isinstance(tags, (list, tuple)) else []),
+            "config": _json(config if isinstance(config, dict) else {}),
+            "meta": _json(meta),
+        }
+        self.connection.execute(_describe_run, [described])
+
+    def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
+        """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody found."""
+        if frame.sent is None:
+            return True
+        return self.now - (frame.sent - (source["clock_offset_s"] or 0.0)) < FRESH_S
+
+    def _changed(self, source: dict[str, Any]) -> None:
+        self.changed_sources[source["id"]] = None
+        self.judge[source["run"]] = None
+
+    def _write_sources(self) -> None:
+        new = {source["id"] for source in self.new_sources}
+        if new:
+            self.connection.execute(insert(sources), self.new_sources)
+        changed = [self.sources[source] for source in self.changed_sources if source not in new]
+        if changed:
+            rows = [{"_id": source["id"], **{name: source[name] for name in _SOURCE_COLUMNS}} for source in changed]
+            self.connection.execute(_update_source, rows)
+        rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
+        if rest:
+            rows = [{"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]} for source in rest]
+            self.connection.execute(_touch_source, rows)
+
+    def _judge(self, run: dict[str, Any]) -> None:
+        state, reason, ended = _state_of(self.connection, run["id"], run["attempt"])
+        run.update(state=state, reason=reason, ended=ended)
+        self.changed_runs[run["id"]] = None
+
+
+def mark_lost(connection: Connection, source_ids: Sequence[str], now: float) -> list[str]:
+    """Marks sources as lost that were active, and the runs that have no other rank in contact. Answers the runs whose state changed."""
+    active = sources.c.state.in_(("starting", "running", "stuck"))
+    rows = connection.execute(select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)).all()
+    if not rows:
+        return []
+    connection.execute(update(sources).where(sources.c.id.in_([row.id for row in rows])).values(state="lost"))
+    changed = []
+    for run in sorted({row.run for row in rows}):
+        before = connection.execute(select(runs.c.state, runs.c.attempt).where(runs.c.id == run)).one()
+        state, reason, ended = _state_of(connection, run, before.attempt)
+        if state != before.state:
+            connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended, updated=now))
+            changed.append(run)
+    return changed
+
+
+def silent_sources(connection: Connection, now: float, after_s: float) -> list[Silent]:
+    """Active sources that tell their state by themselves (agents; not plain /log clients) and were last heard `after_s` ago."""
+    rows = connection.execute(
+        select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
+            sources.c.state.in_(("starting", "running", "stuck")), sources.c.heartbeat.is_(True), sources.c.contact <= now - after_s
+        )
+    )
+    return [Silent(row.id, row.run, row.attempt, row.rank, row.contact) for row in rows]
+
+
+def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
+    """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
+    columns = (sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended)
+    rows = connection.execute(select(*columns).where(sources.c.run == run, sources.c.attempt == attempt)).all()
+    failures = sorted((row.ended or 0.0, row.rank, row.state, row.reason) for row in rows if row.state in FAILED)
+    if failures:
+        ended, rank, state, reason = failures[0]
+        several = len({row.rank for row in rows}) > 1
+        return state, f"rank {rank}: {reason}" if several and reason else reason, ended
+    finished = {row.rank for row in rows if row.state == "finished"}
+    active = [row for row in rows if row.rank not in finished]
+    if finished and not active:
+        return "finished", "", max(row.ended or 0.0 for row in rows if row.state == "finished")
+    states = {row.state for row in active}
+    for state in ("stuck", "running", "starting"):
+        if state in states:
+            return state, "", None
+    return ("lost", "no contact", None) if states else ("starting", "", None)
+
+
+def _whole(value: object) -> int | None:
+    """A whole number that fits the tables, or None."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= 2**53 else None
+
+
+def _json(value: Any) -> str:
+    """JSON text of what a user gave us; what JSON cannot say becomes its text, and what is too large is named, not kept."""
+    try:
+        text = to_json(value).decode()
+    except (WireError, ValueError, OverflowError, RecursionError):
+        try:
+            text = json.dumps(value, default=str, allow_nan=False)
+        except (TypeError, ValueError, RecursionError):
+            return "{}" if isinstance(value, dict) else "[]"
+    if len(text) > _CONFIG_BYTES:
+        return json.dumps({"dropped": f"{len(text)} bytes; {_CONFIG_BYTES} are kept"}) if isinstance(value, dict) else "[]"
+    return text

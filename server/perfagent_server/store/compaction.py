@@ -1,0 +1,478 @@
+"""The compactor: turns tail rows that the rules have judged into blocks, rollups and last values, off the ack path.
+
+It reads a rank's rows and the blocks they fall into in one read transaction, does the arithmetic outside of any transaction,
+and hands the result to the writer as one short job that writes blocks and rollups and removes the rows. Series that were sent
+together share their rows, so one pass of numpy serves all of them.
+
+Pieces may come late, twice around, or out of order: what lands in a block that exists is merged with it. That a frame comes
+here once only is the ledger's work, and the tail rows disappear in the transaction that writes their blocks.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy.exc import IntegrityError
+
+from perfagent_server.database import Database, StorageError
+from perfagent_server.store.blocks import (
+    BLOCK_STEPS,
+    CELL_STEPS,
+    Samples,
+    axis_of,
+    decode_axis,
+    decode_values,
+    encode_axis,
+    encode_payloads,
+    merged,
+)
+from perfagent_server.store.rollups import (
+    CHUNK_CELLS,
+    LEVELS,
+    Cells,
+    Floats,
+    Grid,
+    aggregate,
+    concatenate,
+    decode_cells,
+    encode_cells,
+    reduced,
+)
+from perfagent_server.store.sql import ROLL_BLOCKS, TailGroup, insert_into, judged_until, unpack_tail
+from perfagent_server.store.tables import block, last, ledger, rollup, series, source, tail
+
+__all__ = ["CompactionPolicy", "Compactor"]
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompactionPolicy:
+    """When a rank's tail is worth compacting. Rewriting a half-filled block costs as much as writing it, so it waits until
+    there is something to merge: `samples` of all its series together, `frames`, or the oldest being `age_s` old.
+
+    pause_s: between two looks. rows_at_once: tail rows in one piece of work.
+    """
+
+    samples: int = 40_960
+    frames: int = 120
+    age_s: float = 30.0
+    pause_s: float = 1.0
+    rows_at_once: int = 1024
+
+
+@dataclass(slots=True)
+class _Due:
+    frames: int = 0
+    samples: int = 0
+    oldest: float = float("inf")
+
+
+@dataclass(slots=True)
+class _Work:
+    """What one job will write."""
+
+    blocks: list[dict[str, Any]] = field(default_factory=list)
+    cells: dict[tuple[int, int], dict[int, Cells]] = field(default_factory=dict)  # (series, attempt) -> block -> its cells
+    last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
+
+
+class Compactor:
+    """rules_enabled: wait for the cursor "rules"; without an engine everything may be compacted at once."""
+
+    def __init__(
+        self,
+        database: Database,
+        *,
+        rules_enabled: bool = True,
+        policy: CompactionPolicy | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database, self._rules_enabled, self._clock = database, rules_enabled, clock
+        self.policy = policy or CompactionPolicy()
+        self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "failures": 0}
+        self._due: dict[tuple[str, int], _Due] = {}
+        self._looked = 0  # tail rows up to this id are counted in _due
+        self._ledger: dict[str, int] = {}  # frames compacted per source since its ledger was trimmed
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="perfagent-compactor", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.policy.pause_s):
+            try:
+                self.run_once()
+            except StorageError:
+                continue  # full or locked: the rows stay where they are, and readable
+            except Exception:  # the thread must live as long as the server
+                self.counters["failures"] += 1
+                _log.exception("compaction failed; the samples stay in the tail and it is tried again")
+
+    def run_once(self, *, everything: bool = False) -> int:
+        """Compacts what is due, or everything that may be. Answers the number of tail rows that are gone."""
+        limit = self._look()
+        now = self._clock()
+        policy = self.policy
+        done = 0
+        for (run, rank), due in list(self._due.items()):
+            if self._stop.is_set():
+                break
+            if everything or due.samples >= policy.samples or due.frames >= policy.frames or now - due.oldest >= policy.age_s:
+                del self._due[run, rank]
+                done += self._compact(run, rank, limit)
+        return done
+
+    def _look(self) -> int:
+        """Counts the tail rows that have become eligible; answers the newest eligible id."""
+        with self._database.read() as connection:
+            newest_id = connection.execute(select(func.max(tail.c.id))).scalar() or 0
+            limit = min(judged_until(connection), newest_id) if self._rules_enabled else newest_id
+            if limit <= self._looked:
+                return limit
+            rows = connection.execute(
+                select(tail.c.run, tail.c.rank, func.count(), func.sum(tail.c.samples), func.min(tail.c.received))
+                .where(tail.c.id > self._looked, tail.c.id <= limit)
+                .group_by(tail.c.run, tail.c.rank)
+            ).all()
+        for run, rank, frames, samples, oldest in rows:
+            due = self._due.setdefault((run, rank), _Due())
+            due.frames += frames
+            due.samples += samples
+            due.oldest = min(due.oldest, oldest)
+        self._looked = limit
+        return limit
+
+    def _compact(self, run: str, rank: int, limit: int) -> int:
+        done = 0
+        while not self._stop.is_set():
+            with self._database.read() as connection:
+                rows = connection.execute(
+                    select(tail.c.id, tail.c.attempt, tail.c.source, tail.c.received, tail.c.samples, tail.c.frame)
+                    .where(tail.c.run == run, tail.c.rank == rank, tail.c.id <= limit)
+                    .order_by(tail.c.id)
+                    .limit(self.policy.rows_at_once)
+                ).all()
+                if not rows:
+                    return done
+                mine = select(series.c.name, series.c.id).where(series.c.run == run, series.c.rank == rank)
+                ids = {row.name: row.id for row in connection.execute(mine)}
+                work = _Work()
+                for attempt in sorted({row.attempt for row in rows}):
+                    self._build(connection, [row for row in rows if row.attempt == attempt], attempt, ids, work)
+                rollups = _rollup_rows(connection, work)
+            gone = [row.id for row in rows]
+            try:
+                self._database.write(functools.partial(_write, work=work, rollups=rollups, gone=gone))
+            except IntegrityError:
+                return done  # the run was deleted meanwhile, and its rows with it
+            done += len(rows)
+            self.counters["rows"] += len(rows)
+            self.counters["samples"] += sum(row.samples for row in rows)
+            self.counters["blocks"] += len(work.blocks)
+            self._trim_ledger(rows)
+            if len(rows) < self.policy.rows_at_once:
+                return done
+        return done
+
+    def _build(self, connection: Connection, rows: Sequence[Any], attempt: int, ids: dict[str, int], work: _Work) -> None:
+        """Blocks of one attempt's rows. Groups with the same names are one matrix; a series that is in several kinds of groups
+        is put together from all of them."""
+        kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+        for row in rows:
+            if row.samples:
+                for group in unpack_tail(row.frame):
+                    kinds.setdefault(tuple(group.values), []).append((group, row.received))
+        holders: dict[str, int] = {}
+        for names in kinds:
+            for name in names:
+                holders[name] = holders.get(name, 0) + 1
+        shared: dict[str, list[Samples]] = {}
+        for names, groups in kinds.items():
+            alone = [name for name in names if holders[name] == 1]
+            if alone:
+                self._place(connection, [ids[name] for name in alone], attempt, _matrix(groups, alone), work)
+            rest = [name for name in names if holders[name] > 1]
+            if rest:
+                samples = _matrix(groups, rest)
+                for at, name in enumerate(rest):
+                    shared.setdefault(name, []).append(Samples(samples.step, samples.time, samples.value[at : at + 1]))
+        # Series with the same pieces share their rows again: those of equal steps and times go together.
+        together: dict[tuple[bytes, bytes], list[tuple[int, Samples]]] = {}
+        for name, parts in shared.items():
+            samples = merged(parts)
+            together.setdefault((samples.step.tobytes(), samples.time.tobytes()), []).append((ids[name], samples))
+        for found in together.values():
+            samples = found[0][1]
+            value = np.concatenate([item.value for _, item in found])
+            self._place(connection, [series_id for series_id, _ in found], attempt, Samples(samples.step, samples.time, value), work)
+
+    def _place(self, connection: Connection, ids: list[int], attempt: int, samples: Samples, work: _Work) -> None:
+        """Cuts the samples of `ids` into blocks and merges them with the blocks that exist."""
+        samples = merged([samples])
+        for at, series_id in enumerate(ids):
+            bits = samples.value[at, -1:].astype("<f8").tobytes()
+            found = (attempt, int(samples.step[-1]), float(samples.time[-1]), bits)
+            if series_id not in work.last or found[:3] >= work.last[series_id][:3]:
+                work.last[series_id] = found
+        numbers = samples.step // BLOCK_STEPS
+        starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+        ends = np.append(starts[1:], len(numbers))
+        wanted = numbers[starts].tolist()
+        existing: dict[tuple[int, int], Any] = {}
+        for row in connection.execute(
+            select(block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.samples).where(
+                block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(wanted)
+            )
+        ):
+            existing[row.block, row.series] = row
+        for number, start, end in zip(wanted, starts.tolist(), ends.tolist(), strict=True):
+            piece = Samples(samples.step[start:end], samples.time[start:end], samples.value[:, start:end])
+            if not existing:
+                _encode(ids, attempt, number, piece, work)
+                continue
+            by_axis: dict[tuple[bytes, int] | None, list[int]] = {}
+            for at, series_id in enumerate(ids):
+                held_row = existing.get((number, series_id))
+                if held_row is not None and held_row.payload is None:
+                    _merge_cells(series_id, attempt, number, held_row, Samples(piece.step, piece.time, piece.value[at : at + 1]), work)
+                    continue
+                by_axis.setdefault(None if held_row is None else axis_of(held_row.payload), []).append(at)
+            for axis, members in by_axis.items():
+                mine = Samples(piece.step, piece.time, piece.value[members])
+                if axis is not None:
+                    step, time_ = decode_axis(*axis)
+                    held = np.stack([decode_values(existing[number, ids[at]].payload) for at in members])
+                    mine = merged([Samples(step, time_, held), mine])
+                    self.counters["merged_blocks"] += len(members)
+                _encode([ids[at] for at in members], attempt, number, mine, work)
+
+    def _trim_ledger(self, rows: Sequence[Any]) -> None:
+        """Replaces a source's gapless beginning in the ledger by one number, so that the ledger does not grow with time."""
+        for row in rows:
+            self._ledger[row.source] = self._ledger.get(row.source, 0) + 1
+        ready = [source_id for source_id in {row.source for row in rows} if self._ledger[source_id] >= 1000]
+        for source_id in ready:
+            del self._ledger[source_id]
+            self._database.write(functools.partial(trim_ledger, source_id=source_id))
+        if len(self._ledger) > 100_000:
+            self._ledger.clear()
+
+
+def trim_ledger(connection: Connection, source_id: str) -> int:
+    """Raises a source's `seq_floor` over all frames that follow it without a gap, and drops these from the ledger."""
+    floor = connection.execute(select(source.c.seq_floor).where(source.c.id == source_id)).scalar()
+    if floor is None:
+        return 0
+    seqs = np.array(
+        connection.execute(select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq)).scalars().all(),
+        np.int64,
+    )
+    gapless = int(np.cumprod(seqs == floor + 1 + np.arange(len(seqs))).sum())
+    if gapless:
+        connection.execute(update(source).where(source.c.id == source_id).values(seq_floor=floor + gapless))
+        connection.execute(delete(ledger).where(ledger.c.source == source_id, ledger.c.seq <= floor + gapless))
+    return gapless
+
+
+def _matrix(groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]) -> Samples:
+    """The groups below each other, values as (series, rows) float64."""
+    step = np.frombuffer(b"".join([group.step for group, _ in groups]), "<i8")
+    time_ = np.frombuffer(b"".join([group.time for group, _ in groups]), "<f8")
+    rows = [group.rows for group, _ in groups]
+    if not np.isfinite(time_).all():  # a clock that says NaN: the time at which the frame came is the next best
+        time_ = np.where(np.isfinite(time_), time_, np.repeat([received for _, received in groups], rows))
+    value = np.empty((len(names), len(step)))
+    for at, name in enumerate(names):
+        columns = [group.values[name] for group, _ in groups]
+        width = len(columns[0]) // rows[0]
+        if all(len(column) == width * count for column, count in zip(columns, rows, strict=True)):
+            value[at] = np.frombuffer(b"".join(columns), f"<f{width}")
+        else:
+            value[at] = np.concatenate([np.frombuffer(column, f"<f{len(column) // count}") for column, count in zip(columns, rows, strict=True)])
+    return Samples(step, time_, value)
+
+
+def _encode(ids: Sequence[int], attempt: int, number: int, samples: Samples, work: _Work) -> None:
+    """Block rows of series that share their rows."""
+    grid = aggregate((samples.step % BLOCK_STEPS) // CELL_STEPS, samples.time, samples.value)
+    cells = encode_cells(grid, grid.key)
+    payloads = encode_payloads(encode_axis(samples.step, samples.time), samples.value)
+    nonfinite = grid.nonfinite.sum(axis=1).tolist()
+    low, high = grid.min.min(axis=1).tolist(), grid.max.max(axis=1).tolist()
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = grid.sum.sum(axis=1)
+    total = np.where(np.isnan(total), 0.0, total).tolist()  # +inf and -inf of overflowing sums: a NaN cannot be stored
+    rows = len(samples)
+    first_step, last_step = int(samples.step[0]), int(samples.step[-1])
+    first_time, last_time = float(samples.time.min()), float(samples.time.max())
+    origin = number * BLOCK_STEPS
+    for at, series_id in enumerate(ids):
+        empty = nonfinite[at] == rows
+        work.blocks.append(
+            {
+                "series": series_id,
+                "attempt": attempt,
+                "block": number,
+                "samples": rows,
+                "first_step": first_step,
+                "last_step": last_step,
+                "nonfinite": nonfinite[at],
+                "min": None if empty else low[at],
+                "max": None if empty else high[at],
+                "sum": total[at],
+                "first_time": first_time,
+                "last_time": last_time,
+                "cells": cells[at],
+                "payload": payloads[at],
+            }
+        )
+        work.cells.setdefault((series_id, attempt), {})[number] = Cells(
+            origin + grid.key * CELL_STEPS, grid.min[at], grid.max[at], grid.sum[at], grid.count, grid.nonfinite[at], grid.time
+        )
+
+
+def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: Samples, work: _Work) -> None:
+    """Late samples for a block whose samples retention has dropped: its cells still take them in."""
+    grid = aggregate((samples.step % BLOCK_STEPS) // CELL_STEPS, samples.time, samples.value)
+    origin = number * BLOCK_STEPS
+    fresh = Cells(origin + grid.key * CELL_STEPS, grid.min[0], grid.max[0], grid.sum[0], grid.count, grid.nonfinite[0], grid.time)
+    cells = reduced(concatenate([decode_cells(row.cells, origin, CELL_STEPS), fresh]), CELL_STEPS)
+    count, nonfinite = int(cells.count.sum()), int(cells.nonfinite.sum())
+    empty = count == nonfinite
+    work.blocks.append(
+        {
+            "series": series_id,
+            "attempt": attempt,
+            "block": number,
+            "samples": count,
+            "first_step": min(int(cells.step[0]), int(samples.step[0])),
+            "last_step": max(int(cells.step[-1]) + CELL_STEPS - 1, int(samples.step[-1])),
+            "nonfinite": nonfinite,
+            "min": None if empty else float(cells.min.min()),
+            "max": None if empty else float(cells.max.max()),
+            "sum": float(cells.sum.sum()),
+            "first_time": float(cells.time.min()),
+            "last_time": float(samples.time.max()),
+            "cells": _pack(cells, origin, CELL_STEPS),
+            "payload": None,
+        }
+    )
+    work.cells.setdefault((series_id, attempt), {})[number] = cells
+
+
+def _pack(cells: Cells, origin: int, width: int) -> bytes:
+    def row(values: Floats) -> Floats:
+        return values[None]
+
+    index = (cells.step - origin) // width
+    return encode_cells(Grid(index, row(cells.min), row(cells.max), row(cells.sum), cells.count, cells.nonfinite[None], cells.time), index)[0]
+
+
+def _rollup_rows(connection: Connection, work: _Work) -> list[dict[str, Any]]:
+    """Rollup rows that change: groups of ROLL_BLOCKS blocks that are behind the newest block for the first time, and those
+    in which a late piece has landed."""
+    ids = sorted({series_id for series_id, _ in work.cells})
+    before: dict[tuple[int, int], int] = {}
+    if ids:
+        for row in connection.execute(_newest_block(ids, sorted({attempt for _, attempt in work.cells}))):
+            if row.step is not None:
+                before[row.series, row.attempt] = row.step // BLOCK_STEPS
+    rows = []
+    for (series_id, attempt), fresh in work.cells.items():
+        held = before.get((series_id, attempt), -1)
+        now = max(held, *fresh)
+        if now // ROLL_BLOCKS == 0:
+            continue  # the first group is still open: the usual case, without a look-up
+        closed = now // ROLL_BLOCKS
+        groups = {number // ROLL_BLOCKS for number in fresh if number // ROLL_BLOCKS < closed}
+        if held >= 0 and held // ROLL_BLOCKS < closed:
+            groups.add(held // ROLL_BLOCKS)
+        if groups:
+            rows += _roll(connection, series_id, attempt, sorted(groups), fresh)
+    return rows
+
+
+def _newest_block(ids: Sequence[int], attempts: Sequence[int]) -> Any:
+    numbers = select(block.c.series, block.c.attempt, func.max(block.c.block).label("number"))
+    return (
+        numbers.where(block.c.series.in_(ids), block.c.attempt.in_(attempts))
+        .group_by(block.c.series, block.c.attempt)
+        .with_only_columns(block.c.series, block.c.attempt, (func.max(block.c.block) * BLOCK_STEPS).label("step"))
+    )
+
+
+def _roll(connection: Connection, series_id: int, attempt: int, groups: Sequence[int], fresh: dict[int, Cells]) -> list[dict[str, Any]]:
+    """Both levels of the rows that hold these groups: the groups' cells are made anew, the rows' other cells stay."""
+    numbers = [group * ROLL_BLOCKS + at for group in groups for at in range(ROLL_BLOCKS)]
+    blocks = dict(fresh)
+    for row in connection.execute(
+        select(block.c.block, block.c.cells).where(block.c.series == series_id, block.c.attempt == attempt, block.c.block.in_(numbers))
+    ):
+        if row.block not in blocks:
+            blocks[row.block] = decode_cells(row.cells, row.block * BLOCK_STEPS, CELL_STEPS)
+    made = concatenate([blocks[number] for number in numbers if number in blocks])
+    rows = []
+    for level in LEVELS:
+        span = level * CHUNK_CELLS
+        new = reduced(made, level)
+        chunks = np.unique(new.step // span).tolist()
+        held = {
+            row.chunk: decode_cells(row.cells, row.chunk * span, level)
+            for row in connection.execute(
+                select(rollup.c.chunk, rollup.c.cells).where(
+                    rollup.c.series == series_id, rollup.c.attempt == attempt, rollup.c.level == level, rollup.c.chunk.in_(chunks)
+                )
+            )
+        }
+        for chunk in chunks:
+            cells = new.between(chunk * span, (chunk + 1) * span - 1)
+            if chunk in held:
+                kept = held[chunk].take(~np.isin(held[chunk].step // (ROLL_BLOCKS * BLOCK_STEPS), groups))
+                cells = reduced(concatenate([kept, cells]), level)
+            rows.append({"series": series_id, "attempt": attempt, "level": level, "chunk": chunk, "cells": _pack(cells, chunk * span, level)})
+    return rows
+
+
+def _write(connection: Connection, work: _Work, rollups: list[dict[str, Any]], gone: list[int]) -> None:
+    """The job: short, because everything is worked out already."""
+    connection.execute(delete(tail).where(tail.c.id.in_(gone)))
+    _put(connection, block, work.blocks)
+    _put(connection, rollup, rollups)
+    if work.last:
+        statement = insert_into(connection, last)
+        new = statement.excluded
+        newer = (new.attempt > last.c.attempt) | (
+            (new.attempt == last.c.attempt) & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
+        )
+        columns = ("attempt", "step", "time", "value")
+        statement = statement.on_conflict_do_update(index_elements=[last.c.series], set_={name: new[name] for name in columns}, where=newer)
+        connection.execute(
+            statement,
+            [{"series": series_id, **dict(zip(columns, found, strict=True))} for series_id, found in work.last.items()],
+        )
+
+
+def _put(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
+    """Writes rows over those with the same key."""
+    if not rows:
+        return
+    statement = insert_into(connection, table)
+    keys = list(table.primary_key.columns)
+    rest = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=rest), rows)
