@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+import random
 from collections.abc import Mapping
 
 from fastapi import FastAPI, Request
@@ -11,6 +13,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from perfagent.errors import WireError
+from perfagent_server.database import StorageError, StorageFull
+from perfagent_server.ingest.decode import TooLarge, UnknownEncoding
 from perfagent_server.routes.reply import reply
 
 __all__ = ["ApiError", "install", "problem"]
@@ -63,12 +67,24 @@ def install(app: FastAPI) -> None:
         return error.response()
 
     async def wire_error(_request: Request, error: Exception) -> Response:
-        return problem(400, "bad_request", str(error))
+        status = 413 if isinstance(error, TooLarge) else 415 if isinstance(error, UnknownEncoding) else 400
+        return problem(status, _CODES[status], str(error))
 
-    async def http_error(_request: Request, error: Exception) -> Response:
+    async def storage_error(_request: Request, error: Exception) -> Response:
+        assert isinstance(error, StorageError)
+        full = isinstance(error, StorageFull)
+        # Spread over a whole extra interval: a thousand agents that were told the same second would come back as one.
+        wait = math.ceil(error.retry_after_s * (1 + random.random()))  # noqa: S311 - nothing is kept secret by it
+        headers = {"Retry-After": str(wait)}
+        return problem(507 if full else 503, "disk_full" if full else "busy", str(error), headers=headers)
+
+    async def http_error(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         code = _CODES.get(error.status_code, "error" if error.status_code < 500 else "internal")
-        return problem(error.status_code, code, str(error.detail), headers=error.headers)
+        message = str(error.detail)
+        if error.status_code == 404 and message == "Not Found":
+            message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
+        return problem(error.status_code, code, message, headers=error.headers)
 
     async def invalid(_request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
@@ -85,6 +101,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(WireError, wire_error)
+    app.add_exception_handler(StorageError, storage_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, internal)

@@ -69,7 +69,7 @@ class Settings:
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.metrics:
-            raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out to keep them in the database")
+            raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out")
         if self.admin_token is not None and len(self.admin_token) < 16:
             raise ConfigError("the admin token has fewer than 16 characters; leave PERFAGENT_ADMIN_TOKEN unset to have one made")
 

@@ -32,7 +32,8 @@ SCOPES: tuple[Scope, ...] = ("read", "ingest", "admin")
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); project: the only one it may touch."""
+    """Who asks. who: for the audit log ("key 1a2b3c4d", "admin token", "session", "anyone"); project: the only one it may
+    send to, None for any."""
 
     who: str
     may: frozenset[Scope]
@@ -70,12 +71,11 @@ class Failures:
 
 
 class Access:
-    """Tells who a request is from. internal_token: the dashboard's own key to the API of this process; it reads."""
+    """Tells who a request is from."""
 
-    def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str, internal_token: str) -> None:
+    def __init__(self, settings: Settings, keys: Keys, sessions: Sessions, *, admin_token: str) -> None:
         self._settings, self.keys, self.sessions = settings, keys, sessions
         self._admin_token = admin_token.encode()
-        self._internal_token = internal_token.encode()
         self.failures = Failures()
 
     def identify(self, connection: HTTPConnection) -> Identity:
@@ -116,8 +116,6 @@ class Access:
         raw = token.encode("utf-8", "replace")
         if hmac.compare_digest(raw, self._admin_token):
             return Identity("admin token", _GRANTS["admin"])
-        if hmac.compare_digest(raw, self._internal_token):
-            return Identity("dashboard", _GRANTS["read"])
         key = self.keys.find(token)
         return None if key is None else Identity(f"key {key.id}", _GRANTS[key.scope], key.project)
 
@@ -138,16 +136,17 @@ def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
     if scope in identity.may:
         return identity
     if identity.who == "anyone":
-        raise ApiError(
-            401, "unauthorized", _WHAT_IS_MISSING[scope], headers={"WWW-Authenticate": "Bearer"}
-        )
+        raise ApiError(401, "unauthorized", _WHAT_IS_MISSING[scope], headers={"WWW-Authenticate": "Bearer"})
     raise ApiError(403, "forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}")
 
 
 _WHAT_IS_MISSING: dict[Scope, str] = {
-    "read": "reading needs a read key (Authorization: Bearer KEY) or a session; an administrator makes one with `perfagent keys create --scope read`",
-    "ingest": "sending needs an ingest key: set PERFAGENT_API_KEY; an administrator makes one with `perfagent keys create --scope ingest`",
-    "admin": "this needs an administrator: the admin token from the server's data folder, an admin key, or the one-time address that `perfagent up` prints",
+    "read": "reading needs a key (Authorization: Bearer KEY) or a login; an administrator makes it: `perfagent keys create read`",
+    "ingest": "sending needs a key in PERFAGENT_API_KEY; an administrator makes one: `perfagent keys create ingest`",
+    "admin": (
+        "this needs an administrator: the admin token from the server's data folder, an admin key, or the one-time address "
+        "that `perfagent up` and `perfagent keys login` print"
+    ),
 }
 
 

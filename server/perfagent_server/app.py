@@ -1,0 +1,147 @@
+"""create_app(settings): the whole server as one ASGI app. Nothing lives in this module; each app is its own."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import entry_points
+from pathlib import Path
+
+from fastapi import APIRouter, FastAPI, Request
+from starlette.middleware.gzip import GZipMiddleware
+from starlette.responses import FileResponse, HTMLResponse, Response
+from starlette.routing import Match
+
+from perfagent import __version__
+from perfagent_server import openapi, problems
+from perfagent_server.problems import ApiError
+from perfagent_server.routes import (
+    alerts,
+    channels,
+    export,
+    findings,
+    health,
+    ingest,
+    keys,
+    live,
+    log,
+    rules,
+    runs,
+    series,
+    session,
+)
+from perfagent_server.routes import self as self_
+from perfagent_server.security.edge import BodyLimits, HostCheck, OriginCheck, SecurityHeaders, content_security_policy
+from perfagent_server.security.page_gate import PageGate
+from perfagent_server.services import Services, open_services
+from perfagent_server.settings import Settings
+
+__all__ = ["create_app"]
+
+logger = logging.getLogger("perfagent.server")
+
+_STATIC = Path(__file__).with_name("static")
+_API = (ingest, log, runs, series, export, findings, alerts, channels, rules, keys, session, self_)
+
+
+def create_app(settings: Settings, *, dashboard: bool = True, services: Services | None = None) -> FastAPI:
+    """The app. Its parts start with its lifespan and are then `app.state.services`.
+
+    dashboard: mount it where it is installed. services: parts that are open already; the app's end closes them.
+    """
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        running = services or open_services(settings)
+        app.state.services, app.state.access = running, running.access
+        try:
+            await running.start()
+            yield
+        finally:
+            await running.stop()
+
+    app = FastAPI(
+        title="perfagent", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None, openapi_url=None,
+        description="Training runs: ingest, series, findings, alerts. Non-finite numbers are the texts NaN, Infinity, -Infinity.",
+    )  # fmt: skip
+    problems.install(app)
+    for module in _API:
+        app.include_router(module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]])
+    app.include_router(health.router, tags=["health"])
+    app.include_router(live.router)
+    app.include_router(session.pages)
+    app.include_router(_documentation(), include_in_schema=False)
+    # Before the dashboard: Dash answers every path that it does not know with a page.
+    app.add_api_route("/api/{rest:path}", _unknown, methods=list(_METHODS), include_in_schema=False)
+    if not (dashboard and _mount_dashboard(app, settings)):
+        app.add_api_route("/", _no_dashboard, methods=["GET"], include_in_schema=False)
+    own_policy = content_security_policy()
+    # The last one added is the first that a request meets.
+    app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
+    app.add_middleware(PageGate, settings=settings, state=app.state)
+    app.add_middleware(BodyLimits, settings=settings)
+    app.add_middleware(OriginCheck, settings=settings)
+    app.add_middleware(HostCheck, settings=settings)
+    app.add_middleware(SecurityHeaders, policy=lambda: getattr(app.state, "dashboard_csp", None) or own_policy)
+    return app
+
+
+_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+
+
+async def _unknown(request: Request) -> Response:
+    """404, or 405 where only the method is wrong: this route matches everything, so the router does not tell them apart."""
+    allowed: set[str] = set()
+    for route in request.app.router.routes:
+        match, _ = route.matches(request.scope)
+        if match is Match.PARTIAL:
+            allowed |= getattr(route, "methods", None) or set()
+    path = request.url.path[:200]
+    if allowed:
+        listed = ", ".join(sorted(allowed))
+        raise ApiError(
+            405, "method_not_allowed", f"{request.method} is not for {path}; allowed: {listed}", headers={"Allow": listed}
+        )
+    raise ApiError(404, "not_found", f"there is nothing at {path}; /docs lists what there is")
+
+
+def _documentation() -> APIRouter:
+    router = APIRouter()
+
+    @router.get("/openapi.json")
+    async def openapi_json(request: Request) -> Response:
+        return problems.reply(openapi.document(request.app))
+
+    @router.get("/docs")
+    async def docs() -> Response:
+        return FileResponse(_STATIC / "docs.html", media_type="text/html")
+
+    @router.get("/docs/{name}")
+    async def docs_file(name: str) -> Response:
+        if name not in ("docs.js", "docs.css"):
+            raise ApiError(404, "not_found", f"there is no file {name[:80]!r} here")
+        return FileResponse(_STATIC / name)
+
+    return router
+
+
+def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
+    """Mounts what is registered as `perfagent.dashboard`. The server runs without it where its libraries are missing."""
+    for entry in entry_points(group="perfagent.dashboard"):
+        try:
+            mount_on = entry.load()
+        except ModuleNotFoundError as error:
+            logger.info("no dashboard: %s is not installed", error.name)
+            continue
+        mount_on(app, server_url=settings.url)
+        return True
+    return False
+
+
+async def _no_dashboard() -> Response:
+    return HTMLResponse(
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>perfagent</title><h1>perfagent</h1>'
+        "<p>The server runs, its dashboard is not installed here: <code>pip install 'perfagent[server,dashboard]'</code>, "
+        'then start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
+    )

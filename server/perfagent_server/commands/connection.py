@@ -1,0 +1,79 @@
+"""How an administrator's command reaches the server: its address, and the admin token from the data folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
+from perfagent_server.security.keys import ADMIN_TOKEN_FILE
+from perfagent_server.settings import data_folder
+
+__all__ = ["ADDRESS_FILE", "AdminApi", "add_options"]
+
+ADDRESS_FILE = "address"  # where the running server of this data folder listens; written by `up`
+DEFAULT_SERVER = "http://127.0.0.1:8420"
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """--server, --data and --json, the same for every administrator's command."""
+    parser.add_argument(
+        "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else the server of the data folder)"
+    )
+    parser.add_argument(
+        "--data", metavar="DIR", type=Path, help="the server's data folder, where the admin token lies (default: PERFAGENT_DATA)"
+    )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+class AdminApi:
+    """Requests with an admin's rights: PERFAGENT_ADMIN_TOKEN, else the token in the data folder, else PERFAGENT_API_KEY."""
+
+    def __init__(self, server: str | None = None, data: Path | None = None) -> None:
+        self.data = data or data_folder()
+        self.server = (server or os.environ.get("PERFAGENT_SERVER") or self._written_address() or DEFAULT_SERVER).rstrip("/")
+        self._token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._token_in_folder() or os.environ.get("PERFAGENT_API_KEY")
+
+    @classmethod
+    def from_arguments(cls, arguments: argparse.Namespace) -> AdminApi:
+        return cls(arguments.server, arguments.data)
+
+    def request(self, method: str, path: str, body: Any = None) -> Any:
+        """The answer's JSON, None for an empty one. path: below /api/v1. Raises PerfagentError with what the server said."""
+        headers = {"Authorization": f"Bearer {self._token}"} if self._token else {}
+        try:
+            answer = httpx.request(
+                method, f"{self.server}/api/v1{path}", json=body, headers=headers, timeout=30.0, trust_env=False
+            )
+        except httpx.InvalidURL as error:
+            raise ConfigError(f"the server's address {self.server!r} cannot be used: {error}") from error
+        except httpx.TransportError as error:
+            raise ServerUnreachable(
+                f"the server {self.server} does not answer ({error}); start it with `perfagent up`, or name it with --server"
+            ) from error
+        if answer.is_success:
+            return answer.json() if answer.content else None
+        raise PerfagentError(f"the server refused: {_message(answer)}")
+
+    def _written_address(self) -> str | None:
+        try:
+            return (self.data / ADDRESS_FILE).read_text().strip() or None
+        except OSError:
+            return None
+
+    def _token_in_folder(self) -> str | None:
+        try:
+            return (self.data / ADMIN_TOKEN_FILE).read_text().strip() or None
+        except OSError:
+            return None
+
+
+def _message(answer: httpx.Response) -> str:
+    try:
+        return str(answer.json()["error"]["message"])
+    except (ValueError, KeyError, TypeError):
+        return f"status {answer.status_code}"

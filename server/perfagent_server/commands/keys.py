@@ -1,0 +1,98 @@
+"""`perfagent keys create|list|revoke|login`: asks the running server; `create` and `list` also work while none runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from typing import Any
+from urllib.parse import quote
+
+from perfagent.errors import ConfigError, ServerUnreachable
+from perfagent_server.commands.connection import AdminApi, add_options
+
+__all__ = ["command"]
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.description = "API keys. ingest sends, read reads, admin does everything. A key is shown once, when it is made."
+    actions = parser.add_subparsers(dest="action", required=True, metavar="create|list|revoke|login")
+    create = actions.add_parser("create", help="make a key and print it")
+    create.add_argument("scope", choices=("ingest", "read", "admin"))
+    create.add_argument("--name", default="", help="what the key is for")
+    create.add_argument("--project", help="the only project it may send to")
+    create.add_argument("--expires-days", type=float, metavar="N", help="refused after N days (default: never)")
+    create.set_defaults(run=_create)
+    show = actions.add_parser("list", help="list keys, without their secrets")
+    show.set_defaults(run=_list)
+    revoke = actions.add_parser("revoke", help="refuse a key from now on")
+    revoke.add_argument("id", help="the eight characters in the middle of the key, as `keys list` shows them")
+    revoke.set_defaults(run=_revoke)
+    login = actions.add_parser("login", help="print a new one-time address for a browser")
+    login.set_defaults(run=_login)
+    for action in (create, show, revoke, login):
+        add_options(action)
+
+
+def _create(arguments: argparse.Namespace) -> int:
+    body: dict[str, Any] = {"scope": arguments.scope, "name": arguments.name, "project": arguments.project}
+    if arguments.expires_days is not None:
+        if not 0 < arguments.expires_days <= 36500:
+            raise ConfigError(f"--expires-days is {arguments.expires_days:g}; it must be above 0 and at most 36500")
+        body["expires_in_s"] = arguments.expires_days * 86400
+    api = AdminApi.from_arguments(arguments)
+    try:
+        made = api.request("POST", "/keys", body)
+    except ServerUnreachable:
+        if arguments.server is not None:
+            raise
+        made = _create_offline(api, body)
+    print(json.dumps(made) if arguments.json else made["key"])
+    return 0
+
+
+def _create_offline(api: AdminApi, body: dict[str, Any]) -> dict[str, Any]:
+    """The first key for a server that refuses to start without one."""
+    from perfagent_server.commands.up import only_server
+    from perfagent_server.database import open_database
+    from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
+    from perfagent_server.settings import Settings
+
+    settings = Settings.from_env(data=api.data)
+    with only_server(settings.data):
+        database = open_database(settings)
+        try:
+            keys = Keys(database, secret_file(settings.data / PEPPER_FILE))
+            expires = time.time() + body["expires_in_s"] if "expires_in_s" in body else None
+            key, token = keys.create(body["scope"], body["name"], project=body["project"], expires=expires)
+        finally:
+            database.close()
+    return {"id": key.id, "scope": key.scope, "name": key.name, "project": key.project, "key": token}
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    found = AdminApi.from_arguments(arguments).request("GET", "/keys")
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    for key in found["keys"]:
+        state = "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid"
+        used = key["used"] or "never used"
+        print(
+            f"{key['id']}  {key['scope']:<6}  {state:<32}  {used:<24}  {key['project'] or 'any project'}  {key['name']}".rstrip()
+        )
+    if not found["keys"]:
+        print("no keys; `perfagent keys create ingest` makes one")
+    return 0
+
+
+def _revoke(arguments: argparse.Namespace) -> int:
+    AdminApi.from_arguments(arguments).request("DELETE", f"/keys/{quote(arguments.id, safe='')}")
+    print(json.dumps({"id": arguments.id, "revoked": True}) if arguments.json else f"{arguments.id} is refused from now on")
+    return 0
+
+
+def _login(arguments: argparse.Namespace) -> int:
+    made = AdminApi.from_arguments(arguments).request("POST", "/session/links")
+    print(json.dumps(made) if arguments.json else made["url"])
+    return 0

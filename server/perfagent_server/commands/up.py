@@ -1,0 +1,181 @@
+"""`perfagent up`: the server with its dashboard, on one port."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfagent import __version__
+from perfagent.errors import ConfigError
+from perfagent_server.commands.connection import ADDRESS_FILE
+from perfagent_server.settings import Settings
+
+if TYPE_CHECKING:
+    from perfagent_server.services import Services
+
+__all__ = ["LOCK_FILE", "command", "only_server"]
+
+LOCK_FILE = "server.lock"
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Starts the server and its dashboard. Every option can be given as PERFAGENT_<OPTION> too."
+    parser.add_argument("--host", help="the address to listen on (default 127.0.0.1: this machine only)")
+    parser.add_argument("--port", type=int, help="the port to listen on (default 8420; 0 is any free one)")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
+    parser.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
+    parser.add_argument("--metrics", metavar="URL", help="a separate store for samples (default: the database)")
+    parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
+    parser.add_argument(
+        "--auth", choices=("auto", "required"), help="auto: no key needed on this machine; required: always (default auto)"
+    )
+    parser.add_argument(
+        "--insecure-no-auth", action="store_true", default=None, help="reading and sending without a key, on any address"
+    )
+    parser.add_argument(
+        "--allowed-hosts", nargs="+", metavar="NAME", help="names in the Host header that are served besides this machine's own"
+    )
+    parser.add_argument("--forwarded-allow-ips", nargs="+", metavar="IP", help="proxies whose X-Forwarded headers are believed")
+    parser.set_defaults(run=up)
+
+
+def up(arguments: argparse.Namespace) -> int:
+    settings = Settings.from_env(
+        host=arguments.host, port=arguments.port, data=arguments.data, database=arguments.database, metrics=arguments.metrics,
+        folder=arguments.folder, auth=arguments.auth, insecure_no_auth=arguments.insecure_no_auth,
+        allowed_hosts=_names(arguments.allowed_hosts), forwarded_allow_ips=_names(arguments.forwarded_allow_ips),
+    )  # fmt: skip
+    if settings.folder is not None and not settings.folder.is_dir():
+        raise ConfigError(f"--folder {settings.folder} is not a folder; give one that PERFAGENT_RECORD has written")
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    with contextlib.closing(_listen(settings)) as listening:
+        settings = replace(settings, port=listening.getsockname()[1])
+        with only_server(settings.data):
+            _serve(settings, listening)
+    return 0
+
+
+def _serve(settings: Settings, listening: socket.socket) -> None:
+    # Imported late: `perfagent up --help` and a taken port should not wait for FastAPI and Dash.
+    from perfagent_server.app import create_app
+    from perfagent_server.services import open_services
+    from perfagent_server.serving import make_server
+
+    services = open_services(settings)
+    try:
+        _refuse_open_door(settings, services)
+        server = make_server(create_app(settings, services=services), settings)
+    except BaseException:
+        services.database.close()
+        raise
+    address = settings.data / ADDRESS_FILE
+    address.write_text(settings.url + "\n")
+    _announce(settings, services)
+    helper = _take_in(settings)
+    with contextlib.suppress(KeyboardInterrupt):
+        server.run(sockets=[listening])
+    address.unlink(missing_ok=True)
+    if helper is not None:
+        helper.terminate()
+        helper.wait()
+    if not server.started:
+        raise ConfigError("the server could not start; the lines above say why")
+
+
+def _refuse_open_door(settings: Settings, services: Services) -> None:
+    if settings.loopback or settings.insecure_no_auth or settings.admin_token or services.access.keys.any_valid():
+        return
+    raise ConfigError(
+        f"{settings.host} can be reached from other machines and no key exists yet: make one with `perfagent keys create ingest` "
+        "(no server needed), or set PERFAGENT_ADMIN_TOKEN, or leave --host out; --insecure-no-auth lets everybody in"
+    )
+
+
+def _announce(settings: Settings, services: Services) -> None:
+    link = f"{settings.url}/login?token={services.access.sessions.issue_link()}"
+    lines = [
+        f"perfagent {__version__}",
+        f"  dashboard  {settings.url}",
+        f"  admin      {link}",
+        "             (works once and makes a browser the administrator's; `perfagent keys login` prints another)",
+        f"  data       {settings.data}",
+    ]
+    if settings.insecure_no_auth and not settings.loopback:
+        lines.append("  WARNING    everybody who reaches this address can read and send (--insecure-no-auth)")
+    elif not settings.open_access:
+        lines.append("  keys       needed for everything: `perfagent keys create ingest|read|admin`")
+    print("\n".join(lines), flush=True)
+
+
+def _take_in(settings: Settings) -> subprocess.Popen[bytes] | None:
+    """Sends the recordings of --folder through the front door, by a process of its own: `perfagent sync`."""
+    if settings.folder is None:
+        return None
+    token = settings.admin_token or (settings.data / "admin-token").read_text().strip()
+    environment = os.environ | {"PERFAGENT_SERVER": settings.url, "PERFAGENT_API_KEY": token}
+    return subprocess.Popen([sys.executable, "-m", "perfagent", "sync", str(settings.folder)], env=environment)
+
+
+def _listen(settings: Settings) -> socket.socket:
+    """The bound socket. Raises ConfigError that says what to do about a taken port."""
+    host = settings.host.strip("[]")
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, settings.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+    except socket.gaierror as error:
+        raise ConfigError(f"host {settings.host!r} is not an address of this machine ({error.strerror})") from error
+    listening = socket.socket(family, kind, protocol)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind(address)
+        listening.listen(2048)  # a thousand agents that come back at once
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigError(
+                f"port {settings.port} on {settings.host} is taken: if perfagent runs there already, open {settings.url}; "
+                f"otherwise choose another: `perfagent up --port {settings.port + 1}` (and PERFAGENT_SERVER for the training jobs)"
+            ) from error
+        if error.errno == errno.EACCES:
+            raise ConfigError(f"port {settings.port} may not be used by this user; ports from 1024 may") from error
+        raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error.strerror})") from error
+    listening.set_inheritable(False)
+    return listening
+
+
+@contextlib.contextmanager
+def only_server(data: Path) -> Iterator[None]:
+    """Holds the data folder: two servers on it would judge every run twice. The lock ends with the process, however it ends."""
+    try:
+        data.mkdir(parents=True, exist_ok=True, mode=0o700)
+        descriptor = os.open(data / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise ConfigError(f"the data folder {data} cannot be written ({error.strerror}); choose another with --data") from error
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            where = (data / ADDRESS_FILE).read_text().strip() if (data / ADDRESS_FILE).exists() else "another port"
+            raise ConfigError(
+                f"a server runs on the data folder {data} already ({where}); stop it, or choose another folder with --data"
+            ) from None
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _names(values: list[str] | None) -> tuple[str, ...] | None:
+    """Both `--allowed-hosts a b` and `--allowed-hosts a,b`."""
+    return None if values is None else tuple(name for value in values for name in value.split(",") if name)

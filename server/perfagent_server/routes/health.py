@@ -1,0 +1,49 @@
+"""/healthz, /readyz and /metrics: for whatever watches the watcher."""
+
+from __future__ import annotations
+
+import re
+
+from fastapi import APIRouter, Depends
+from sqlalchemy import text
+from sqlalchemy.exc import DBAPIError
+from starlette.responses import PlainTextResponse, Response
+
+from perfagent_server.problems import problem
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import require
+from perfagent_server.services import ServicesDep
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+@router.get("/healthz")
+async def healthz() -> Response:
+    """The process answers."""
+    return reply({"status": "ok"})
+
+
+@router.get("/readyz")
+def readyz(services: ServicesDep) -> Response:
+    """The database can be read, and there is room to write."""
+    try:
+        with services.database.read() as connection:
+            connection.execute(text("SELECT 1"))
+    except DBAPIError:
+        return problem(503, "not_ready", "the database cannot be read; the server's log has the cause")
+    if services.database.full:
+        return problem(503, "disk_full", "the disk with the data folder is full; reading works, writing waits for space")
+    return reply({"status": "ok"})
+
+
+@router.get("/metrics", dependencies=[Depends(require("read"))], response_class=PlainTextResponse)
+def metrics(services: ServicesDep) -> Response:
+    """Every counter of /api/v1/self in Prometheus' text format."""
+    lines = []
+    for part, counters in sorted(services.counters().items()):
+        for name, value in sorted(counters.items()):
+            full = "perfagent_" + re.sub(r"[^a-zA-Z0-9_]", "_", f"{part}_{name}")
+            lines += [f"# TYPE {full} untyped", f"{full} {value}"]
+    return PlainTextResponse("\n".join(lines) + "\n", media_type="text/plain; version=0.0.4; charset=utf-8")

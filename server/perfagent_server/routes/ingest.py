@@ -1,0 +1,88 @@
+"""POST /ingest: frames of agents, binary. No pydantic and no work per sample here: it runs a thousand times a second."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from perfagent.wire import Frame
+from perfagent_server.ingest.decode import decode_body
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import Identity, require
+from perfagent_server.services import ServicesDep
+from perfagent_server.store.interface import Receipt
+
+__all__ = ["receipt_reply", "router"]
+
+router = APIRouter()
+
+_MEDIA_TYPES = ("application/x-msgpack", "application/msgpack", "application/vnd.msgpack", "application/octet-stream")
+# Decoding more than this takes longer than a loop that serves a thousand agents should be away.
+_LARGE_BYTES = 128 * 1024
+
+_REPLY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["stored", "duplicate", "rejected", "commands"],
+    "properties": {
+        "stored": {"type": "integer"},
+        "duplicate": {"type": "integer"},
+        "rejected": {
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["name", "reason", "count"],
+                "properties": {"name": {"type": "string"}, "reason": {"type": "string"}, "count": {"type": "integer"}},
+            },
+        },
+        "commands": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+def receipt_reply(receipts: list[Receipt]) -> dict[str, Any]:
+    """What a sender is told; counts are samples."""
+    return {
+        "stored": sum(receipt.stored for receipt in receipts),
+        "duplicate": sum(receipt.duplicate for receipt in receipts),
+        "rejected": [
+            {"name": item.name, "reason": item.reason, "count": item.count} for receipt in receipts for item in receipt.rejected
+        ],
+        "commands": [],
+    }
+
+
+@router.post(
+    "/ingest",
+    summary="Store one frame of an agent",
+    description="A MessagePack frame (docs/wire.md), optionally deflated. The answer comes after the commit.",
+    openapi_extra={
+        "requestBody": {
+            "required": True,
+            "content": {"application/x-msgpack": {"schema": {"type": "string", "format": "binary"}}},
+        }
+    },
+    responses={200: {"content": {"application/json": {"schema": _REPLY_SCHEMA}}}},
+)
+async def ingest(request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))) -> Response:  # noqa: B008
+    media_type = request.headers.get("content-type", "application/x-msgpack").partition(";")[0].strip().lower()
+    if media_type not in _MEDIA_TYPES:
+        raise ApiError(
+            415, "unsupported_media_type", f"Content-Type is {media_type[:80]!r}; application/x-msgpack is needed", "content-type"
+        )
+    encoding = request.headers.get("content-encoding")
+    body = await request.body()
+    limit = services.settings.max_decoded_bytes
+    frame: Frame
+    if len(body) > _LARGE_BYTES:
+        frame = await asyncio.to_thread(decode_body, body, encoding, max_decoded_bytes=limit)
+    else:
+        frame = decode_body(body, encoding, max_decoded_bytes=limit)
+    if identity.project is not None and frame.project != identity.project:
+        raise ApiError(
+            403, "forbidden", f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}", "project"
+        )
+    return reply(receipt_reply(await services.ingest.accept([frame])))

@@ -1,0 +1,100 @@
+"""API keys: made, listed and revoked by an administrator. A key's secret is in the answer that made it and nowhere else."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import Identity, require
+from perfagent_server.security.audit import record
+from perfagent_server.security.keys import KEY_SCOPES, Key, KeyScope
+from perfagent_server.services import ServicesDep
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+_MAX_EXPIRES_S = 100 * 365 * 86400.0
+
+
+@dataclass
+class NewKey:
+    """scope: ingest, read or admin; project: the only one it may send to; expires_in_s: None is never."""
+
+    scope: str
+    name: str = ""
+    project: str | None = None
+    expires_in_s: float | None = None
+
+
+@dataclass
+class KeyShown:
+    id: str
+    scope: KeyScope
+    name: str
+    project: str | None
+    created: str
+    expires: str | None
+    revoked: str | None
+    used: str | None
+
+
+@dataclass
+class KeyMade(KeyShown):
+    key: str
+
+
+@dataclass
+class KeyList:
+    keys: list[KeyShown]
+
+
+@router.post("/keys", status_code=201, responses={201: {"model": KeyMade}})
+def create_key(
+    new: NewKey, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
+) -> Response:  # fmt: skip
+    """A new key. `key` is shown this once."""
+    if new.scope not in KEY_SCOPES:
+        raise ApiError(422, "invalid", f"scope is {new.scope[:80]!r}; allowed are {', '.join(KEY_SCOPES)}", "scope")
+    if len(new.name.encode()) > 256:
+        raise ApiError(422, "invalid", "name may have up to 256 bytes", "name")
+    if new.project is not None and not 1 <= len(new.project.encode()) <= 256:
+        raise ApiError(422, "invalid", "project must have 1 to 256 bytes", "project")
+    expires = None
+    if new.expires_in_s is not None:
+        if not 0 < new.expires_in_s <= _MAX_EXPIRES_S:  # false for NaN too
+            raise ApiError(422, "invalid", "expires_in_s must be above 0 and at most a hundred years", "expires_in_s")
+        expires = time.time() + new.expires_in_s
+    audit = record(request, identity, "key.create", f"{new.scope} {new.name}")
+    key, token = services.access.keys.create(new.scope, new.name, project=new.project, expires=expires, also=audit)
+    return reply({**_shown(key), "key": token}, 201)
+
+
+@router.get("/keys", dependencies=[Depends(require("admin"))], responses={200: {"model": KeyList}})
+def list_keys(services: ServicesDep) -> Response:
+    """Every key without its secret, also revoked and expired ones, newest first."""
+    return reply({"keys": [_shown(key) for key in services.access.keys.list()]})
+
+
+@router.delete("/keys/{key_id}", status_code=204, response_class=Response)
+def revoke_key(
+    key_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
+) -> Response:  # fmt: skip
+    """The key is refused from now on."""
+    if not services.access.keys.revoke(key_id, also=record(request, identity, "key.revoke", key_id)):
+        raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
+    return Response(status_code=204)
+
+
+def _shown(key: Key) -> dict[str, Any]:
+    return {
+        "id": key.id, "scope": key.scope, "name": key.name, "project": key.project, "created": rfc3339(key.created),
+        "expires": rfc3339(key.expires), "revoked": rfc3339(key.revoked), "used": rfc3339(key.used),
+    }  # fmt: skip

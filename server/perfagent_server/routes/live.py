@@ -1,0 +1,28 @@
+"""/ws/live: see perfagent_server/live.py for what goes over it."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, WebSocket
+from starlette.responses import Response
+
+from perfagent_server.live import Hub
+from perfagent_server.problems import ApiError
+from perfagent_server.security.access import authorize
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+
+@router.websocket("/ws/live")
+async def live(socket: WebSocket) -> None:
+    """{"subscribe": {...}} in; {"samples"}, {"bands"}, {"run"}, {"alert"}, {"lagged"} out. Origin and Host: security/edge.py."""
+    try:
+        authorize(socket, "read")
+    except ApiError as error:
+        response: Response = error.response()
+        await socket.send_denial_response(response)
+        return
+    await socket.accept()
+    hub: Hub = socket.app.state.services.hub
+    await hub.serve(socket)

@@ -1,0 +1,110 @@
+"""POST /log: samples as JSON, for curl and for programs without the agent. See log_rows.py for what a row becomes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+from fastapi import APIRouter, Depends, Request
+from starlette.responses import Response
+
+from perfagent_server.ingest.log_rows import parse_rows
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.ingest import receipt_reply
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import Identity, require
+from perfagent_server.services import ServicesDep
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+_ROW_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["run", "metrics"],
+    "properties": {
+        "project": {"type": "string", "default": "default", "minLength": 1, "maxLength": 256},
+        "run": {
+            "type": "string",
+            "description": "a name; the run is created when it is missing",
+            "minLength": 1,
+            "maxLength": 256,
+        },
+        "step": {"type": "integer", "description": "left out: one more than the last", "minimum": 0, "maximum": 2**53},
+        "metrics": {
+            "type": "object",
+            "additionalProperties": {"anyOf": [{"type": "number"}, {"type": "string", "enum": ["NaN", "Infinity", "-Infinity"]}]},
+        },
+        "rank": {"type": "integer", "default": 0, "minimum": 0, "maximum": 2**31 - 1},
+        "time": {"type": "number", "description": "Unix seconds; left out: now"},
+    },
+}
+_REPLY_SCHEMA: dict[str, Any] = {
+    "type": "object",
+    "required": ["stored", "duplicate", "rejected", "runs"],
+    "properties": {
+        "stored": {"type": "integer"},
+        "duplicate": {"type": "integer"},
+        "rejected": {"type": "array", "items": {"type": "object"}},
+        "runs": {"type": "array", "items": {"type": "object"}},
+    },
+}
+
+
+@router.post(
+    "/log",
+    summary="Store samples given as JSON",
+    openapi_extra={
+        "parameters": [
+            {"name": "Idempotency-Key", "in": "header", "required": False, "schema": {"type": "string", "maxLength": 200}}
+        ],
+        "requestBody": {
+            "required": True,
+            "content": {"application/json": {"schema": {"anyOf": [_ROW_SCHEMA, {"type": "array", "items": _ROW_SCHEMA}]}}},
+        },
+    },
+    responses={200: {"content": {"application/json": {"schema": _REPLY_SCHEMA}}}},
+)
+async def log(request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))) -> Response:  # noqa: B008
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    if media_type != "application/json":
+        raise ApiError(
+            415, "unsupported_media_type", f"Content-Type is {media_type[:80]!r}; application/json is needed", "content-type"
+        )
+    key = request.headers.get("idempotency-key")
+    if key is not None and not 1 <= len(key) <= 200:
+        raise ApiError(
+            400, "bad_request", f"the Idempotency-Key has {len(key)} characters; 1 to 200 are allowed", "idempotency-key"
+        )
+    body = await request.body()
+    rows = parse_rows(parse_json(body))
+    if identity.project is not None:
+        for row in rows:
+            if row.project != identity.project:
+                raise ApiError(
+                    403,
+                    "forbidden",
+                    f"this key may send to project {identity.project!r} only, not to {row.project[:80]!r}",
+                    "project",
+                )
+    receipts, runs = await services.log_rows.accept(rows, body=body, key=key)
+    answer = receipt_reply(receipts)
+    if len(runs) == 1:
+        answer.update(runs[0])
+    return reply({**answer, "runs": runs})
+
+
+def parse_json(body: bytes) -> Any:
+    """JSON, and beyond it the bare NaN and Infinity that Python's own encoder writes. Raises ApiError."""
+    try:
+        return msgspec.json.decode(body)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        pass
+    try:
+        value = json.loads(body)
+        # A lone surrogate has no UTF-8, so neither the database nor an answer could hold it.
+        json.dumps(value, ensure_ascii=False).encode()
+    except (ValueError, RecursionError) as error:
+        raise ApiError(400, "bad_request", f"the body is not valid JSON: {str(error)[:200]}") from None
+    return value

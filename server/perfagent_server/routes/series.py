@@ -1,0 +1,61 @@
+"""Series of a run: buckets with min, max and mean for a chart, and the matrix of ranks."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from fastapi import APIRouter, Depends, Query
+from starlette.responses import Response
+
+from perfagent.wire import RankMatrix, Series
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import require
+from perfagent_server.services import ServicesDep, known_run
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+KnownRun = Annotated[str, Depends(known_run)]
+_NAME = Query(min_length=1, max_length=256)
+
+
+@router.get("/runs/{run}/series", dependencies=[Depends(require("read"))], responses={200: {"model": Series}})
+def series(
+    run: KnownRun,
+    services: ServicesDep,
+    name: Annotated[str, _NAME],
+    rank: Annotated[str, Query(pattern=r"^(all|\d{1,10})$", description="all, or the number of one rank")] = "all",
+    from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
+    to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
+    points: Annotated[int, Query(ge=1, le=20_000)] = 1000,
+) -> Response:
+    """At most `points` buckets over the steps from..to, both inclusive; empty ones are left out."""
+    if rank != "all" and int(rank) > 2**31 - 1:
+        raise ApiError(422, "invalid", f"rank is {rank}; allowed are all and 0 to {2**31 - 1}", "rank")
+    _check_range(from_step, to_step)
+    return reply(
+        services.store.series(
+            run, name, rank="all" if rank == "all" else int(rank), from_step=from_step, to_step=to_step, points=points
+        )
+    )
+
+
+@router.get("/runs/{run}/ranks", dependencies=[Depends(require("read"))], responses={200: {"model": RankMatrix}})
+def ranks(
+    run: KnownRun,
+    services: ServicesDep,
+    name: Annotated[str, _NAME],
+    from_step: Annotated[int | None, Query(alias="from", ge=-(2**63), le=2**63 - 1)] = None,
+    to_step: Annotated[int | None, Query(alias="to", ge=-(2**63), le=2**63 - 1)] = None,
+    points: Annotated[int, Query(ge=1, le=2000)] = 200,
+) -> Response:
+    """One row a rank, one column a bucket."""
+    _check_range(from_step, to_step)
+    return reply(services.store.ranks(run, name, from_step=from_step, to_step=to_step, points=points))
+
+
+def _check_range(from_step: int | None, to_step: int | None) -> None:
+    if from_step is not None and to_step is not None and from_step > to_step:
+        raise ApiError(422, "invalid", f"from is {from_step} and to is {to_step}; from must not be above to", "from")

@@ -1,0 +1,51 @@
+"""Keeps the pages behind the login where keys are required. Routes of the API ask for themselves (access.py)."""
+
+from __future__ import annotations
+
+from starlette.datastructures import State
+from starlette.requests import HTTPConnection
+from starlette.responses import RedirectResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from perfagent_server.problems import ApiError, problem
+from perfagent_server.security.access import Access
+from perfagent_server.settings import Settings
+
+__all__ = ["PageGate"]
+
+# What answers for itself, or shows nothing of anybody's.
+_OPEN = ("/api/", "/ws/live", "/healthz", "/readyz", "/metrics", "/openapi.json", "/docs", "/login")
+
+
+class PageGate:
+    """A page without a session leads to /login; anything else of the dashboard's is 401."""
+
+    def __init__(self, app: ASGIApp, settings: Settings, state: State) -> None:
+        self._app, self._closed, self._state = app, not settings.open_access, state
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if not self._closed or scope["type"] not in ("http", "websocket") or scope["path"].startswith(_OPEN):
+            await self._app(scope, receive, send)
+            return
+        refused = self._refusal(HTTPConnection(scope))
+        if refused is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "http":
+            await refused(scope, receive, send)
+        else:
+            await receive()  # websocket.connect
+            await send({"type": "websocket.close", "code": 1008, "reason": ""})
+
+    def _refusal(self, connection: HTTPConnection) -> Response | None:
+        access: Access = self._state.access
+        try:
+            identity = access.identify(connection)
+        except ApiError as error:
+            return error.response()
+        if "read" in identity.may:
+            return None
+        if "text/html" in connection.headers.get("accept", ""):
+            return RedirectResponse("/login", 303)
+        return problem(
+            401, "unauthorized", "pages need a session: open /login, or the one-time address that `perfagent up` prints"
+        )

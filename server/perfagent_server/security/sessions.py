@@ -1,0 +1,104 @@
+"""Sessions of browsers, and the one-time addresses that open them.
+
+A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good for one
+use and for as long as the process that printed it runs, at most a day.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+from sqlalchemy import delete, insert, select
+from sqlalchemy.engine import Connection
+from starlette.requests import HTTPConnection
+from starlette.responses import Response
+
+from perfagent_server.store.tables import session
+
+if TYPE_CHECKING:
+    from perfagent_server.database import Database
+
+__all__ = ["Sessions"]
+
+_SESSION_S = 30 * 86400.0
+_LINK_S = 86400.0
+# Browsers refuse a `__Host-` cookie unless it is Secure, for the whole host and set over https: no other site can plant one.
+_SECURE_COOKIE = "__Host-perfagent"
+_PLAIN_COOKIE = "perfagent_session"
+
+
+class Sessions:
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database, self._clock = database, clock
+        self._lock = threading.Lock()
+        self._links: dict[bytes, tuple[str, float]] = {}  # digest -> (scope, expires)
+
+    # --- one-time addresses ---------------------------------------------------------------------------------------------
+
+    def issue_link(self, scope: str = "admin") -> str:
+        """A token for /login?token=..., good for one use."""
+        token = secrets.token_urlsafe(32)
+        now = self._clock()
+        with self._lock:
+            self._links = {digest: link for digest, link in self._links.items() if link[1] > now}
+            self._links[_digest(token)] = (scope, now + _LINK_S)
+        return token
+
+    def redeem(self, token: str) -> str | None:
+        """The scope that a one-time token gives, None when it is unknown, used or too old."""
+        with self._lock:
+            scope, expires = self._links.pop(_digest(token), ("", 0.0))
+        return scope if expires > self._clock() else None
+
+    # --- sessions -------------------------------------------------------------------------------------------------------
+
+    def open(self, scope: str, *, also: Callable[[Connection], object] | None = None) -> str:
+        """The id of a new session, for the cookie."""
+        token, now = secrets.token_urlsafe(32), self._clock()
+
+        def job(connection: Connection) -> None:
+            connection.execute(delete(session).where(session.c.expires < now))
+            connection.execute(insert(session).values(digest=_digest(token), scope=scope, created=now, expires=now + _SESSION_S))
+            if also:
+                also(connection)
+
+        self._database.write(job)
+        return token
+
+    def close(self, cookies: Mapping[str, str]) -> None:
+        """Ends the session of these cookies."""
+        token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
+        if token:
+            digest = _digest(token)
+            self._database.write(
+                lambda connection: connection.execute(delete(session).where(session.c.digest == digest)) and None
+            )
+
+    def scope_of(self, cookies: Mapping[str, str]) -> str | None:
+        """The scope of a session, None without one. Only a request that carries our cookie costs a database read."""
+        token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
+        if not token:
+            return None
+        with self._database.read() as connection:
+            row = connection.execute(select(session.c.scope, session.c.expires).where(session.c.digest == _digest(token))).first()
+        return row.scope if row is not None and row.expires > self._clock() else None
+
+    def set_cookie(self, response: Response, token: str, connection: HTTPConnection) -> None:
+        secure = connection.url.scheme in ("https", "wss")
+        response.set_cookie(
+            _SECURE_COOKIE if secure else _PLAIN_COOKIE, token, max_age=int(_SESSION_S), path="/", secure=secure, httponly=True,
+            samesite="lax",
+        )  # fmt: skip
+
+    def clear_cookie(self, response: Response) -> None:
+        response.delete_cookie(_PLAIN_COOKIE, path="/", httponly=True, samesite="lax")
+        response.delete_cookie(_SECURE_COOKIE, path="/", secure=True, httponly=True, samesite="lax")
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "replace")).digest()

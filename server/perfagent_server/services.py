@@ -1,0 +1,123 @@
+"""The parts of a running server, wired once: made when the app starts, stopped in reverse when it ends."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from fastapi import Depends, Request
+
+from perfagent.errors import ConfigError
+from perfagent_server.alerts.outbox import Outbox
+from perfagent_server.database import Database, open_database
+from perfagent_server.ingest.log_rows import LogRows
+from perfagent_server.ingest.writer import Ingest
+from perfagent_server.live import Hub
+from perfagent_server.problems import ApiError
+from perfagent_server.rules.engine import Engine
+from perfagent_server.runs import Runs
+from perfagent_server.security.access import Access
+from perfagent_server.security.keys import ADMIN_TOKEN_FILE, PEPPER_FILE, Keys, secret_file
+from perfagent_server.security.sessions import Sessions
+from perfagent_server.settings import Settings
+from perfagent_server.store.compaction import Compactor
+from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.sql import SqlStore
+
+__all__ = ["Services", "ServicesDep", "known_run", "open_services"]
+
+
+@dataclass(slots=True, kw_only=True)
+class Services:
+    settings: Settings
+    database: Database
+    store: MetricStore
+    runs: Runs
+    ingest: Ingest
+    log_rows: LogRows
+    hub: Hub
+    engine: Engine
+    outbox: Outbox
+    compactor: Compactor
+    access: Access
+    started: float
+
+    def counters(self) -> dict[str, dict[str, float]]:
+        """Every counter of every part, by part: what /api/v1/self and /metrics show."""
+        parts: dict[str, Any] = {
+            "ingest": self.ingest, "live": self.hub, "rules": self.engine, "outbox": self.outbox, "compactor": self.compactor,
+        }  # fmt: skip
+        counted = {name: dict(getattr(part, "counters", {})) for name, part in parts.items()}
+        counted["ingest"]["waiting"] = self.ingest.waiting
+        counted["database"] = {
+            "commits": self.database.commits, "jobs": self.database.jobs, "waiting": self.database.waiting,
+            "full": int(self.database.full),
+        }  # fmt: skip
+        counted["access"] = {"failures": self.access.failures.total}
+        counted["server"] = {"uptime_s": round(time.time() - self.started, 3)}
+        return counted
+
+    async def start(self) -> None:
+        await self.hub.start()
+        self.ingest.on_commit += [self.hub.publish, lambda _stored: self.engine.wake()]
+        self.compactor.start()
+        self.engine.start()
+        self.outbox.start()
+
+    async def stop(self) -> None:
+        """In the order of the data's way, so that what was accepted is also judged as far as time allows."""
+        await self.hub.stop()
+        for part in (self.engine, self.outbox, self.compactor):
+            await asyncio.to_thread(part.stop)
+        await asyncio.to_thread(self.database.close)
+
+
+def open_services(settings: Settings) -> Services:
+    """Opens the data and wires the parts; nothing runs yet but the database's writer. Raises ConfigError."""
+    _private_folder(settings.data)
+    admin_token = settings.admin_token or secret_file(settings.data / ADMIN_TOKEN_FILE)
+    pepper = secret_file(settings.data / PEPPER_FILE)
+    database = open_database(settings)
+    store = SqlStore(database)
+    runs = Runs(database)
+    hub = Hub(runs.summaries)
+    ingest = Ingest(database, store)
+    return Services(
+        settings=settings,
+        database=database,
+        store=store,
+        runs=runs,
+        ingest=ingest,
+        log_rows=LogRows(database, runs, ingest),
+        hub=hub,
+        engine=Engine(database, store, hub),
+        outbox=Outbox(database),
+        compactor=Compactor(database),
+        access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
+        started=time.time(),
+    )
+
+
+def _private_folder(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise ConfigError(f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data") from error
+
+
+def _services(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
+
+
+def known_run(run: str, services: ServicesDep) -> str:
+    """The run's id, checked. A dependency of every route below /runs/{run}."""
+    if not services.runs.exists(run):
+        raise ApiError(404, "not_found", f"there is no run {run[:128]!r}; GET /api/v1/runs lists them", "run")
+    return run

@@ -1,0 +1,90 @@
+"""uvicorn, set up the way this server needs it."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from perfagent_server.settings import Settings
+
+__all__ = ["SHUTDOWN_S", "make_server"]
+
+# A stop waits this long for requests in flight; open WebSockets are then cut. With the parts' own stop it stays below 10 s.
+SHUTDOWN_S = 5
+
+
+def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning") -> uvicorn.Server:
+    """A server that is not started. No access log: it would hold the tokens of one-time addresses."""
+    _allow_many_connections()
+    config = uvicorn.Config(
+        app,
+        host=settings.host,
+        port=settings.port,
+        http=_protocol(settings.read_timeout_s),
+        ws="websockets-sansio",
+        ws_max_size=64 * 1024,  # a page sends subscriptions only
+        ws_max_queue=4,
+        timeout_keep_alive=settings.keep_alive_s,
+        timeout_graceful_shutdown=SHUTDOWN_S,
+        limit_concurrency=20_000,
+        proxy_headers=bool(settings.forwarded_allow_ips),
+        forwarded_allow_ips=list(settings.forwarded_allow_ips),
+        server_header=False,
+        access_log=False,
+        log_level=log_level,
+        lifespan="on",
+    )
+    return uvicorn.Server(config)
+
+
+def _protocol(header_timeout_s: float) -> type[HttpToolsProtocol]:
+    """uvicorn closes idle connections but waits for ever for the second half of a request's head; this one does not."""
+
+    class WithHeaderTimeout(HttpToolsProtocol):
+        _head_timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._start_head_timer()
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._start_head_timer()
+
+        def on_headers_complete(self) -> None:
+            self._stop_head_timer()
+            super().on_headers_complete()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_head_timer()
+            super().connection_lost(exc)
+
+        def _start_head_timer(self) -> None:
+            self._stop_head_timer()
+            self._head_timer = self.loop.call_later(header_timeout_s, self._head_too_slow)
+
+        def _stop_head_timer(self) -> None:
+            if self._head_timer is not None:
+                self._head_timer.cancel()
+                self._head_timer = None
+
+        def _head_too_slow(self) -> None:
+            if not self.transport.is_closing():
+                # Nothing of a request has been handed to the app yet, so there is nobody else who answers.
+                self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n")
+                self.transport.close()
+
+    return WithHeaderTimeout
+
+
+def _allow_many_connections() -> None:
+    """A thousand agents and their pages need more files than the usual soft limit of 1024."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted: Any = 65536 if hard == resource.RLIM_INFINITY else min(hard, 65536)
+    if soft != resource.RLIM_INFINITY and soft < wanted:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))

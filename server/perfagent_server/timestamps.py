@@ -1,0 +1,20 @@
+"""Times as JSON tells them: RFC 3339 in UTC, with milliseconds."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import overload
+
+__all__ = ["rfc3339"]
+
+
+@overload
+def rfc3339(seconds: float) -> str: ...
+@overload
+def rfc3339(seconds: None) -> None: ...
+def rfc3339(seconds: float | None) -> str | None:
+    """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them."""
+    if seconds is None:
+        return None
+    clamped = min(max(seconds, -62135596800.0), 253402300799.0)
+    return datetime.fromtimestamp(clamped, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
