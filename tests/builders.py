@@ -129,9 +129,7 @@ class ServerProcess:
     @property
     def admin_token(self) -> str:
         """The token in the data folder."""
-        files = [path for path in (self.folder / "server-data").iterdir() if "token" in path.name]
-        assert len(files) == 1, f"expected one token file, found {files}"
-        return files[0].read_text("utf-8").strip()
+        return (self.folder / "server-data" / "admin-token").read_text("utf-8").strip()
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         """An administrator's request below /api/v1; its JSON, or None for an empty answer."""

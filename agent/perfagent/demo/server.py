@@ -26,26 +26,28 @@ START_S = 60.0  # a first start imports FastAPI and Dash and makes the tables: s
 class DemoServer:
     """A perfagent server on this machine, found or started; leaving the context stops it only if it was started here.
 
-    data: the server's data folder when one has to be started (its own default when None). port: where to start it; None
-    takes 8420, and where another perfagent server listens there, uses that; a port taken by anything else is left alone.
+    data: the server's data folder, None for its own default; a server that runs on that folder is used. port: where to start
+    one; None takes 8420, uses the perfagent server that listens there, and moves away from a port taken by anything else.
     """
 
     def __init__(self, *, data: Path | None = None, port: int | None = None, log: Path) -> None:
         self.log = log
         self._data = data
         self._process: subprocess.Popen[bytes] | None = None
-        wanted = DEFAULT_PORT if port is None else port
-        # A data folder of one's own means a server of one's own: the running one keeps its data elsewhere.
-        self.found = data is None and wanted != 0 and _is_ours(wanted)
-        self.port = wanted if self.found or (wanted != 0 and _is_free(wanted)) else _free_port()
-        self.moved_from = wanted if wanted not in (0, self.port) else None
+        self.moved_from: int | None = None
+        url = _running_on(data or _default_data())
+        if url is None and data is None and port is None and _is_ours(_local(DEFAULT_PORT)):
+            url = _local(DEFAULT_PORT)
+        self.found = url is not None
+        if url is None:
+            wanted = DEFAULT_PORT if port is None else port
+            self._port = wanted if wanted != 0 and _is_free(wanted) else _free_port()
+            self.moved_from = wanted if wanted not in (0, self._port) else None
+            url = _local(self._port)
+        self.url = url
         key = os.environ.get("PERFAGENT_API_KEY")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         self.http = httpx.Client(base_url=self.url, timeout=10.0, trust_env=False, headers=headers)
-
-    @property
-    def url(self) -> str:
-        return f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> DemoServer:
         if not self.found:
@@ -76,7 +78,7 @@ class DemoServer:
         return self._process is not None and self._process.poll() is not None
 
     def _start(self) -> None:
-        command = [sys.executable, "-m", "perfagent", "up", "--host", "127.0.0.1", "--port", str(self.port)]
+        command = [sys.executable, "-m", "perfagent", "up", "--host", "127.0.0.1", "--port", str(self._port)]
         if self._data is not None:
             command += ["--data", str(self._data)]
         self.log.parent.mkdir(parents=True, exist_ok=True)
@@ -105,12 +107,31 @@ def _until(seconds: float) -> Iterator[None]:
         time.sleep(0.1)
 
 
-def _is_ours(port: int) -> bool:
-    """A perfagent server listens there: its OpenAPI document says so and is never protected."""
+def _local(port: int) -> str:
+    return f"http://127.0.0.1:{port}"
+
+
+def _default_data() -> Path:
+    """Where `perfagent up` keeps its data by default."""
+    own = os.environ.get("PERFAGENT_DATA")
+    return Path(own or Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent").expanduser()
+
+
+def _running_on(data: Path) -> str | None:
+    """The address of the server that runs on a data folder: it writes it there. None where none answers."""
     try:
-        document = httpx.get(f"http://127.0.0.1:{port}/openapi.json", timeout=5.0, trust_env=False)
+        url = (data / "address").read_text("utf-8").strip()
+    except OSError:
+        return None
+    return url if url and _is_ours(url) else None
+
+
+def _is_ours(url: str) -> bool:
+    """A perfagent server answers there: its OpenAPI document says so, and is readable by everybody."""
+    try:
+        document = httpx.get(f"{url}/openapi.json", timeout=5.0, trust_env=False)
         return document.status_code == 200 and "/api/v1/ingest" in document.json()["paths"]
-    except (httpx.HTTPError, ValueError, KeyError, TypeError):
+    except (httpx.HTTPError, httpx.InvalidURL, ValueError, KeyError, TypeError):
         return False
 
 
