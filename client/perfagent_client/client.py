@@ -1,0 +1,359 @@
+"""Client and AsyncClient: one method for each thing that the API answers, typed with the shapes of perfagent.wire.
+
+client = Client()                        # PERFAGENT_SERVER and PERFAGENT_API_KEY, else http://127.0.0.1:8420
+for run in client.runs(state="running"):
+    print(run.name, client.verdict(run.run).message)
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import TracebackType
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
+
+import httpx
+
+from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
+from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series
+from perfagent_client.models import RunDetails, parse
+
+__all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]
+
+T = TypeVar("T")
+Rank = int | Literal["all"]
+
+DEFAULT_SERVER = "http://127.0.0.1:8420"
+_TIMEOUT = httpx.Timeout(30.0, connect=5.0)
+
+
+class ApiError(PerfagentError):
+    """The server answered with an error. status: HTTP status; code: one word for programs; field: which input, if one is."""
+
+    def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
+        super().__init__(message)
+        self.status, self.code, self.message, self.field = status, code, message, field
+
+
+class _Options:
+    """What both clients are made of: where the server is and who asks."""
+
+    def __init__(self, server: str | None, api_key: str | None) -> None:
+        self.server = (server or os.environ.get("PERFAGENT_SERVER") or DEFAULT_SERVER).rstrip("/")
+        if not self.server.startswith(("http://", "https://")):
+            raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
+        key = api_key or os.environ.get("PERFAGENT_API_KEY")
+        self.headers = {"Authorization": f"Bearer {key}"} if key else {}
+        host = self.server.partition("://")[2].partition("/")[0]
+        # A proxy of the environment is for the outside world; it could not reach this machine's own address.
+        self.trust_env = not host.startswith(("127.", "localhost", "[::1]"))
+
+    def url(self, path: str) -> str:
+        return f"{self.server}/api/v1{path}"
+
+    def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
+        return ServerUnreachable(
+            f"the server {self.server} does not answer ({error or type(error).__name__}): start it with `perfagent up`, "
+            "or set PERFAGENT_SERVER to its address"
+        )
+
+
+def _run_path(run: str, rest: str = "") -> str:
+    return f"/runs/{quote(run, safe='')}{rest}"
+
+
+def _query(**values: Any) -> dict[str, Any]:
+    return {name.rstrip("_"): value for name, value in values.items() if value is not None}
+
+
+def _raise(answer: httpx.Response) -> None:
+    """Raises ApiError for an answer that is an error; the body must have been read."""
+    if answer.is_success:
+        return
+    try:
+        error = json.loads(answer.content)["error"]
+        raise ApiError(answer.status_code, str(error["code"]), str(error["message"]), error.get("field"))
+    except (ValueError, KeyError, TypeError):
+        raise ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}") from None
+
+
+def _json(answer: httpx.Response) -> Any:
+    try:
+        return json.loads(answer.content)
+    except ValueError:
+        raise ServerUnreachable(f"{answer.request.url} did not answer with JSON; is that a perfagent server?") from None
+
+
+def _part(kind: type[T], key: str) -> Callable[[Any], list[T]]:
+    def read(data: Any) -> list[T]:
+        try:
+            return [parse(kind, item) for item in data[key]]
+        except (KeyError, TypeError):
+            raise WireError(f"the server's answer has no {key!r}") from None
+
+    return read
+
+
+def _row(line: str) -> LogRow:
+    return parse(LogRow, json.loads(line))
+
+
+class Client:
+    """Everything blocks; one kept connection. Use it as a context manager, or close() it.
+
+    Raises ApiError for an answer that is an error, ServerUnreachable for none, WireError for one that is not ours.
+    """
+
+    def __init__(
+        self, server: str | None = None, api_key: str | None = None, *, transport: httpx.BaseTransport | None = None
+    ) -> None:
+        self._options = _Options(server, api_key)
+        self.http = httpx.Client(
+            headers=self._options.headers, timeout=_TIMEOUT, trust_env=self._options.trust_env, transport=transport
+        )
+
+    @property
+    def server(self) -> str:
+        """The server's address, without a slash at the end."""
+        return self._options.server
+
+    def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
+        """The JSON below /api/v1, None for an empty answer: for what has no method here."""
+        try:
+            answer = self.http.request(method, self._options.url(path), params=params, json=body)
+        except httpx.TransportError as error:
+            raise self._options.unreachable(error) from error
+        _raise(answer)
+        return _json(answer) if answer.content else None
+
+    def runs(
+        self,
+        *,
+        project: str | None = None,
+        name: str | None = None,
+        state: str | None = None,
+        tag: str | None = None,
+        limit: int | None = None,
+    ) -> Iterator[RunSummary]:
+        """Runs, newest first; further pages are fetched as they are asked for. limit: at most so many."""
+        cursor: str | None = None
+        left = limit
+        while left is None or left > 0:
+            size = min(left or 500, 500)
+            params = _query(project=project, name=name, state=state, tag=tag, limit=size, cursor=cursor)
+            page = self.request("GET", "/runs", params=params)
+            rows = _part(RunSummary, "runs")(page)
+            yield from rows
+            left = None if left is None else left - len(rows)
+            cursor = page.get("next")
+            if cursor is None:
+                return
+
+    def find(self, run: str) -> RunDetails:
+        """A run by its id, else the newest one of that name. Raises ApiError 404."""
+        try:
+            return self.run(run)
+        except ApiError as error:
+            if error.status != 404:
+                raise
+        for summary in self.runs(name=run, limit=1):
+            return self.run(summary.run)
+        raise ApiError(404, "not_found", f"there is no run with the id or name {run!r}; `perfagent runs` lists them", "run")
+
+    def run(self, run: str) -> RunDetails:
+        return parse(RunDetails, self.request("GET", _run_path(run)))
+
+    def change(self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None) -> RunDetails:
+        """Changes what is given; needs an administrator."""
+        return parse(RunDetails, self.request("PATCH", _run_path(run), body=_query(name=name, tags=tags, notes=notes)))
+
+    def delete(self, run: str) -> None:
+        """Removes a run with everything that belongs to it; needs an administrator."""
+        self.request("DELETE", _run_path(run))
+
+    def latest(self, run: str) -> dict[str, Latest]:
+        return {name: parse(Latest, item) for name, item in self.request("GET", _run_path(run, "/latest")).items()}
+
+    def names(self, run: str) -> list[str]:
+        names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
+        return names
+
+    def events(self, run: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100) -> list[dict[str, Any]]:
+        """The newest events, oldest of them first; kind="log" is the console."""
+        found: list[dict[str, Any]] = self.request(
+            "GET", _run_path(run, "/events"), params=_query(kind=kind, rank=rank, limit=limit)
+        )["events"]
+        return found
+
+    def series(
+        self,
+        run: str,
+        name: str,
+        *,
+        rank: Rank = "all",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Series:
+        params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
+        return parse(Series, self.request("GET", _run_path(run, "/series"), params=params))
+
+    def ranks(
+        self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
+    ) -> RankMatrix:
+        params = _query(name=name, from_=from_step, to=to_step, points=points)
+        return parse(RankMatrix, self.request("GET", _run_path(run, "/ranks"), params=params))
+
+    def verdict(self, run: str) -> Finding:
+        return parse(Finding, self.request("GET", _run_path(run, "/verdict")))
+
+    def findings(self, run: str) -> list[Finding]:
+        return _part(Finding, "findings")(self.request("GET", _run_path(run, "/findings")))
+
+    def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
+        return _part(Alert, "alerts")(self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity)))
+
+    def export(self, run: str) -> Iterator[LogRow]:
+        """Every sample of a run, streamed; floats are exactly those that were logged."""
+        with self._stream(run, "jsonl") as answer:
+            for line in answer.iter_lines():
+                yield _row(line)
+
+    def export_bytes(self, run: str, format: str = "jsonl") -> Iterator[bytes]:  # noqa: A002 - its name in the API
+        """The export as the server writes it, in pieces: "jsonl" or "csv"."""
+        with self._stream(run, format) as answer:
+            yield from answer.iter_bytes()
+
+    def _stream(self, run: str, format: str) -> _Stream:  # noqa: A002
+        return _Stream(self, _run_path(run, "/export"), {"format": format})
+
+    def log(
+        self, run: str, metrics: dict[str, float], *, step: int | None = None, project: str = "default", rank: int = 0,
+        time: float | None = None, idempotency_key: str | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        """Sends one row of samples to the run of that name; without a step, one more than the last."""
+        from perfagent.wire import plain
+
+        body = _query(project=project, run=run, step=step, metrics=plain(metrics), rank=rank, time=time)
+        headers = {"Idempotency-Key": idempotency_key} if idempotency_key else None
+        try:
+            answer = self.http.post(self._options.url("/log"), json=body, headers=headers)
+        except httpx.TransportError as error:
+            raise self._options.unreachable(error) from error
+        _raise(answer)
+        reply: dict[str, Any] = _json(answer)
+        return reply
+
+    def close(self) -> None:
+        self.http.close()
+
+    def __enter__(self) -> Client:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+
+class _Stream:
+    """A streamed answer whose errors are ours."""
+
+    def __init__(self, client: Client, path: str, params: dict[str, Any]) -> None:
+        self._client, self._path, self._params = client, path, params
+        self._answer: httpx.Response | None = None
+
+    def __enter__(self) -> httpx.Response:
+        options = self._client._options
+        request = self._client.http.build_request("GET", options.url(self._path), params=self._params)
+        try:
+            self._answer = self._client.http.send(request, stream=True)
+            if not self._answer.is_success:
+                self._answer.read()
+        except httpx.TransportError as error:
+            raise options.unreachable(error) from error
+        try:
+            _raise(self._answer)
+        except ApiError:
+            self._answer.close()
+            raise
+        return self._answer
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._answer is not None:
+            self._answer.close()
+        if isinstance(error, httpx.TransportError):
+            raise ServerUnreachable(f"{self._client.server} broke off in the middle of its answer: {error}") from error
+
+
+class AsyncClient:
+    """The reading half of Client for asyncio programs."""
+
+    def __init__(
+        self, server: str | None = None, api_key: str | None = None, *, transport: httpx.AsyncBaseTransport | None = None
+    ) -> None:
+        self._options = _Options(server, api_key)
+        self.http = httpx.AsyncClient(
+            headers=self._options.headers, timeout=_TIMEOUT, trust_env=self._options.trust_env, transport=transport
+        )
+
+    @property
+    def server(self) -> str:
+        return self._options.server
+
+    async def request(self, method: str, path: str, *, params: dict[str, Any] | None = None, body: Any = None) -> Any:
+        try:
+            answer = await self.http.request(method, self._options.url(path), params=params, json=body)
+        except httpx.TransportError as error:
+            raise self._options.unreachable(error) from error
+        _raise(answer)
+        return _json(answer) if answer.content else None
+
+    async def runs(
+        self, *, project: str | None = None, name: str | None = None, state: str | None = None, tag: str | None = None
+    ) -> AsyncIterator[RunSummary]:
+        """Runs, newest first."""
+        cursor: str | None = None
+        while True:
+            params = _query(project=project, name=name, state=state, tag=tag, limit=500, cursor=cursor)
+            page = await self.request("GET", "/runs", params=params)
+            for row in _part(RunSummary, "runs")(page):
+                yield row
+            cursor = page.get("next")
+            if cursor is None:
+                return
+
+    async def run(self, run: str) -> RunDetails:
+        return parse(RunDetails, await self.request("GET", _run_path(run)))
+
+    async def latest(self, run: str) -> dict[str, Latest]:
+        return {name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()}
+
+    async def series(
+        self,
+        run: str,
+        name: str,
+        *,
+        rank: Rank = "all",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Series:
+        params = _query(name=name, rank=rank, from_=from_step, to=to_step, points=points)
+        return parse(Series, await self.request("GET", _run_path(run, "/series"), params=params))
+
+    async def verdict(self, run: str) -> Finding:
+        return parse(Finding, await self.request("GET", _run_path(run, "/verdict")))
+
+    async def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
+        found = await self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity))
+        return _part(Alert, "alerts")(found)
+
+    async def aclose(self) -> None:
+        await self.http.aclose()
+
+    async def __aenter__(self) -> AsyncClient:
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        await self.aclose()

@@ -1,0 +1,196 @@
+"""`perfagent runs`, `show`, `export` and `delete`: what the server knows, in a terminal. RUN is an id or a name."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from perfagent.errors import ConfigError
+from perfagent.wire import Finding, Latest, RunSummary, to_json
+from perfagent_client.client import Client
+
+__all__ = ["delete", "export", "runs", "show"]
+
+
+def runs(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Lists runs, newest first."
+    parser.add_argument("--project", help="only of this project")
+    parser.add_argument("--name", help="only of this name")
+    parser.add_argument("--state", help="only in this state: running, finished, failed ...")
+    parser.add_argument("--tag", help="only with this tag")
+    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (default 50)")
+    _options(parser)
+    parser.set_defaults(run=_runs)
+
+
+def show(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Shows one run: its verdict, what was found, and its newest figures."
+    parser.add_argument("name_or_id", metavar="RUN")
+    _options(parser)
+    parser.set_defaults(run=_show)
+
+
+def export(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Writes every sample of a run, a row each; floats read back exactly."
+    parser.add_argument("name_or_id", metavar="RUN")
+    parser.add_argument("--format", choices=("jsonl", "csv", "parquet"), default="jsonl", help="default jsonl")
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write here instead of standard output")
+    _options(parser, as_json=False)
+    parser.set_defaults(run=_export)
+
+
+def delete(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Deletes a run with everything that belongs to it. Needs an administrator's key or the admin token."
+    parser.add_argument("name_or_id", metavar="RUN")
+    parser.add_argument("--data", type=Path, metavar="DIR", help="the server's data folder, where the admin token lies")
+    _options(parser)
+    parser.set_defaults(run=_delete)
+
+
+def _options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
+    parser.add_argument(
+        "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else http://127.0.0.1:8420)"
+    )
+    if as_json:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text} is below 1")
+    return number
+
+
+def _print_json(value: Any) -> None:
+    sys.stdout.write(to_json(value).decode() + "\n")
+
+
+def _runs(arguments: argparse.Namespace) -> int:
+    with Client(arguments.server) as client:
+        found = list(
+            client.runs(
+                project=arguments.project, name=arguments.name, state=arguments.state, tag=arguments.tag, limit=arguments.limit
+            )
+        )
+    if arguments.json:
+        _print_json({"runs": found})
+    elif not found:
+        print("no runs")
+    else:
+        _table(found)
+    return 0
+
+
+def _table(found: list[RunSummary]) -> None:
+    head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "STARTED")
+    rows = [(row.run, row.name, row.project, row.state, str(row.step), row.started[:19].replace("T", " ")) for row in found]
+    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
+    for row in (head, *rows):
+        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    with Client(arguments.server) as client:
+        run = client.find(arguments.name_or_id)
+        verdict, findings, latest = client.verdict(run.run), client.findings(run.run), client.latest(run.run)
+        alerts = client.alerts(run.run)
+    if arguments.json:
+        summary = json.loads(to_json(run))
+        figures = {name: item.value for name, item in latest.items()}
+        _print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "alerts": alerts})
+        return 0
+    print(f"{run.name}  ({run.project}, {run.run})")
+    print(
+        f"{run.state}{': ' + run.reason if run.reason else ''}, step {run.step}, started {run.started[:19].replace('T', ' ')} UTC"
+    )
+    if run.notes:
+        print(run.notes)
+    print()
+    _finding(verdict)
+    for finding in findings:
+        if finding != verdict:
+            _finding(finding)
+    _figures(latest)
+    return 0
+
+
+def _finding(finding: Finding) -> None:
+    since = f" (since step {finding.since_step})" if finding.since_step is not None else ""
+    print(f"[{finding.severity}] {finding.rule}: {finding.message}{since}")
+    if finding.fix:
+        print(f"    {finding.fix}")
+
+
+def _figures(latest: dict[str, Latest]) -> None:
+    if latest:
+        print()
+    width = max((len(name) for name in latest), default=0)
+    for name, item in sorted(latest.items()):
+        print(f"{name.ljust(width)}  {item.value:.6g}")
+
+
+def _export(arguments: argparse.Namespace) -> int:
+    with Client(arguments.server) as client:
+        run = client.find(arguments.name_or_id)
+        pieces = client.export_bytes(run.run, arguments.format)
+        first = next(pieces, b"")  # an error of the server comes before a file is touched
+        with _output(arguments.output) as file:
+            file.write(first)
+            for piece in pieces:
+                file.write(piece)
+    return 0
+
+
+@contextlib.contextmanager
+def _output(path: Path | None) -> Iterator[BinaryIO]:
+    """Standard output, or a file that appears under its name only when it is complete."""
+    if path is None:
+        yield sys.stdout.buffer
+        sys.stdout.buffer.flush()
+        return
+    try:
+        descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written ({error.strerror})") from error
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            yield file
+        mask = os.umask(0)
+        os.umask(mask)
+        Path(name).chmod(0o666 & ~mask)  # as any program's output; mkstemp made it private
+        Path(name).rename(path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def _delete(arguments: argparse.Namespace) -> int:
+    with Client(arguments.server, _admin_token(arguments.data)) as client:
+        run = client.find(arguments.name_or_id)
+        client.delete(run.run)
+    if arguments.json:
+        _print_json({"run": run.run, "deleted": True})
+    else:
+        print(f"{run.name} ({run.run}) is deleted")
+    return 0
+
+
+def _admin_token(data: Path | None) -> str | None:
+    """The admin token of a server on this machine, None where there is none to read: PERFAGENT_API_KEY is used then."""
+    if os.environ.get("PERFAGENT_ADMIN_TOKEN"):
+        return os.environ["PERFAGENT_ADMIN_TOKEN"]
+    if data is None:
+        base = os.environ.get("PERFAGENT_DATA")
+        data = Path(base) if base else Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent"
+    try:
+        return (data.expanduser() / "admin-token").read_text().strip() or None
+    except OSError:
+        return None

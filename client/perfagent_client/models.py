@@ -1,0 +1,75 @@
+"""From the server's JSON to the shapes of perfagent.wire; non-finite numbers arrive as text and leave as floats."""
+
+from __future__ import annotations
+
+import math
+import types
+from dataclasses import dataclass, field, fields
+from functools import cache
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from perfagent.errors import WireError
+from perfagent.wire import RunSummary
+
+__all__ = ["RunDetails", "parse"]
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True, kw_only=True)
+class RunDetails(RunSummary):
+    """One run as in GET /api/v1/runs/{run}: the summary and what people wrote about it."""
+
+    notes: str = field(default="")
+
+
+def parse(kind: type[T], data: Any) -> T:
+    """A wire dataclass from JSON. Unknown fields are ignored, so that an older client reads a newer server's answers.
+
+    Raises WireError when a field that is needed is missing or has another type.
+    """
+    if not isinstance(data, dict):
+        raise WireError(f"the server's answer is no {kind.__name__}: {data!r:.200}")
+    values = {}
+    for name, annotation in _hints(kind).items():
+        if name in data:
+            values[name] = _convert(annotation, data[name])
+    try:
+        return kind(**values)
+    except TypeError as error:
+        raise WireError(f"the server's answer is no {kind.__name__}: {error}") from error
+
+
+@cache
+def _hints(kind: type) -> dict[str, Any]:
+    hints = get_type_hints(kind)
+    return {item.name: hints[item.name] for item in fields(kind)}  # type: ignore[arg-type]
+
+
+_SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
+
+
+def _convert(annotation: Any, value: Any) -> Any:
+    origin = get_origin(annotation)
+    if annotation is float:
+        return _number(value)
+    if origin is list:
+        item = get_args(annotation)[0]
+        if not isinstance(value, list):
+            raise WireError(f"the server's answer has {value!r:.80} where a list belongs")
+        return [_convert(item, part) for part in value] if item is float or get_origin(item) is list else value
+    if origin in (Union, types.UnionType):
+        choices = get_args(annotation)
+        if value is None and type(None) in choices:
+            return None
+        if float in choices and str not in choices:
+            return _number(value)
+    return value
+
+
+def _number(value: Any) -> float:
+    if isinstance(value, str) and value in _SPELLED:
+        return _SPELLED[value]
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        raise WireError(f"the server's answer has {value!r:.80} where a number belongs")
+    return float(value)
