@@ -49,6 +49,8 @@ class Identity:
     world_size: int = 1
     node_rank: int = 0
     start_step: int | None = None
+    job_key: str | None = None
+    """A name that the ranks of this job on this node share (None where the environment has none)."""
     meeting: Meeting | None = field(default=None, repr=False)
 
     @property
@@ -72,14 +74,14 @@ class Identity:
         now: Callable[[], float] = time.time,
     ) -> Identity:
         env = os.environ if environ is None else environ
-        place = _place(env)
-        mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step, **place)
+        mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
+        mine.rank, mine.local_rank, mine.world_size, mine.node_rank = _place(env)
         started = max(1, int(now() * 1000))
         if mine.run is None:
             mine.run, shared = _scheduler_job(env)
             if shared:
                 mine.attempt = shared
-        key = _job_key(env)
+        key = mine.job_key = _job_key(env)
         if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
@@ -94,8 +96,8 @@ def draw_id() -> str:
     return "".join(secrets.choice("0123456789abcdefghjkmnpqrstvwxyz") for _ in range(12))
 
 
-def _place(env: Mapping[str, str]) -> dict[str, int]:
-    """rank, local_rank, world_size, node_rank, from the first launcher that tells a world size."""
+def _place(env: Mapping[str, str]) -> tuple[int, int, int, int]:
+    """(rank, local_rank, world_size, node_rank), from the first launcher that tells a world size."""
     for rank, local, size, node in (
         ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK"),
         ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
@@ -107,21 +109,12 @@ def _place(env: Mapping[str, str]) -> dict[str, int]:
             continue
         if rank == "SLURM_PROCID" and not _under_srun(env):
             continue
-        return {
-            "rank": found_rank,
-            "world_size": found_size,
-            "local_rank": _int(env.get(local)) or 0,
-            "node_rank": _int(env.get(node)) or 0,
-        }
+        return found_rank, _int(env.get(local)) or 0, found_size, _int(env.get(node)) or 0
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        return {
-            "rank": distributed.get_rank(),
-            "world_size": distributed.get_world_size(),
-            "local_rank": _int(env.get("LOCAL_RANK")) or 0,
-            "node_rank": _int(env.get("GROUP_RANK")) or 0,
-        }
-    return {"rank": 0, "world_size": 1, "local_rank": 0, "node_rank": 0}
+        size = distributed.get_world_size()
+        return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK")) or 0
+    return 0, 0, 1, 0
 
 
 def _under_srun(env: Mapping[str, str]) -> bool:
