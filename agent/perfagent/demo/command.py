@@ -52,7 +52,7 @@ def demo(arguments: argparse.Namespace) -> int:
 
     with DemoServer(data=arguments.data, port=arguments.port, log=_state_folder() / "demo-server.log") as server:
         if server.moved_from is not None:
-            print(f"port {server.moved_from} is taken by another program; using {server.port}")
+            print(f"port {server.moved_from} is taken by another program; using another")
         print(f"{'using the server that runs' if server.found else 'server started'} at {server.url}")
         page = f"{server.url}/run/{run}"
         print(f"dashboard: {page}")

@@ -1,0 +1,114 @@
+"""The demo's parts: its data, its faults, what it shows. The whole of it is in tests/e2e/test_demo.py."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import math
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+
+from perfagent.demo import command, data, faults, server
+from perfagent.demo.model import GPT
+from perfagent.errors import ConfigError, PerfagentError
+
+
+def test_targets_are_the_tokens_one_byte_later() -> None:
+    windows = data.Windows(b"abcdefghij", context=4)
+    assert len(windows) == 2
+    tokens, targets = windows[1]
+    assert bytes(tokens.tolist()) == b"efgh"
+    assert bytes(targets.tolist()) == b"fghi"
+
+
+def test_the_same_seed_gives_the_same_batches() -> None:
+    windows = data.Windows(bytes(range(256)) * 10, context=8)
+    first, second = (next(iter(data.loader(windows, 4, seed=3)))[0] for _ in range(2))
+    assert torch.equal(first, second)
+
+
+def test_a_python_without_sources_is_refused_in_words(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text("pass")
+    with pytest.raises(PerfagentError, match="holds only 4 bytes"):
+        data.read_sources(tmp_path)
+
+
+def test_the_first_loss_is_that_of_a_guess() -> None:
+    torch.manual_seed(0)
+    logits = GPT()(torch.randint(0, 256, (2, 64)))
+    loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), torch.randint(0, 256, (128,)))
+    assert abs(loss.item() - math.log(256)) < 0.2
+
+
+def test_every_name_of_a_fault_is_there_or_refused_with_those_that_are() -> None:
+    for name in faults.FAULTS:
+        assert faults.named(name).name == name
+    for name in (*faults.LATER, "nonsense"):
+        with pytest.raises(ConfigError, match="data-stall"):
+            faults.named(name)
+
+
+def test_a_masked_batch_is_nan_once_and_all_others_are_the_mean() -> None:
+    losses = torch.tensor([1.0, 3.0])
+    nan = faults.named("nan")
+    found = [faults.bad_loss(nan, step, 20, losses).item() for step in range(1, 21)]
+    assert [step for step, loss in enumerate(found, start=1) if math.isnan(loss)] == [10]
+    assert {loss for loss in found if not math.isnan(loss)} == {2.0}
+
+
+def test_a_spike_spoils_the_targets_of_some_steps_and_no_tokens() -> None:
+    spike = faults.named("spike")
+    tokens, targets = torch.zeros(2, 4, dtype=torch.long), torch.zeros(2, 4, dtype=torch.long)
+    spoiled = []
+    for step in range(1, 301):
+        seen, wanted = faults.bad_batch(spike, step, 300, tokens, targets)
+        assert torch.equal(seen, tokens)
+        if not torch.equal(wanted, targets):
+            spoiled.append(step)
+    assert len(spoiled) == faults.SPIKE_STEPS
+    assert spoiled[-1] <= 300
+
+
+def test_a_screen_that_is_no_terminal_gets_a_line_for_each_tenth() -> None:
+    out = io.StringIO()
+    screen = command._Screen(20, out)
+    for step in range(21):
+        screen.step, screen.loss = step, "2.5"
+        screen.draw()
+    lines = out.getvalue().splitlines()
+    assert len(lines) == 11
+    assert lines[-1] == "step 20/20  loss 2.5"
+
+
+def test_a_verdict_is_printed_when_its_rule_changes() -> None:
+    out = io.StringIO()
+    screen = command._Screen(20, out)
+    healthy = {"rule": "healthy", "severity": "info", "message": "Nothing."}
+    for finding in (healthy, healthy, {"rule": "nonfinite_loss", "severity": "critical", "message": "The loss became NaN."}):
+        screen.verdict(finding)
+    assert out.getvalue().splitlines() == [
+        "verdict at step 0: healthy: Nothing.",
+        "verdict at step 0: nonfinite_loss (critical): The loss became NaN.",
+    ]
+
+
+def test_a_port_taken_by_another_program_is_left_alone(tmp_path: Path) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        taken = other.getsockname()[1]
+        found = server.DemoServer(data=tmp_path, port=taken, log=tmp_path / "log")
+        assert not found.found
+        assert found.moved_from == taken
+        assert not found.url.endswith(f":{taken}")
+        found.http.close()
+
+
+def test_the_command_refuses_a_number_of_steps_that_is_none() -> None:
+    parser = argparse.ArgumentParser()
+    command.command(parser)
+    with pytest.raises(ConfigError, match="--steps is 0"):
+        command.demo(parser.parse_args(["--steps", "0"]))
