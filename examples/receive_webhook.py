@@ -2,7 +2,7 @@
 
     PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9000 perfagent up          # a receiver on this machine must be allowed by name
     perfagent channels add webhook http://127.0.0.1:9000/        # prints the secret
-    python examples/receive_webhook.py whsec_...
+    python examples/receive_webhook.py whsec_... [PORT]
 """
 
 import base64
@@ -44,4 +44,4 @@ class Handler(BaseHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None: ...
 
 
-HTTPServer(("127.0.0.1", 9000), Handler).serve_forever()
+HTTPServer(("127.0.0.1", int(sys.argv[2]) if len(sys.argv) > 2 else 9000), Handler).serve_forever()
