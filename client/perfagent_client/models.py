@@ -31,7 +31,8 @@ def parse(kind: type[T], data: Any) -> T:
     if not isinstance(data, dict):
         raise WireError(f"the server's answer is no {kind.__name__}: {data!r:.200}")
     values = {}
-    for name, annotation in _hints(kind).items():
+    hints: dict[str, Any] = _hints(kind)
+    for name, annotation in hints.items():
         if name in data:
             values[name] = _convert(annotation, data[name])
     try:
@@ -41,9 +42,9 @@ def parse(kind: type[T], data: Any) -> T:
 
 
 @cache
-def _hints(kind: type) -> dict[str, Any]:
+def _hints(kind: type[Any]) -> dict[str, Any]:
     hints = get_type_hints(kind)
-    return {item.name: hints[item.name] for item in fields(kind)}  # type: ignore[arg-type]
+    return {item.name: hints[item.name] for item in fields(kind)}
 
 
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

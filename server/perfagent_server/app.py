@@ -32,6 +32,7 @@ from perfagent_server.routes import (
     session,
 )
 from perfagent_server.routes import self as self_
+from perfagent_server.routes.reply import reply
 from perfagent_server.security.edge import BodyLimits, HostCheck, OriginCheck, SecurityHeaders, content_security_policy
 from perfagent_server.security.page_gate import PageGate
 from perfagent_server.services import Services, open_services
@@ -111,7 +112,7 @@ def _documentation() -> APIRouter:
 
     @router.get("/openapi.json")
     async def openapi_json(request: Request) -> Response:
-        return problems.reply(openapi.document(request.app))
+        return reply(openapi.document(request.app))
 
     @router.get("/docs")
     async def docs() -> Response:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
+from urllib.parse import quote
 
 from fastapi import Depends, Request
 
@@ -85,6 +86,7 @@ def open_services(settings: Settings) -> Services:
     runs = Runs(database)
     hub = Hub(runs.summaries)
     ingest = Ingest(database, store)
+    outbox = Outbox(database, settings.webhook_allow)
     return Services(
         settings=settings,
         database=database,
@@ -93,8 +95,10 @@ def open_services(settings: Settings) -> Services:
         ingest=ingest,
         log_rows=LogRows(database, runs, ingest),
         hub=hub,
-        engine=Engine(database, store, hub),
-        outbox=Outbox(database),
+        engine=Engine(
+            database, store, hub, link=lambda run: f"{settings.url}/run/{quote(run, safe='')}", on_deliveries=outbox.wake
+        ),
+        outbox=outbox,
         compactor=Compactor(database),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         started=time.time(),

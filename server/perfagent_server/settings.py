@@ -38,7 +38,9 @@ class Settings:
     "required" always. insecure_no_auth: reading and ingest without a key even on a public address. allowed_hosts: names in
     the Host header besides loopback and `host`; "*" is any. forwarded_allow_ips: proxies whose X-Forwarded-For is believed.
     public_url: the address that people use, for links in alerts. webhook_allow: receivers (host:port, host, CIDR) that are
-    allowed although they are loopback or private. admin_token: replaces the token file.
+    allowed although they are loopback or private. admin_token: replaces the token file. max_body_bytes, max_decoded_bytes: of
+    one request, as sent and decoded. read_timeout_s: for a request's head and for its body. keep_alive_s: for an idle
+    connection; above twice the agents' flush interval, so that the server never closes one that is about to be used.
     """
 
     host: str = "127.0.0.1"
@@ -58,14 +60,13 @@ class Settings:
     max_decoded_bytes: int = MAX_DECODED_BYTES
     read_timeout_s: float = 10.0
     keep_alive_s: int = 75
-    lost_after_s: float = 30.0
 
     def __post_init__(self) -> None:
         if self.auth not in get_args(Auth):
             raise ConfigError(f"auth is {self.auth!r}; allowed are {', '.join(get_args(Auth))}")
         if not 0 <= self.port <= 65535:
             raise ConfigError(f"port is {self.port}; allowed are 0 (any free one) to 65535")
-        for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s", "lost_after_s"):
+        for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
         if self.metrics:

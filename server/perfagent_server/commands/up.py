@@ -146,7 +146,7 @@ def _listen(settings: Settings) -> socket.socket:
         if error.errno == errno.EADDRINUSE:
             raise ConfigError(
                 f"port {settings.port} on {settings.host} is taken: if perfagent runs there already, open {settings.url}; "
-                f"otherwise choose another: `perfagent up --port {settings.port + 1}` (and PERFAGENT_SERVER for the training jobs)"
+                f"otherwise take another: `perfagent up --port {settings.port + 1}` (and PERFAGENT_SERVER for the training jobs)"
             ) from error
         if error.errno == errno.EACCES:
             raise ConfigError(f"port {settings.port} may not be used by this user; ports from 1024 may") from error

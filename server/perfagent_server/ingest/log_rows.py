@@ -14,6 +14,7 @@ import math
 import threading
 import time
 import uuid
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -255,10 +256,10 @@ def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float)
 
 
 def _group(rows: Sequence[tuple[LogRow, int]], now: float) -> Group:
-    times = [now if row.time is None else row.time for row, _ in rows]
+    times = array("d", [now if row.time is None else row.time for row, _ in rows]).tobytes()
     return Group(
-        step=[step for _, step in rows],  # type: ignore[arg-type] - Group packs sequences
-        time=times,  # type: ignore[arg-type]
-        monotonic=times,  # type: ignore[arg-type]
-        values={name: [row.metrics[name] for row, _ in rows] for name in rows[0][0].metrics},  # type: ignore[misc]
+        step=array("q", [step for _, step in rows]).tobytes(),
+        time=times,
+        monotonic=times,
+        values={name: array("d", [row.metrics[name] for row, _ in rows]).tobytes() for name in rows[0][0].metrics},
     )
