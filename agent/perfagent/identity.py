@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Identity", "Meeting", "process_start"]
 
+_meetings = itertools.count()
+
 STORE_KEY = "perfagent/run"
 ALONE_AFTER_S = 120.0
 
@@ -36,7 +39,7 @@ class Identity:
     """Who this process is.
 
     run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this attempt.
-    attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank and node_rank: 0 where the launcher does not say.
+    attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank, node_rank: 0 where the launcher says nothing.
     """
 
     project: str
@@ -58,7 +61,7 @@ class Identity:
         return self.run is not None and self.attempt > 0
 
     def poll(self) -> bool:
-        """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known; never waits long."""
+        """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known."""
         if self.meeting is not None:
             self.meeting.poll(self)
         return self.known
@@ -70,9 +73,11 @@ class Identity:
         *,
         name: str | None = None,
         start_step: int | None = None,
+        meet: bool = True,
         environ: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> Identity:
+        """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = _place(env)
@@ -85,8 +90,9 @@ class Identity:
         if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
-        if mine.world_size > 1 and not (mine.known and mine.attempt != started):
-            mine.meeting = Meeting(config.state_dir / "jobs", key, env, started)
+        if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
+            again = next(_meetings)  # a second run in the same process must not be taken for the first
+            mine.meeting = Meeting(config.state_dir / "jobs", f"{key}-{again}" if key and again else key, env, started)
             mine.meeting.poll(mine)
         return mine
 
@@ -166,11 +172,9 @@ def _elastic_agent() -> int:
     pid = os.getppid()
     for _ in range(8):
         try:
-            with open(f"/proc/{pid}/environ", "rb") as file:
-                if b"TORCHELASTIC_RESTART_COUNT=" not in file.read():
-                    return pid
-            with open(f"/proc/{pid}/stat", "rb") as file:
-                pid = int(file.read().rpartition(b")")[2].split()[1])
+            if b"TORCHELASTIC_RESTART_COUNT=" not in Path(f"/proc/{pid}/environ").read_bytes():
+                return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
         except (OSError, ValueError, IndexError):
             break
     return os.getppid()
@@ -179,14 +183,13 @@ def _elastic_agent() -> int:
 def process_start(pid: int) -> int:
     """Start of a process in clock ticks after boot, 0 when it is gone: with the pid, a name that is never reused."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            return int(file.read().rpartition(b")")[2].split()[19])
+        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
 
 
 class Meeting:
-    """Where rank 0 leaves run, attempt and start step for the other ranks: a file for its node, the job's store for the others."""
+    """Where rank 0 leaves run, attempt and start step for the others: a file for its node, the job's store for other nodes."""
 
     def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int) -> None:
         self._path = folder / f"{key}.json" if key else None
@@ -194,6 +197,7 @@ class Meeting:
         self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
         self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._address = env.get("MASTER_ADDR", ""), _int(env.get("MASTER_PORT")) or 0
+        self._store_key = f"{STORE_KEY}/{self._restart}/{key}"
         self._started = started
         self._since = time.monotonic()
         self._store: Any = None
@@ -233,14 +237,14 @@ class Meeting:
                 self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 _sweep(self._path.parent)
                 fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
-                with open(fd, "w", encoding="utf-8") as file:
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
                     json.dump(self._message(mine), file)
                 temporary.replace(self._path)
         if not self._stored:
             store = self._find_store()
             if store is not None:
                 try:
-                    store.set(f"{STORE_KEY}/{self._restart}", json.dumps(self._message(mine)))
+                    store.set(self._store_key, json.dumps(self._message(mine)))
                     self._stored = True
                 except Exception:  # noqa: BLE001 - whatever the store's backend raises: the file and a later try remain
                     self._lose_store()
@@ -256,7 +260,9 @@ class Meeting:
             if mine.start_step is None and isinstance(found.get("start_step"), int):
                 mine.start_step = found["start_step"]
         elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
-            mine.attempt = mine.attempt or self._started  # a named run without a meeting place: an attempt of its own is better than none
+            mine.attempt = (
+                mine.attempt or self._started
+            )  # a named run without a meeting place: an attempt of its own is better than none
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
@@ -276,7 +282,7 @@ class Meeting:
         store = self._find_store()
         if store is None:
             return None
-        key = f"{STORE_KEY}/{self._restart}"
+        key = self._store_key
         try:
             if not store.check([key]):
                 return None
@@ -286,7 +292,7 @@ class Meeting:
             return None
 
     def _find_store(self) -> Any:
-        """The job's key-value store, once torch.distributed has one; asked for at most once a second, given up after ten failures."""
+        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
         if self._store is not None or self._store_failed >= 10 or time.monotonic() < self._next_store:
             return self._store
         self._next_store = time.monotonic() + 1.0

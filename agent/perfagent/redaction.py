@@ -24,11 +24,15 @@ MAX_DEPTH = 12
 _KEY = re.compile(
     r"passw(?:or)?d|passphrase|passwd|(?<![a-z])pwd(?![a-z])|mysql_pwd|secret|credential|private[._ -]?key|api[._ -]?key|apikey"
     r"|access[._ -]?key|auth(?!or|entic(?!ation))|(?<![a-z])cookie|session[._ -]?(?:id|key|token)|(?<![a-z])csrf|(?<![a-z])xsrf"
-    r"|(?<![a-z])jwt(?![a-z])|(?<![a-z])ssn(?![a-z])|social[._ -]?security|credit[._ -]?card|webhook[._ -]?url|(?<![a-z])dsn(?![a-z])"
-    r"|(?:^|[^a-z])(?:\w*[._ -])?token$|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
+    r"|(?<![a-z])jwt(?![a-z])|(?<![a-z])ssn(?![a-z])|social[._ -]?security|credit[._ -]?card|webhook[._ -]?url"
+    r"|(?<![a-z])dsn(?![a-z])"
+    r"|(?:^|[^a-z])(?:\w*[._ -])?token$"
+    r"|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
     re.IGNORECASE,
 )
-_NOT_SECRET = re.compile(r"(?:pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start)[._-]?token(?:_id)?s?$", re.IGNORECASE)
+_NOT_SECRET = re.compile(
+    r"(?:pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start)[._-]?token(?:_id)?s?$", re.IGNORECASE
+)
 
 _VALUES = re.compile(
     "|".join(
@@ -59,12 +63,17 @@ _VALUES = re.compile(
     re.DOTALL,
 )
 _USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>[^\s/@:'\"]*):(?P<password>[^\s/@'\"]+)@")
-_HEADER = re.compile(r"(?P<name>(?:proxy-)?authorization|x-api-key|set-cookie|cookie)(?P<gap>['\"]?\s*[:=]\s*['\"]?)(?P<value>[^\n'\"]+)", re.IGNORECASE)
+_HEADER = re.compile(
+    r"(?P<name>(?:proxy-)?authorization|x-api-key|set-cookie|cookie)(?P<gap>['\"]?\s*[:=]\s*['\"]?)(?P<value>[^\n'\"]+)",
+    re.IGNORECASE,
+)
 _BEARER = re.compile(r"\b(?P<kind>bearer|basic)(?P<gap>\s+)[A-Za-z0-9+/=._~-]{12,}", re.IGNORECASE)
 _ASSIGNMENT = re.compile(
     r"(?P<name>[A-Za-z_][A-Za-z0-9_.-]{0,60})(?P<gap>['\"]?\s*(?:=|:)\s*)(?P<value>'[^'\n]*'|\"[^\"\n]*\"|[^\s,;&'\")}\]]+)"
 )
-_QUERY = re.compile(r"(?P<lead>[?&](?:sig|signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+", re.IGNORECASE)
+_QUERY = re.compile(
+    r"(?P<lead>[?&](?:sig|signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+", re.IGNORECASE
+)
 
 
 def secret_key(key: str) -> bool:
@@ -99,7 +108,7 @@ def _hide_assignment(match: re.Match[str]) -> str:
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command line: values of secret options hidden (`--api-key=X` and `--api-key X`), and long random words by their entropy."""
+    """A command line without secrets: `--api-key=X` and `--api-key X` by name, long random words by their entropy."""
     result: list[str] = []
     hide_next = False
     for argument in arguments:

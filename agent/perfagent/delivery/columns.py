@@ -118,12 +118,11 @@ class Columns:
 
 
 def clean_name(key: Any) -> str | None:
-    """A metric name as it may travel: text without NUL, lone surrogates or other control characters, at most 256 bytes of UTF-8."""
-    if not isinstance(key, str):
-        key = str(key) if isinstance(key, (int, float)) else ""
-    if key.isascii() and key.isprintable() and 0 < len(key) <= MAX_NAME_BYTES:
-        return key
-    text = key.encode("utf-8", "replace").decode("utf-8")
+    """A metric name as it may travel: text without control characters or lone surrogates, at most 256 bytes of UTF-8."""
+    raw = key if isinstance(key, str) else str(key) if isinstance(key, (int, float)) else ""
+    if raw.isascii() and raw.isprintable() and 0 < len(raw) <= MAX_NAME_BYTES:
+        return raw
+    text = raw.encode("utf-8", "replace").decode("utf-8")
     text = "".join("�" if ord(c) < 32 or ord(c) == 127 else c for c in text)
     return text.encode("utf-8")[:MAX_NAME_BYTES].decode("utf-8", "ignore") or None
 

@@ -21,26 +21,27 @@ import contextlib
 import logging
 import os
 import random
+import sys
 import threading
 import time
 import weakref
-import zlib
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.delivery.columns import Columns, is_urgent
-from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusy, folders
+from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
+from perfagent.delivery.transport import Answer, HttpTransport, judge, packed
 from perfagent.errors import ServerUnreachable, WireError
 from perfagent.identity import process_start
 from perfagent.redaction import redacted
-from perfagent.wire import Event, Frame, encode
+from perfagent.wire import Event, encode
 
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
     from perfagent.delivery.columns import AnyRow, Row
-    from perfagent.delivery.transport import Answer, Transport
+    from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 
 __all__ = ["Deferred", "Sender"]
@@ -110,6 +111,7 @@ class Sender:
         self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone
         self._wake, self._closed = threading.Event(), threading.Event()
         self._closing: float | None = None
+        self._final = ""
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         root = config.record if config.record is not None else config.state_dir / "spool"
@@ -190,6 +192,7 @@ class Sender:
         """The last event, everything into the spool, one bounded attempt to deliver. Returns within timeout_s."""
         if self.disabled or self._closing is not None:
             return
+        self._final = state
         if state:
             self.event("state", {"state": state, **({"reason": reason} if reason else {}), **more})
         self._closing = time.monotonic() + timeout_s
@@ -231,7 +234,9 @@ class Sender:
                 if attempt == 2:
                     self._disable(f"{type(error).__name__}: {error}")
                 else:
-                    self._once("error", logging.WARNING, f"perfagent: internal error, starting over: {type(error).__name__}: {error}")
+                    self._once(
+                        "error", logging.WARNING, f"perfagent: internal error, starting over: {type(error).__name__}: {error}"
+                    )
         self._closed.set()
 
     def _disable(self, why: str) -> None:
@@ -258,7 +263,11 @@ class Sender:
         for source in [*self._sources]:
             if not source.poll():
                 self._sources.remove(source)
-                self._once(f"source {source.name}", logging.WARNING, f"perfagent: {source.name} failed three times and is off: {source.error}")
+                self._once(
+                    f"source {source.name}",
+                    logging.WARNING,
+                    f"perfagent: {source.name} failed three times and is off: {source.error}",
+                )
         self._drain(now)
         for request in self._flushes:
             request.drained = True
@@ -269,7 +278,9 @@ class Sender:
     def _drain(self, now: float) -> None:
         if len(self.rows) == MAX_ROWS:
             self.counters["overflows"] += 1
-            self._once("overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped")
+            self._once(
+                "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
+            )
         rows: list[Any] = []
         for _ in range(len(self.rows)):
             head = self.rows[0]
@@ -312,7 +323,7 @@ class Sender:
                 self._once(
                     "disk",
                     logging.WARNING,
-                    f"perfagent: the spool {self.spool.folder} cannot be written ({self.spool.error.strerror or self.spool.error}); "
+                    f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
                     f"keeping up to {self.config.max_memory_bytes >> 20} MB in memory",
                 )
 
@@ -323,9 +334,17 @@ class Sender:
         for reason, count in refused.items():
             self.counters[f"refused_{reason}"] += count
         if refused["series"]:
-            self._once("series", logging.WARNING, f"perfagent: a run may have {self._columns.max_series} series; samples of further names are left out")
+            self._once(
+                "series",
+                logging.WARNING,
+                f"perfagent: a run may have {self._columns.max_series} series; samples of further names are left out",
+            )
         if refused["kind"]:
-            self._once("kind", logging.WARNING, "perfagent: some logged values are no numbers and were left out (text, None, complex, arrays)")
+            self._once(
+                "kind",
+                logging.WARNING,
+                "perfagent: some logged values are no numbers and were left out (text, None, complex, arrays)",
+            )
         refused.clear()
 
     # ---- deciding what to send
@@ -372,29 +391,12 @@ class Sender:
             self._send_orphan(now)
 
     def _send(self, outgoing: Outgoing, spool: Spool | None, now: float) -> None:
-        header = (spool or self.spool).header
-        frame = Frame(
-            project=header.project,
-            run=header.run or "",
-            source=header.source,
-            attempt=header.attempt,
-            rank=header.rank,
-            seq=outgoing.seq,
-            groups=outgoing.groups,
-            events=outgoing.events,
-            name=header.name,
-            sent=time.time(),
-        )
         try:
-            body = encode(frame)
+            body = encode((spool or self.spool).frame(outgoing))
         except WireError as error:
             self._quarantine(outgoing, spool, str(error))
             return
-        encoding = None
-        if len(body) > 1024 and not (self._courier_ready().loopback and len(body) < 2**20):
-            squeezed = zlib.compress(body, 1)
-            if len(squeezed) < 0.9 * len(body):
-                body, encoding = squeezed, "deflate"
+        body, encoding = packed(body, loopback=self._courier_ready().loopback)
         self._busy = _Job(body, encoding, outgoing, spool)
         self._last_sent = now
         self.counters["sent_frames"] += 1
@@ -405,8 +407,6 @@ class Sender:
         courier = self._courier
         if courier is None:
             if self._transport is None:
-                from perfagent.delivery.transport import HttpTransport
-
                 self._transport = HttpTransport(self.config.server, self.config.api_key)
             courier = self._courier = _Courier(self._transport, self._slow_sources, self._wake)
         return courier
@@ -457,18 +457,28 @@ class Sender:
             self._once(
                 "unauthorized",
                 logging.ERROR,
-                f"perfagent: server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest scope; "
-                f"recording to {self.spool.folder} meanwhile",
+                f"perfagent: server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest "
+                f"scope; recording to {self.spool.folder} meanwhile",
             )
         elif kind == "foreign":
             self._once(
-                "foreign", logging.WARNING, f"perfagent: what answers at {server} is no perfagent server ({answer.reason}), recording to "
-                f"{self.spool.folder}; will retry",
-            )  # fmt: skip
+                "foreign",
+                logging.WARNING,
+                f"perfagent: what answers at {server} is no perfagent server ({answer.reason}), "
+                f"recording to {self.spool.folder}; will retry",
+            )
         elif kind == "retry" and answer.reason.startswith("status"):
-            self._once("busy", logging.WARNING, f"perfagent: server {server} is busy ({answer.reason}), recording to {self.spool.folder}; will retry")
+            self._once(
+                "busy",
+                logging.WARNING,
+                f"perfagent: server {server} is busy ({answer.reason}), recording to {self.spool.folder}; will retry",
+            )
         else:
-            self._once("unreachable", logging.WARNING, f"perfagent: server {server} unreachable, recording to {self.spool.folder}; will retry")
+            self._once(
+                "unreachable",
+                logging.WARNING,
+                f"perfagent: server {server} unreachable, recording to {self.spool.folder}; will retry",
+            )
 
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
         self.counters["quarantined_frames"] += 1
@@ -487,7 +497,9 @@ class Sender:
                 callback(command)
             except Exception as error:  # noqa: BLE001 - one bad command must not end delivery
                 self.counters["errors"] += 1
-                self._once("command", logging.WARNING, f"perfagent: a command of the server failed: {type(error).__name__}: {error}")
+                self._once(
+                    "command", logging.WARNING, f"perfagent: a command of the server failed: {type(error).__name__}: {error}"
+                )
 
     def _answer_flushes(self, now: float) -> None:
         for _ in range(len(self._flushes)):
@@ -514,7 +526,7 @@ class Sender:
                 continue
             try:
                 spool = Spool.open(folder)
-            except (SpoolBusy, OSError):
+            except (SpoolBusyError, OSError):
                 continue
             if spool.header.server != self.config.server or not spool.header.run:
                 spool.close()
@@ -540,7 +552,12 @@ class Sender:
         if self.config.record is not None:
             self._identified = self._identified or self.identity.poll()
             if self._identified:
-                self.spool.identify(run=self.identity.run or "", attempt=self.identity.attempt, name=self.identity.name, project=self.identity.project)
+                self.spool.identify(
+                    run=self.identity.run or "",
+                    attempt=self.identity.attempt,
+                    name=self.identity.name,
+                    project=self.identity.project,
+                )
             self.spool.hold(now=now, force=True)
         else:
             self._retry_at = 0.0  # one attempt now, whatever the pause was
@@ -558,23 +575,30 @@ class Sender:
             self._courier.ended = True
             self._courier.work.set()
         done = self.config.record is None and self._busy is None and self.spool.waiting == 0
-        if done and not self._keep_folder():
+        if done and not self.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
-            self.spool.close(final=True)
+            self.spool.close(final=self._final)
         if self._orphan is not None:
             self._orphan.close()
         for request in self._flushes:
             request.done.set()
-
-    def _keep_folder(self) -> bool:
-        return bool(self.counters["quarantined_frames"])
 
     def _once(self, topic: str, level: int, message: str) -> None:
         if topic not in self._said:
             self._said.add(topic)
             with contextlib.suppress(Exception):  # a user's logging handler may raise what it likes
                 _log.log(level, message)
+
+
+def _cause(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _watched() -> bool:
+    """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes it."""
+    options = sys.modules.get("perfagent.launch.options")
+    return options is not None and options.current is not None and bool(options.current.watched)
 
 
 class _Source:
@@ -626,8 +650,6 @@ class _Courier:
         return since > 0.0 and now - since > COURIER_STUCK_S
 
     def _run(self) -> None:
-        from perfagent.delivery.transport import Answer, judge
-
         while not self.ended:
             self.work.wait(0.5 if self._slow_sources else None)
             self.work.clear()

@@ -2,7 +2,7 @@
 
     <root>/<source>/        0700, files 0600
       lock                  flock'ed by the process that owns the source; free means that its process is dead
-      state                 two slots of 64 bytes, written in place: what was acknowledged, and which ticks the frame in flight holds
+      state                 two slots of 64 bytes, written in place: what was acknowledged, which ticks the frame in flight has
       00000001.ticks        what was drained every 200 ms; deleted when acknowledged or merged
       00000002.frames       whole frames, compressed: what piled up while the server was away (or, recording, everything)
       quarantine            frames that the server refused for good, with its reason (at most 16 MB)
@@ -36,13 +36,15 @@ from typing import Any
 import msgspec
 
 from perfagent.delivery.columns import is_urgent, merge
-from perfagent.wire import Event, Group
+from perfagent.wire import Event, Frame, Group
 
-__all__ = ["Header", "Outgoing", "Spool", "SpoolBusy", "folders", "owner", "records"]
+__all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner", "records"]
 
 MAGIC = b"perfagent spool 1\n"
 _FRAMING = struct.Struct("<IIc")  # length of the payload, CRC-32 of kind and payload, kind
-_STATE = struct.Struct("<QQQQQI")  # generation, acknowledged, marked seq, first tick of it - 1, last tick of it, CRC-32 of the rest
+_STATE = struct.Struct(
+    "<QQQQQI"
+)  # generation, acknowledged, marked seq, first tick of it - 1, last tick of it, CRC-32 of the rest
 _SLOT = 64
 HEADER, TICK, FRAME = b"H", b"T", b"F"
 
@@ -55,7 +57,7 @@ THIN_ROWS = 16
 TICKS_BYTES = 2**18
 
 
-class SpoolBusy(Exception):
+class SpoolBusyError(Exception):
     """Another process owns this source: its flock is held."""
 
 
@@ -76,8 +78,8 @@ class Header:
     started: float = 0.0
     next_seq: int = 1
     next_tick: int = 1
-    closed: bool = False
-    """The process wrote its final state before it ended."""
+    closed: str = ""
+    """The last state, where the process wrote one before it ended."""
 
 
 @dataclass(slots=True)
@@ -200,10 +202,15 @@ class Spool:
 
     @classmethod
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
-        """Takes over a source whose process is gone. Raises SpoolBusy while that process lives, and FileNotFoundError
+        """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, and FileNotFoundError
         when the folder holds no source."""
         found = owner(folder)
-        spool = cls(folder, found or Header(source=folder.name, project="default", rank=0, server=None), max_bytes=max_bytes, recording=recording)
+        spool = cls(
+            folder,
+            found or Header(source=folder.name, project="default", rank=0, server=None),
+            max_bytes=max_bytes,
+            recording=recording,
+        )
         try:
             spool._take_lock()
             if not folder.is_dir() or (found is None and not list(folder.glob("*.ticks")) and not list(folder.glob("*.frames"))):
@@ -222,7 +229,7 @@ class Spool:
             os.close(self._lock_fd)
             self._lock_fd = -1
             if isinstance(error, BlockingIOError):
-                raise SpoolBusy(f"{self.folder} belongs to a running process") from error
+                raise SpoolBusyError(f"{self.folder} belongs to a running process") from error
             raise
 
     def _open_private(self, name: str, flags: int) -> int:
@@ -297,7 +304,14 @@ class Spool:
                     kept.path = path
 
     def _take_record(
-        self, kind: bytes, payload: bytes, path: Path, offset: int, ticks: list[_Tick], frames: dict[int, _Kept], replaced: set[int]
+        self,
+        kind: bytes,
+        payload: bytes,
+        path: Path,
+        offset: int,
+        ticks: list[_Tick],
+        frames: dict[int, _Kept],
+        replaced: set[int],
     ) -> None:
         if kind == HEADER:
             header = _header_decoder.decode(payload)
@@ -332,7 +346,7 @@ class Spool:
         record = _frame_record(TICK, _encoder.encode((number, groups, events)))
         written = self._append(record, frames=False)
         self._add_pending(groups, events, number, now)
-        return written
+        return bool(written)
 
     def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:
         pending = self._pending
@@ -469,6 +483,22 @@ class Spool:
         self._mark(frame.seq, first, pending.last)
         self._inflight, self._inflight_kept, self._inflight_upto = frame, None, pending.last
         return frame
+
+    def frame(self, outgoing: Outgoing) -> Frame:
+        """The frame as it travels."""
+        header = self.header
+        return Frame(
+            project=header.project,
+            run=header.run or "",
+            source=header.source,
+            attempt=header.attempt,
+            rank=header.rank,
+            seq=outgoing.seq,
+            groups=outgoing.groups,
+            events=outgoing.events,
+            name=header.name,
+            sent=time.time(),
+        )
 
     def empty(self) -> Outgoing:
         """A frame without content: a sign of life. It is forgotten if the server does not take it."""
@@ -645,7 +675,12 @@ class Spool:
             self._memory -= len(kept.blob)
             return
         path = kept.path
-        if path is not None and not self.recording and path != self._frames_path and all(other.path != path for other in self._kept):
+        if (
+            path is not None
+            and not self.recording
+            and path != self._frames_path
+            and all(other.path != path for other in self._kept)
+        ):
             self._delete(path)
 
     def _collect(self) -> None:
@@ -692,7 +727,7 @@ class Spool:
                     self._kept.remove(kept)
 
     def _enforce_cap(self) -> None:
-        """Above 80 % of the cap the oldest full-resolution samples are thinned; what even that cannot hold is dropped, events last."""
+        """Above 80 % of the cap the oldest full-resolution samples are thinned; what even that cannot hold goes, events last."""
         if self._disk <= 0.8 * self.max_bytes:
             return
         for rewrite in (_thin, _events_only, _nothing):
@@ -757,10 +792,10 @@ class Spool:
 
     # ---- ending
 
-    def close(self, *, final: bool = False) -> None:
-        """Writes a last header and lets go of the lock. final: the source's last state is in the spool."""
-        self.header.closed = self.header.closed or final
-        if final and self._ticks_fd >= 0:
+    def close(self, *, final: str = "") -> None:
+        """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered)."""
+        self.header.closed = final or self.header.closed
+        if final:
             self._append(_frame_record(HEADER, self._header_bytes()), frames=False)
         self.abandon()
 
@@ -912,7 +947,7 @@ def _rows(group: Group, rows: Sequence[int]) -> Group:
 
 
 def _thin(groups: list[Group], events: list[Event]) -> tuple[list[Group], list[Event]]:
-    """Of every 16 rows: the first, those with the smallest and largest value of the leading column, all with a non-finite value."""
+    """Of every 16 rows: the first, those with the extremes of the leading column, and all that hold a non-finite value."""
     thinned = []
     for group in groups:
         lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))

@@ -26,7 +26,7 @@ class Device(Protocol):
     def utilization_pct(self) -> float | None: ...
 
     def read(self) -> dict[str, float]:
-        """What changes slowly: memory_used_bytes, memory_total_bytes, power_w, temperature_c, sm_clock_mhz, as far as it tells."""
+        """memory_used_bytes, memory_total_bytes, power_w, temperature_c, sm_clock_mhz, as far as the device tells."""
 
 
 class FakeDevice:
@@ -78,7 +78,7 @@ class NvmlDevice:
         return values
 
     def _ask(self, what: str, function: Callable[..., Any], *arguments: Any) -> Any:
-        """The guarded door: None when this device does not tell; an error that concerns the device itself goes on to the caller."""
+        """The guarded door: None when this device does not tell; an error of the device itself goes on to the caller."""
         if what in self._unsupported:
             return None
         try:
@@ -105,7 +105,7 @@ def devices(timeout_s: float = PROBE_S) -> list[Device]:
 def _probe() -> list[Device]:
     result: list[Device] = []
     with contextlib.suppress(Exception):  # no library, no driver, no permission: then there is no GPU to speak of
-        import pynvml
+        import pynvml  # type: ignore[import-untyped]
 
         pynvml.nvmlInit()
         for index in range(pynvml.nvmlDeviceGetCount()):
@@ -117,7 +117,7 @@ def _probe() -> list[Device]:
 def visible(found: Sequence[Device], environ: Mapping[str, str]) -> list[Device]:
     """The devices in the order in which CUDA counts them in this process, as CUDA_VISIBLE_DEVICES tells.
 
-    CUDA sorts by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the GPUs of a training node are alike, so NVML's order (by bus) is it.
+    CUDA sorts by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID; the GPUs of a training node are alike, so that order is NVML's.
     """
     chosen = environ.get("CUDA_VISIBLE_DEVICES")
     if chosen is None:

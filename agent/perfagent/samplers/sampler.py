@@ -22,7 +22,6 @@ from perfagent.samplers.nvml import Device, devices, visible
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
-    from perfagent.identity import Identity
 
 __all__ = ["Sampler"]
 
@@ -91,7 +90,9 @@ class Sampler:
         self._gpu_values = {}
         if values:
             names = tuple(values)
-            self._sender.rows.append((self._step(), time.time(), now, self._names.setdefault(names, names), tuple(values.values())))
+            self._sender.rows.append(
+                (self._step(), time.time(), now, self._names.setdefault(names, names), tuple(values.values()))
+            )
 
     def poll_gpu(self) -> None:
         """On the courier's thread, about twice a second."""
@@ -105,7 +106,11 @@ class Sampler:
             if ordinal is not None and 0 <= ordinal < len(self._visible):
                 self._own = self._visible[ordinal]
         now = self._clock()
-        watched = [(device, prefix) for device in self._devices if (prefix := self._prefix(device)) is not None and device.index not in self._lost]
+        watched = [
+            (device, prefix)
+            for device in self._devices
+            if (prefix := self._prefix(device)) is not None and device.index not in self._lost
+        ]
         report = now >= self._next_gpu
         if report:
             self._next_gpu = max(self._next_gpu + self.period_s, now + 0.5 * self.period_s)

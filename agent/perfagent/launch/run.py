@@ -1,0 +1,131 @@
+"""`perfagent run SCRIPT ...`: becomes a fresh Python that runs the script as if it had been called without us.
+
+The process replaces itself (execv), so the script keeps the pid, the terminal, the exit code, and sees the same argv, path,
+`__main__` and tracebacks; a hook at interpreter start-up (startup/sitecustomize.py) takes itself out again and waits for torch.
+A watcher is forked off before, to see how it ends (watcher.py).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from perfagent.config import AgentConfig
+from perfagent.errors import ConfigError
+from perfagent.identity import Identity
+from perfagent.launch.options import VARIABLE, LaunchOptions
+
+__all__ = ["command", "start"]
+
+LAUNCHERS = (
+    "torch.distributed.run",
+    "torch.distributed.launch",
+    "accelerate.commands.launch",
+    "deepspeed.launcher.runner",
+    "torchrun",
+)
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.usage = "perfagent run [--project P] [--name N] [--tag T] [--record DIR] [--run-id ID] SCRIPT|-m MODULE [ARGS ...]"
+    parser.description = "Run a training script under the monitor, unchanged: same arguments, output, tracebacks and exit code."
+    parser.add_argument("--project", help="project that the run belongs to")
+    parser.add_argument("--name", help="name of the run")
+    parser.add_argument("--tag", action="append", default=[], metavar="TAG", help="a tag of the run; may be given several times")
+    parser.add_argument(
+        "--record", metavar="DIR", help="record into this folder instead of sending; `perfagent sync DIR` sends it later"
+    )
+    parser.add_argument("--run-id", metavar="ID", help="id of the run: the same id again is a new attempt of the same run")
+    parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    words = ["-m", *arguments.module] if arguments.module else list(arguments.script)
+    if words[:1] == ["--"]:
+        words = words[1:]
+    if not words or words == ["-m"]:
+        sys.stderr.write("perfagent run: a script, or -m and a module, must follow\n")
+        return 2
+    local_rank = getattr(arguments, "local_rank_argument", None)
+    if local_rank:  # deepspeed and torch.distributed.launch put it in front of the script's own arguments
+        words.insert(2 if words[0] == "-m" else 1, local_rank)
+    return start(
+        words,
+        project=arguments.project,
+        name=arguments.name,
+        tags=tuple(arguments.tag),
+        record=str(Path(arguments.record).expanduser().absolute()) if arguments.record else None,
+        run_id=arguments.run_id,
+    )
+
+
+def start(
+    words: list[str],
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    tags: tuple[str, ...] = (),
+    record: str | None = None,
+    run_id: str | None = None,
+) -> int:
+    """Replaces this process by `python *words` under the monitor; returns (2) only when that is impossible."""
+    flags = _interpreter_flags(getattr(sys, "orig_argv", []))
+    if sys.flags.ignore_environment or sys.flags.isolated:
+        sys.stderr.write(
+            "perfagent run: python -I and -E ignore PYTHONPATH, which the start-up hook needs; use perfagent.attach() instead\n"
+        )
+        return 2
+    config = AgentConfig.from_env(project=project, record=record, run_id=run_id)
+    if config.disabled:
+        os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
+    target = words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
+    launcher = target in LAUNCHERS
+    identity = Identity.from_environment(config, name=name, meet=False)
+    options = LaunchOptions(
+        pid=os.getpid(),
+        python_path=os.environ.get("PYTHONPATH"),
+        launcher=launcher,
+        project=project,
+        name=name,
+        tags=tags,
+        record=record,
+        run_id=run_id,
+        drawn_id=identity.run if identity.world_size == 1 and not launcher else None,
+    )
+    if not launcher:
+        from perfagent.launch.watcher import watch
+
+        options.watched = watch(config, identity, name=name, tags=tags)
+    environment = dict(os.environ)
+    environment[VARIABLE] = options.text()
+    hook = str(Path(__file__).parent / "startup")
+    environment["PYTHONPATH"] = os.pathsep.join([hook, options.python_path]) if options.python_path else hook
+    sys.stdout.flush()
+    sys.stderr.flush()
+    try:
+        os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
+    except OSError as error:
+        raise ConfigError(f"python at {sys.executable!r} cannot be started: {error}") from error
+
+
+def _interpreter_flags(original: list[str]) -> list[str]:
+    """The options that the user gave to Python itself (python -u -m perfagent run ...).
+
+    Only what stands there: subprocess's own list would turn environment variables into flags.
+    """
+    flags: list[str] = []
+    words = iter(original[1:])
+    for word in words:
+        if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
+            break
+        flags.append(word)
+        if word in ("-W", "-X", "--check-hash-based-pycs"):
+            flags.append(next(words, ""))
+    # "-um" joins -u and -m, as in `python -um perfagent`
+    return [flag for flag in flags if not flag.endswith("m") or flag.startswith(("-W", "-X", "--"))] + [
+        flag[:-1] for flag in flags if flag.endswith("m") and not flag.startswith(("-W", "-X", "--")) and len(flag) > 2
+    ]

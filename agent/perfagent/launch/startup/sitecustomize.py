@@ -1,0 +1,135 @@
+"""Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
+
+Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without us, except
+for one finder that removes itself when torch (or perfagent) is imported. The user's own sitecustomize, which this file hides, is
+run last, so that an error in it is reported by Python as ever. Nothing is imported that the script might not want.
+"""
+# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False  # typing is not loaded either
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
+    from types import ModuleType
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+
+
+def _arm() -> None:
+    text = os.environ.get("PERFAGENT_RUN_LAUNCH")
+    if text is None:
+        _restore_python_path(None)
+        return
+    import json
+
+    told = json.loads(text)
+    mine = told["pid"] == os.getpid()
+    if mine and told["launcher"]:
+        return  # torchrun itself is not monitored; its workers find the hook in the environment that they inherit
+    worker = told["launcher"] and "LOCAL_RANK" in os.environ and _descends_from(told["pid"])
+    if told["launcher"] and not worker:
+        return
+    os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
+    _restore_python_path(told["python_path"])
+    if mine or worker:
+        sys.meta_path.insert(0, _Finder(text))
+
+
+def _restore_python_path(before: str | None) -> None:
+    if before is None:
+        rest = [e for e in os.environ.get("PYTHONPATH", "").split(os.pathsep) if e and os.path.abspath(e) != _HERE]
+        before = os.pathsep.join(rest)
+    if before:
+        os.environ["PYTHONPATH"] = before
+    else:
+        os.environ.pop("PYTHONPATH", None)
+
+
+def _descends_from(ancestor: int) -> bool:
+    """Workers are children of the launcher, or grandchildren where a wrapper stands between."""
+    pid = os.getppid()
+    for _ in range(4):
+        if pid == ancestor:
+            return True
+        try:
+            with open(f"/proc/{pid}/stat", "rb") as file:
+                pid = int(file.read().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):
+            return False
+    return False
+
+
+class _Finder:
+    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone."""
+
+    def __init__(self, text: str) -> None:
+        self._text, self._pid = text, os.getpid()
+
+    def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if name not in ("torch", "perfagent") or os.getpid() != self._pid:
+            return None
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                break
+        else:
+            sys.meta_path.insert(0, self)  # not installed: the script may look again elsewhere
+            return None
+        loader = spec.loader
+        execute = getattr(loader, "exec_module", None)
+        if execute is None:
+            return spec
+
+        def exec_module(module: ModuleType) -> None:
+            try:
+                del loader.exec_module  # type: ignore[union-attr]
+            except AttributeError:
+                pass
+            execute(module)
+            self._start()
+
+        try:
+            loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
+        except AttributeError:  # a loader with slots: this script goes unmonitored, and runs
+            pass
+        return spec
+
+    def _start(self) -> None:
+        try:
+            from perfagent.launch import options
+
+            told = options.current = options.read(self._text)
+            from perfagent.session import start_from_launcher
+
+            start_from_launcher(**told.for_session())
+        except Exception as error:
+            sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
+
+
+def _run_the_users() -> None:
+    """What Python would have run in our place."""
+    from importlib.machinery import PathFinder
+    from importlib.util import module_from_spec
+
+    spec = PathFinder.find_spec("sitecustomize", sys.path)
+    if spec is None or spec.loader is None:
+        return
+    module = module_from_spec(spec)
+    sys.modules["sitecustomize"] = module
+    spec.loader.exec_module(module)
+
+
+sys.path[:] = [entry for entry in sys.path if os.path.abspath(entry or ".") != _HERE]
+sys.path_importer_cache.pop(_HERE, None)
+try:
+    _arm()
+except Exception as error:
+    sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
+_run_the_users()

@@ -1,0 +1,296 @@
+"""A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
+
+Forked twice before `perfagent run` becomes the trainer, so that the script sees no child of its own. It waits on a pidfd (pipes
+would stay open in the trainer's own children: the end came 2.8 s late, measured), asks the kernel for the true exit status
+(PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while the process is a zombie), writes the end into the trainer's spool
+under the next number, and sends what is left there. It holds no terminal and no pipe, and gives up 15 s after the trainer's end:
+what is in the spool then is sent by whoever comes next.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import fcntl
+import os
+import select
+import signal
+import struct
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from perfagent.identity import process_start
+from perfagent.samplers import cgroup
+
+if TYPE_CHECKING:
+    from perfagent.config import AgentConfig
+    from perfagent.delivery.spool import Header, Spool
+    from perfagent.delivery.transport import HttpTransport
+    from perfagent.identity import Identity
+
+__all__ = ["Ending", "ending_of", "truth", "watch"]
+
+PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info of 64 bytes)
+PIDFD_INFO_EXIT = 1 << 3
+GRACE_S = 15.0
+REAP_S = 5.0
+SIGN_OF_LIFE_S = 10.0
+UNSEEN_S = 5.0
+
+
+class Ending:
+    """How a process ended: exit code or signal; both None where the kernel did not tell. oom: its control group killed it."""
+
+    def __init__(self, code: int | None = None, signal_number: int | None = None, *, oom: bool = False) -> None:
+        self.code, self.signal, self.oom = code, signal_number, oom
+
+    @classmethod
+    def from_status(cls, status: int, *, oom: bool = False) -> Ending:
+        if os.WIFSIGNALED(status):
+            return cls(signal_number=os.WTERMSIG(status), oom=oom)
+        return cls(code=os.WEXITSTATUS(status))
+
+
+def truth(ending: Ending) -> tuple[str, str] | None:
+    """(state, reason) of INTERFACES §1; None where nobody knows, and the server's own "lost" is the honest answer."""
+    if ending.signal is not None:
+        try:
+            name = signal.Signals(ending.signal).name
+        except ValueError:
+            name = f"signal {ending.signal}"
+        if ending.oom and ending.signal == signal.SIGKILL:
+            return "oom", "killed by the kernel: the control group was out of memory"
+        if ending.signal == signal.SIGTERM:
+            return "preempted", "terminated by SIGTERM"
+        return "killed", f"killed by {name}"
+    if ending.code is None:
+        return None
+    return ("finished", "") if ending.code == 0 else ("failed", f"exit code {ending.code}")
+
+
+def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
+    """Forks the watcher of this process; False where the system has no pidfd or no process to spare."""
+    pid = os.getpid()
+    try:
+        pidfd = os.pidfd_open(pid)
+        first = os.fork()
+    except (OSError, AttributeError):
+        return False
+    if first:
+        os.close(pidfd)
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(first, 0)
+        return True
+    # In the child, and in its child: nothing may return into the caller's code.
+    with contextlib.suppress(BaseException):
+        os.setsid()
+        if os.fork() == 0:
+            _let_go(pidfd)
+            _Watch(config, identity, pid, process_start(pid), pidfd, name, tags).run()
+    os._exit(0)
+
+
+def _let_go(keep: int) -> None:
+    """No terminal, no pipe, no folder of the caller stays open because of us."""
+    null = os.open(os.devnull, os.O_RDWR)
+    for fd in (0, 1, 2):
+        os.dup2(null, fd)
+    os.dup2(keep, 3)
+    os.closerange(4, 65536)
+    os.chdir("/")
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
+    with contextlib.suppress(OSError):
+        Path("/proc/self/comm").write_text("perfagent-watch", encoding="ascii")
+
+
+class _Watch:
+    def __init__(
+        self, config: AgentConfig, identity: Identity, pid: int, started: int, pidfd: int, name: str | None, tags: tuple[str, ...]
+    ) -> None:
+        self._config, self._identity, self._pid, self._started = config, identity, pid, started
+        self._pidfd = 3 if pidfd != 3 else pidfd
+        self._name, self._tags = name, tags
+        self._begun = time.time()
+        self._own: Spool | None = None
+        self._transport: HttpTransport | None = None
+        self._server_down_until = 0.0
+
+    def run(self) -> None:
+        group = cgroup.find(self._pid)
+        kills = group.oom_kills() if group is not None else None
+        poll = select.poll()
+        poll.register(self._pidfd, select.POLLIN)
+        wait_s = UNSEEN_S
+        while not poll.poll(1000 * wait_s):
+            # A script without torch and without perfagent has no session: it is a run all the same, and this is its sign of life.
+            wait_s = SIGN_OF_LIFE_S if self._speaks_for_trainer() else 300.0
+        ending = ending_of(self._pid, self._pidfd)
+        if ending.signal == signal.SIGKILL and group is not None and kills is not None:
+            ending.oom = (group.oom_kills() or 0) > kills
+        self._tell(ending)
+
+    # ---- a trainer without a session
+
+    def _speaks_for_trainer(self) -> bool:
+        if self._identity.world_size > 1 or self._trainers_folder() is not None:
+            if self._own is not None:
+                self._own.remove()
+                self._own = None
+            return False
+        if self._config.record is None:
+            self._say("running", "")
+            self._deliver(self._own, time.monotonic() + 2.0)
+        return True
+
+    def _say(self, state: str, reason: str, *, final: bool = False) -> None:
+        from perfagent.wire import Event
+
+        spool = self._own_spool()
+        data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
+        if spool.acked == 0 and not spool.waiting:
+            data |= {"name": self._name, "tags": list(self._tags), "world_size": 1, "pid": self._pid, "started": self._begun}
+        elif not final:
+            data = {}
+        events = [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)] if data else []
+        if events or not spool.waiting:
+            spool.append([], events, now=time.monotonic())
+
+    def _own_spool(self) -> Spool:
+        from perfagent.delivery.spool import Header, Spool
+
+        if self._own is None:
+            who = self._identity
+            header = Header(
+                source=who.source,
+                project=who.project,
+                rank=who.rank,
+                server=None if self._config.record is not None else self._config.server,
+                run=who.run,
+                attempt=who.attempt,
+                name=self._name,
+                pid=os.getpid(),
+                pid_start=process_start(os.getpid()),
+                started=self._begun,
+            )
+            self._own = Spool(self._root() / who.source, header, recording=self._config.record is not None)
+            self._own.create()
+        return self._own
+
+    # ---- the end
+
+    def _tell(self, ending: Ending) -> None:
+        known = truth(ending)
+        spool = self._take_over()
+        if spool is None:
+            if self._identity.world_size > 1 or known is None:
+                return
+            self._say(*known, final=True)
+            spool = self._own
+        elif known is not None and _needs(spool.header, known[0]):
+            from perfagent.wire import Event
+
+            data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
+            if known[1]:
+                data["reason"] = known[1]
+            spool.append([], [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)], now=time.monotonic())
+        if spool is None:
+            return
+        if self._config.record is not None:
+            spool.hold(now=time.monotonic(), force=True)
+            spool.close(final=known[0] if known else "")
+        elif self._deliver(spool, time.monotonic() + GRACE_S):
+            spool.remove()
+        else:
+            spool.close(final=known[0] if known else "")
+
+    def _take_over(self) -> Spool | None:
+        """The trainer's spool, once its lock is free; None when it never had one."""
+        from perfagent.delivery.spool import Spool, SpoolBusyError
+
+        folder = self._trainers_folder()
+        until = time.monotonic() + 5.0
+        while folder is not None:
+            try:
+                return Spool.open(folder, recording=self._config.record is not None)
+            except SpoolBusyError:
+                if time.monotonic() > until:  # a later run of somebody else is sending it already
+                    return None
+                time.sleep(0.05)
+            except OSError:
+                return None
+        return None
+
+    def _root(self) -> Path:
+        return self._config.record if self._config.record is not None else self._config.state_dir / "spool"
+
+    def _trainers_folder(self) -> Path | None:
+        from perfagent.delivery.spool import folders, owner
+
+        for folder in reversed(folders(self._root())):
+            header = owner(folder)
+            if header is not None and header.pid == self._pid and header.pid_start == self._started:
+                return folder
+        return None
+
+    def _deliver(self, spool: Spool | None, until: float) -> bool:
+        """Sends all frames of a spool within the time; False when some are left."""
+        if spool is None:
+            return True
+        from perfagent.delivery.sync import upload
+        from perfagent.delivery.transport import HttpTransport
+
+        if self._transport is None:
+            self._transport = HttpTransport(self._config.server, self._config.api_key)
+        return upload(spool, self._transport, until=until).complete
+
+
+def _needs(header: Header, state: str) -> bool:
+    """Whether the kernel's word is needed: the process left none of its own, or took its end for a good one."""
+    return header.closed == "" or (header.closed == "finished" and state != "finished")
+
+
+def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monotonic) -> Ending:
+    """How the process behind a pidfd ended; to be called when the pidfd has become readable."""
+    from_proc = _zombie_status(pid)
+    if from_proc is not None:
+        return Ending.from_status(from_proc)
+    # The kernel tells once the parent has fetched the status: wait for that for a moment.
+    until = clock() + REAP_S
+    while True:
+        status = _pidfd_status(pidfd)
+        if status is not None:
+            return Ending.from_status(status)
+        from_proc = _zombie_status(pid)
+        if from_proc is not None:
+            return Ending.from_status(from_proc)
+        if clock() > until or not _is_there(pid):
+            status = _pidfd_status(pidfd)
+            return Ending() if status is None else Ending.from_status(status)
+        time.sleep(0.02)
+
+
+def _pidfd_status(pidfd: int) -> int | None:
+    buffer = ctypes.create_string_buffer(struct.pack("<Q", PIDFD_INFO_EXIT), 64)
+    try:
+        fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
+    except OSError:  # before Linux 6.13, or the process is not reaped yet
+        return None
+    (mask,) = struct.unpack_from("<Q", buffer, 0)
+    (code,) = struct.unpack_from("<i", buffer, 60)
+    return int(code) if mask & PIDFD_INFO_EXIT else None
+
+
+def _zombie_status(pid: int) -> int | None:
+    """exit_code of /proc/PID/stat while it is a zombie (only its own user may read it; 0 may mean "not for you")."""
+    try:
+        words = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+        return int(words[49]) if words[0] == b"Z" and int(words[49]) else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _is_there(pid: int) -> bool:
+    return Path(f"/proc/{pid}").exists()
