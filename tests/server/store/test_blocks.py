@@ -1,0 +1,75 @@
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from perfagent_server.store.blocks import Samples, axis_of, decode_axis, decode_payload, encode_axis, encode_payloads, merged
+from perfagent_server.store.rollups import aggregate, decode_cells, encode_cells
+
+any_bits = st.integers(0, 2**64 - 1)
+quiet = st.floats(allow_nan=True, allow_infinity=True)
+
+
+@given(
+    steps=st.lists(st.integers(0, 2**53), min_size=1, max_size=200).map(sorted),
+    bits=st.lists(st.one_of(any_bits, quiet), min_size=200, max_size=200),
+    times=st.lists(st.floats(0, 4e9), min_size=200, max_size=200),
+)
+def test_a_block_returns_every_bit_of_steps_times_and_values(steps, bits, times):
+    step = np.array(steps, np.int64)
+    time = np.array(times[: len(step)])
+    value = np.array([np.uint64(item).view("f8") if isinstance(item, int) else item for item in bits[: len(step)]])
+    (payload,) = encode_payloads(encode_axis(step, time), value[None])
+    found = decode_payload(payload)
+    assert found.step.tolist() == steps
+    assert (found.time == time).all()
+    assert (found.value.view("u8") == value.view("u8")).all()
+
+
+def test_float32_values_take_half_the_room_and_lose_nothing():
+    rng = np.random.default_rng(5)
+    step, time = np.arange(1024), np.arange(1024) * 0.25
+    narrow = rng.standard_normal(1024).astype("f4").astype("f8")
+    narrow[:3] = np.nan, -0.0, np.inf
+    wide = rng.standard_normal(1024)
+    axis = encode_axis(step, time)
+    small, large = encode_payloads(axis, np.stack([narrow, wide]))
+    assert len(small) - len(axis) < 0.6 * (len(large) - len(axis))
+    assert (decode_payload(small).value.view("u8") == narrow.view("u8")).all()
+    assert (decode_payload(large).value == wide).all()
+
+
+def test_a_payload_of_nan_survives():
+    strange = np.array([0x7FF8_0000_DEAD_BEEF, 0xFFF8_0000_0000_0001], "u8").view("f8")
+    (payload,) = encode_payloads(encode_axis(np.arange(2), np.zeros(2)), strange[None])
+    assert (decode_payload(payload).value.view("u8") == strange.view("u8")).all()
+
+
+def test_series_sent_together_have_the_same_axis():
+    step, time = np.array([3, 3, 7]), np.array([1.0, 2.0, 3.0])
+    one, two = encode_payloads(encode_axis(step, time), np.arange(6.0).reshape(2, 3))
+    assert axis_of(one) == axis_of(two)
+    assert decode_axis(*axis_of(one))[0].tolist() == [3, 3, 7]
+
+
+def test_samples_of_one_step_are_ordered_by_time_then_arrival():
+    first = Samples(np.array([5, 5]), np.array([2.0, 1.0]), np.array([20.0, 10.0]))
+    late = Samples(np.array([5, 4]), np.array([1.0, 9.0]), np.array([11.0, 90.0]))
+    assert merged([first, late]).value.tolist() == [90.0, 10.0, 11.0, 20.0]
+
+
+@given(st.lists(st.tuples(st.integers(0, 1023), quiet), min_size=1, max_size=300), st.booleans())
+def test_cells_survive_as_bytes(samples, narrow):
+    samples.sort(key=lambda item: item[0])
+    step = np.array([item[0] for item in samples])
+    with np.errstate(over="ignore"):
+        value = np.array([item[1] for item in samples]).astype("f4" if narrow else "f8").astype("f8")
+    grid = aggregate(step // 16, step * 0.5, value[None])
+    (blob,) = encode_cells(grid, grid.key)
+    cells = decode_cells(blob, 2048, 16)
+    assert cells.step.tolist() == (2048 + grid.key * 16).tolist()
+    assert (cells.min == grid.min[0]).all()
+    assert (cells.max == grid.max[0]).all()
+    assert np.array_equal(cells.sum, grid.sum[0], equal_nan=True)
+    assert cells.count.tolist() == grid.count.tolist()
+    assert cells.nonfinite.tolist() == grid.nonfinite[0].tolist()
+    assert cells.time.tolist() == grid.time.tolist()
