@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -258,3 +259,43 @@ class Receiver:
 
     def __exit__(self, *error: object) -> None:
         self.close()
+
+
+class RecordingSender:
+    """Stands where the agent's sender stands and keeps what the training thread handed over. Nothing is sent, no thread runs."""
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        from perfagent.config import AgentConfig
+        from perfagent.identity import Identity
+
+        self.config = AgentConfig(state_dir=folder / "state", **settings)
+        self.identity = Identity(project=self.config.project, run="recorded", attempt=1)
+        self.rows: deque[Any] = deque()
+        self.events: list[tuple[str, dict[str, Any], int | None]] = []
+        self.counters: dict[str, int] = {}
+        self.sources: list[Callable[[], None]] = []
+        self.disabled, self.cpu_s = False, 0.0
+        self.ended: dict[str, Any] | None = None
+
+    def start(self) -> None: ...
+
+    def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
+        self.events.append((kind, data, step))
+
+    def add_source(self, poll: Callable[[], None]) -> None:
+        self.sources.append(poll)
+
+    def add_slow_source(self, poll: Callable[[], None]) -> None: ...
+
+    def close(self, state: str, reason: str = "", timeout_s: float = 1.5, **more: Any) -> None:
+        self.ended = {"state": state, "reason": reason, **more}
+        self.disabled = True
+
+    def drain(self) -> list[tuple[int, dict[str, Any]]]:
+        """(step, values) of every row that is ready, in order; a row that is not stays."""
+        ready = []
+        while self.rows and (isinstance(self.rows[0], tuple) or self.rows[0].ready()):
+            head = self.rows.popleft()
+            row = head if isinstance(head, tuple) else head.row()
+            ready.append((row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))))
+        return ready

@@ -1,0 +1,133 @@
+"""Values and times of a device, taken without ever waiting for it.
+
+A value on the CPU is read at once (0.1 µs). A value on a CUDA device is copied into pinned memory on the stream that made it
+and an event is recorded behind the copy; the sender's thread reads it when `event.query()` says so. Nothing here may call
+`.item()`, `float()` or `tolist()` on a CUDA tensor, nor synchronize a stream, on the training thread: the test on a GPU runs
+with `torch.cuda.set_sync_debug_mode("error")`.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["DeviceClock", "Interval", "Reading", "Value", "collect", "ready", "take", "value_of"]
+
+_MOST_WAITING = 4096
+"""Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
+
+
+class Reading:
+    """A value on its way from a device to the host."""
+
+    __slots__ = ("_buffer", "_event", "_pool")
+
+    def __init__(self, buffer: torch.Tensor, event: Any, pool: list[tuple[torch.Tensor, Any]] | None) -> None:
+        self._buffer, self._event, self._pool = buffer, event, pool
+
+    def ready(self) -> bool:
+        """Never blocks."""
+        return self._event is None or bool(self._event.query())
+
+    def values(self) -> list[float]:
+        """The numbers; to be called once, when ready, on the sender's thread. Gives the buffer back to its pool."""
+        numbers = self._buffer.reshape(-1).tolist()
+        if self._pool is not None:
+            self._pool.append((self._buffer, self._event))
+        return [float(number) for number in numbers]
+
+
+Value = float | Reading
+_pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
+_made = 0
+
+
+def take(tensor: torch.Tensor) -> Value | None:
+    """The value of a tensor with one element; None where it cannot be had without waiting."""
+    if tensor.device.type == "cpu":
+        return float(tensor.item())
+    return collect(tensor)
+
+
+def collect(tensor: torch.Tensor) -> Reading | None:
+    """All values of a small tensor, later. A tensor on the CPU is taken as it is: it must be the caller's own."""
+    global _made
+    kind = tensor.device.type
+    tensor = tensor.detach()
+    if kind == "cpu":
+        return Reading(tensor, None, None)
+    if kind != "cuda":  # no pinned path: the sender's thread reads a private copy, and only that thread waits
+        return None if kind == "meta" else Reading(tensor.clone(), None, None)
+    torch = sys.modules["torch"]
+    if torch.cuda.is_current_stream_capturing():
+        return None  # inside a CUDA graph a copy and an event would become part of the user's graph
+    dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    pool = _pools.setdefault((tensor.device, tensor.numel(), dtype), [])
+    try:
+        buffer, event = pool.pop()
+    except IndexError:
+        if _made >= _MOST_WAITING:
+            return None
+        _made += 1
+        buffer = torch.empty(tensor.numel(), dtype=dtype, pin_memory=True)
+        event = torch.cuda.Event()
+    buffer.copy_(tensor.reshape(-1), non_blocking=True)
+    event.record(torch.cuda.current_stream(tensor.device))
+    return Reading(buffer, event, pool)
+
+
+def ready(value: Value | None) -> bool:
+    return not isinstance(value, Reading) or value.ready()
+
+
+def value_of(value: Value) -> float:
+    """The number; only when ready."""
+    return value.values()[0] if isinstance(value, Reading) else value
+
+
+class Interval:
+    """Device time between two marks."""
+
+    __slots__ = ("_begin", "_clock", "_end")
+
+    def __init__(self, clock: DeviceClock, begin: Any, end: Any) -> None:
+        self._clock, self._begin, self._end = clock, begin, end
+
+    def ready(self) -> bool:
+        return bool(self._end.query())
+
+    def seconds(self) -> float:
+        """Only when ready; milliseconds of the event become seconds."""
+        return float(self._begin.elapsed_time(self._end)) / 1e3
+
+
+class DeviceClock:
+    """Marks on the current CUDA stream: the host runs ahead of the device, so host time says little about a phase there."""
+
+    __slots__ = ("_event", "_free")
+
+    def __init__(self) -> None:
+        torch = sys.modules["torch"]
+        self._event = torch.cuda.Event
+        self._free: list[Any] = []
+
+    def mark(self) -> Any:
+        """An event recorded on the current stream; None inside a CUDA graph's capture."""
+        if sys.modules["torch"].cuda.is_current_stream_capturing():
+            return None
+        try:
+            event = self._free.pop()
+        except IndexError:
+            event = self._event(enable_timing=True)
+        event.record()
+        return event
+
+    def interval(self, begin: Any, end: Any) -> Interval:
+        return Interval(self, begin, end)
+
+    def release(self, events: list[Any]) -> None:
+        """Events that nobody reads any more, to be used again."""
+        self._free.extend(events)

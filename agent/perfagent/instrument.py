@@ -1,0 +1,132 @@
+"""Puts the hooks into torch and takes them out again. Nothing here imports torch: that is the user's decision.
+
+Installed once per process, whatever number of runs follows; without an active run every hook passes straight through, and in a
+forked child too. Each patch replaces one module or class attribute, and is taken back only where it is still ours.
+"""
+
+from __future__ import annotations
+
+import importlib.machinery
+import logging
+import sys
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from perfagent.hooks.backward import watch_backward, watch_scale
+from perfagent.hooks.data import watch_iter, watch_next
+from perfagent.hooks.step import after_step, before_step, watch_norm, watch_scaler_step, watch_unscale
+
+__all__ = ["TESTED", "install", "installed", "remove", "when_torch_is_imported"]
+
+logger = logging.getLogger("perfagent")
+TESTED = ((2, 11), (2, 14))
+"""torch from the first version on, below the second."""
+_undo: list[Callable[[], None]] = []
+
+
+def installed() -> bool:
+    return bool(_undo)
+
+
+def install() -> bool:
+    """All hooks, if torch is imported. False when it is not (yet)."""
+    if _undo:
+        return True
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "compile"):  # defined near the end of torch's own import
+        return False
+    _check_version(str(torch.__version__))
+    import torch.amp.grad_scaler as grad_scaler  # all of these came with `import torch`
+    import torch.autograd as autograd
+    import torch.nn.utils.clip_grad as clip_grad
+    import torch.utils.data.dataloader as dataloader
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    before, after = register_optimizer_step_pre_hook(before_step), register_optimizer_step_post_hook(after_step)
+    _undo.extend((before.remove, after.remove))
+    _patch(autograd, "backward", watch_backward)
+    _patch(dataloader._BaseDataLoaderIter, "__next__", watch_next)
+    _patch(dataloader.DataLoader, "__iter__", watch_iter)
+    _patch(grad_scaler.GradScaler, "scale", watch_scale)
+    _patch(grad_scaler.GradScaler, "step", watch_scaler_step)
+    _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
+    if hasattr(clip_grad, "_get_total_norm"):
+        _patch(clip_grad, "_get_total_norm", watch_norm)
+    return True
+
+
+def remove() -> None:
+    """Takes every hook out again."""
+    while _undo:
+        _undo.pop()()
+
+
+def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    original = getattr(owner, name)
+    watched = watch(original)
+    _keep_out_of_graphs(watched)
+    setattr(owner, name, watched)
+
+    def undo() -> None:
+        if getattr(owner, name) is watched:  # someone may have patched on top of us: then ours stays below, and passes through
+            setattr(owner, name, original)
+
+    _undo.append(undo)
+
+
+def _keep_out_of_graphs(function: Callable[..., Any]) -> None:
+    """Tells torch.compile not to trace a function of ours; done without importing torch._dynamo, which takes a second."""
+    torch = sys.modules["torch"]
+    skip = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None)
+    code = getattr(function, "__code__", None)
+    if skip is not None and code is not None:
+        skip(code)
+
+
+def _check_version(version: str) -> None:
+    numbers = tuple(int(part) for part in version.split("+")[0].split(".")[:2] if part.isdigit())
+    if not TESTED[0] <= numbers < TESTED[1]:
+        low, high = (".".join(map(str, bound)) for bound in TESTED)
+        logger.warning("perfagent is tested with torch >=%s,<%s; with torch %s some signals may be missing", low, high, version)
+
+
+class _Once:
+    """A finder that is asked for every import until torch comes along, then is gone: it only looks, others load."""
+
+    def __init__(self, done: Callable[[], None]) -> None:
+        self._done = done
+
+    def find_spec(
+        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        for finder in sys.meta_path:
+            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+            if spec is not None:
+                self._watch(spec)
+                return spec
+        return None
+
+    def _watch(self, spec: importlib.machinery.ModuleSpec) -> None:
+        loader: Any = spec.loader
+        if loader is None:
+            return
+        load, done = loader.exec_module, self._done
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module  # on the instance only: the class's own shows again
+            load(module)
+            done()
+
+        loader.exec_module = exec_module
+
+
+def when_torch_is_imported(done: Callable[[], None]) -> None:
+    """Calls back when the user's own `import torch` is complete; at once if it already is."""
+    if "torch" in sys.modules:
+        done()
+    elif not any(isinstance(finder, _Once) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Once(done))

@@ -1,0 +1,624 @@
+"""The current run of this process: attach, init, log, alert, finish, and how the process ended.
+
+One run per process. `attach` starts the sender, puts the hooks in and returns; nothing here waits for a server, installs a
+signal handler or imports torch. What a training script calls in its loop is `Run.log`: one append.
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import dataclasses
+import linecache
+import logging
+import operator
+import os
+import sys
+import threading
+import time
+import tokenize  # noqa: F401 - linecache imports it when it reads a file, and nothing may be imported at exit
+import weakref
+from collections.abc import Iterable, Iterator, Mapping
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from perfagent import instrument
+from perfagent.config import AgentConfig
+from perfagent.context import Console, describe
+from perfagent.delivery.sender import Sender
+from perfagent.device import Reading, take
+from perfagent.errors import ConfigError
+from perfagent.governor import Governor
+from perfagent.hooks import guard
+from perfagent.hooks.data import timed
+from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.progress import Progress, activate, active
+from perfagent.hooks.row import EarlyLog, LoggedLater
+from perfagent.identity import Identity
+from perfagent.launch import options as launched
+from perfagent.samplers.sampler import Sampler
+from perfagent.signals import memory
+from perfagent.signals.throughput import has_embedding
+
+if TYPE_CHECKING:
+    from perfagent.wire import Finding
+
+__all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
+
+logger = logging.getLogger("perfagent")
+Item = TypeVar("Item")
+
+EXIT_S = 1.5
+"""What the end of a process may take for delivery; with the rest of the exit it stays below 2 s."""
+LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "critical", "error": "critical"}
+END_STATES = ("finished", "failed", "oom", "killed", "preempted")
+COUNTED_PHASES = ("checkpoint", "eval", "comm", "h2d")
+"""Phases in which data waits and forward passes are part of the phase, not of the training step."""
+_PLAIN = frozenset((float, int, bool))
+
+_current: Run | None = None
+_launched: Run | None = None
+_exit_status: Any = None
+_hooked = False
+
+
+class Run:
+    """One training job as this process sees it. Made by `attach` or `init`; methods do nothing in a forked child.
+
+    config: what the user passed as configuration, as a dict.
+    """
+
+    def __init__(
+        self,
+        settings: AgentConfig,
+        *,
+        name: str | None,
+        config: dict[str, Any],
+        tags: list[str],
+        group: str | None,
+        start_step: int | None,
+        sender: Sender | None = None,
+    ) -> None:
+        self.settings, self.config = settings, config
+        self.name, self.tags, self.group = name, tags, group
+        self._pid = os.getpid()
+        self._ended = False
+        identity = sender.identity if sender else Identity.from_environment(settings, name=name, start_step=start_step)
+        self._identity = identity
+        self._sender = sender or Sender(settings, identity)
+        self._rows = self._sender.rows
+        self._governor = Governor(settings.overhead_budget_pct)
+        begin = start_step if start_step is not None else identity.start_step or 0
+        # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
+        self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
+        self._progress.on_first_step = self._first_step
+        self._model: weakref.ref[Any] | None = None
+        self._cuda_device: int | None = None
+        self._undo_forward: Any = None
+        self._refused = 0
+        self._last_value = getattr(sys, "last_value", None)
+        self._console: Console | None = None
+
+    # ---- what a training script calls
+
+    @property
+    def id(self) -> str | None:
+        """The run's id; None on a rank that has not yet learned it from rank 0."""
+        return self._identity.run
+
+    @property
+    def url(self) -> str | None:
+        """The run's page on the server."""
+        return f"{self.settings.server}/run/{self.id}" if self.id and self.settings.record is None else None
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Records numbers under names. Without a step they belong to the step in progress.
+
+        A value on a GPU is not waited for; what is no number is left out and counted.
+        """
+        if self._sender.disabled:
+            return
+        try:
+            values = dict(metrics)
+        except (TypeError, ValueError):
+            self._refuse(metrics)
+            return
+        later = False
+        if not _PLAIN.issuperset(map(type, values.values())):
+            later = _snapshot(values)
+        p = self._progress
+        if step is not None:
+            if type(step) is not int:
+                try:
+                    step = operator.index(step)
+                except TypeError:
+                    self._refuse(step)
+                    return
+            p.early_step = max(p.early_step, step + 1)
+        elif p.seen_backward:
+            step = p.completed + p.opened
+        else:
+            p.log_early(EarlyLog(time.time(), time.monotonic(), values))
+            return
+        if "loss" in values:
+            self._explicit_loss(step, values["loss"])
+        if later:
+            self._rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
+        else:
+            self._rows.append((step, time.time(), time.monotonic(), values))
+
+    def alert(self, title: str, text: str = "", level: str = "warning") -> None:
+        """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
+        severity = LEVELS.get(str(level).lower(), "warning")
+        self._sender.event(
+            "alert", {"title": str(title)[:200], "text": str(text)[:4000], "level": severity}, step=self._progress.in_progress()
+        )
+
+    def phase(self, name: str) -> _Phase:
+        """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
+        if not isinstance(name, str) or not name or len(name) > 64:
+            raise ConfigError(f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}")
+        return _Phase(self._progress, self._sender, name)
+
+    def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
+        """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
+        return timed(self._progress, iterable)
+
+    def verdict(self) -> Finding | None:
+        """What the server says about this run now; None when it does not answer within 2 s, or when there is no server."""
+        if self._sender.disabled or self.settings.record is not None or not self.id:
+            return None
+        import httpx
+        import msgspec
+
+        from perfagent.wire import Finding
+
+        headers = {"Authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
+        local = any(host in self.settings.server for host in ("//127.", "//localhost", "//[::1]"))
+        try:
+            with httpx.Client(timeout=2.0, trust_env=not local, headers=headers) as client:
+                answer = client.get(f"{self.settings.server}/api/v1/runs/{self.id}/verdict")
+            return msgspec.json.decode(answer.content, type=Finding) if answer.status_code == 200 else None
+        except (httpx.HTTPError, msgspec.MsgspecError):
+            return None
+
+    def finish(self, status: str | int | None = None) -> None:
+        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code."""
+        reason = ""
+        if isinstance(status, int):
+            state = "failed" if status else "finished"
+            reason = f"exit code {int(status)}" if status else ""
+        else:
+            state = "finished" if status is None else status
+        if state not in END_STATES:
+            raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
+        self._end(state, reason)
+
+    def __enter__(self) -> Run:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
+            self.finish()
+        else:
+            self._fail(error)
+
+    # ---- starting
+
+    def start(self) -> None:
+        """Starts the sender and the hooks. Called once, by attach."""
+        global _hooked
+        if self.settings.disabled:
+            self._sender.disabled = True
+            return
+        guard.reset()
+        who = self._identity
+        told = {
+            "state": "starting",
+            "name": self.name,
+            "config": self.config,
+            "tags": self.tags,
+            "group": self.group,
+            "start_step": who.start_step,
+            "rank": who.rank,
+            "local_rank": who.local_rank,
+            "node_rank": who.node_rank,
+            "world_size": who.world_size,
+            **describe(),
+        }
+        self._sender.event("state", {key: value for key, value in told.items() if value is not None})
+        self._sender.add_source(self._poll)
+        Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device).install()
+        self._console = Console(self._sender)
+        self._console.install()
+        if not _hooked:
+            _hooked = True
+            os.register_at_fork(after_in_child=_forked)
+            atexit.register(_at_exit)
+            _watch_exit()
+        activate(self._progress)
+        instrument.when_torch_is_imported(_torch_came)
+        self._sender.start()
+
+    def take_up(
+        self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str], *, name: str | None = None
+    ) -> None:
+        """What a later attach() or init() of the same run adds."""
+        self.name = name or self.name
+        self.config.update(config)
+        self.tags.extend(tag for tag in tags if tag not in self.tags)
+        if config or tags or name:
+            state = "running" if self._progress.last else "starting"
+            self._sender.event("state", {"state": state, "name": self.name, "config": self.config, "tags": self.tags})
+        if model is not None:
+            self._model = weakref.ref(model)
+            self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            if self._progress.last is not None:
+                self._watch_model()
+        if optimizer is not None:
+            inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
+            self._progress.primary = weakref.ref(inner if hasattr(inner, "param_groups") else optimizer)
+
+    def _first_step(self, optimizer: Any) -> None:  # noqa: ARG002 - the hook passes it
+        torch = sys.modules["torch"]
+        self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
+        if torch.cuda.is_initialized():
+            self._cuda_device = torch.cuda.current_device()
+        self._watch_model()
+
+    def _watch_model(self) -> None:
+        """The hooks of the root model go on after the first step: before, torch.compile would trace them."""
+        found = self._model or self._progress.found
+        model = found() if found is not None else None
+        if model is not None and self._undo_forward is None:
+            self._progress.embedded = has_embedding(model)
+            self._undo_forward = watch_forward(model)
+
+    # ---- on the sender's thread
+
+    def _poll(self) -> None:
+        p = self._progress
+        if p.early and p.early[0].waits_too_long():
+            p.settle_early(None)
+        share = self._governor.report(p.own_ns, p.pass_ns, self._sender.cpu_s)
+        if share is None:
+            return
+        names: tuple[str, ...] = ("agent/overhead_pct",)
+        values: tuple[float, ...] = (share,)
+        allocator = memory.allocator(self._cuda_device) if self._cuda_device is not None else None
+        if allocator is not None:
+            names, values = _WITH_MEMORY, (share, *allocator)
+        self._rows.append((p.in_progress(), time.time(), time.monotonic(), names, values))
+
+    # ---- details
+
+    def _explicit_loss(self, step: int, value: Any) -> None:
+        """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
+        p = self._progress
+        number = float(value) if type(value) in (float, int) else float("nan")
+        if step == p.completed + 1:
+            p.user_loss = number
+        elif p.last is not None and p.last.step == step:
+            p.last.user_loss = number
+        else:
+            p.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
+
+    def _refuse(self, given: Any) -> None:
+        self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
+        if not self._refused:
+            logger.warning("perfagent: log() takes a dict of names and numbers and a whole step, not %.80r; left out", given)
+        self._refused += 1
+
+    def _fail(self, error: BaseException) -> None:
+        state, reason, exception, trace = _cause(error)
+        self._end(state, reason, exception=exception, traceback=trace)
+
+    def _end(self, state: str, reason: str = "", **more: Any) -> None:
+        if self._ended or self._pid != os.getpid():
+            return
+        self._ended = True
+        p = self._progress
+        p.ended = True
+        p.settle_early(None)
+        if active() is p:
+            activate(None)
+            instrument.remove()
+        if self._undo_forward is not None:
+            self._undo_forward()
+        if self._console is not None:
+            self._console.close()
+        self._sender.close(state, reason, EXIT_S, **more)
+
+
+_WITH_MEMORY = ("agent/overhead_pct", *memory.NAMES)
+
+
+class _Phase:
+    """One timed part of the loop."""
+
+    __slots__ = ("_begin_step", "_counts", "_name", "_progress", "_sender", "_started")
+
+    def __init__(self, progress: Progress, sender: Sender, name: str) -> None:
+        self._progress, self._sender, self._name = progress, sender, name
+        self._counts = name in COUNTED_PHASES
+
+    def __enter__(self) -> None:
+        p = self._progress
+        self._begin_step = p.in_progress()
+        self._started = time.perf_counter_ns()
+        if self._counts:
+            p.phase_depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        p = self._progress
+        spent = time.perf_counter_ns() - self._started
+        if self._counts:
+            p.phase_depth -= 1
+        if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
+            phases = p.phases_ns = p.phases_ns or {}
+            phases[self._name] = phases.get(self._name, 0) + spent
+        data = {"name": self._name, "begin_step": self._begin_step, "duration_s": spent / 1e9}
+        self._sender.event("phase", data, step=p.in_progress())
+
+
+def _snapshot(values: dict[str, Any]) -> bool:
+    """Reads tensors now, since users change them in place; those on a device later. True when some are still on their way."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return False
+    later = False
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
+            values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
+            later = later or isinstance(values[name], Reading)
+    return later
+
+
+# ---- the documented functions -----------------------------------------------------------------------------------------------
+
+
+def attach(
+    model: Any = None,
+    optimizer: Any = None,
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    config: Any = None,
+    tags: Iterable[str] = (),
+    group: str | None = None,
+    server: str | None = None,
+    record: str | os.PathLike[str] | None = None,
+    run_id: str | None = None,
+    start_step: int | None = None,
+) -> Run:
+    """Monitors the training in this process from here on, and returns the run.
+
+    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace. record: a
+    folder to record into, without a server. start_step: the number of the first step to come, when training is resumed.
+    Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
+    """
+    global _current
+    _check_model(model)
+    _check_optimizer(optimizer)
+    settled, labels = _as_dict(config), _as_tags(tags)
+    for what, text in (("name", name), ("group", group)):
+        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > 256):
+            raise ConfigError(f"{what} must be text of 1 to 256 characters, not {text!r:.80}")
+    if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
+        raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
+    run = _current
+    if run is not None and not run._ended:
+        if run._pid != os.getpid():
+            return run  # in a forked child: the parent's run, which is silent here
+        same = name in (None, run.name) and project in (None, run.settings.project)
+        if run_id in (None, run.id) and (same or run is _launched):
+            run.take_up(model, optimizer, settled, labels, name=name)
+            return run
+        run.finish()
+    told = launched.current  # what `perfagent run` was told stands where the script says nothing
+    if told is not None:
+        project, name, record = project or told.project, name or told.name, record or told.record
+        run_id = run_id or told.run_id or (None if os.environ.get("PERFAGENT_RUN_ID") else told.drawn_id)
+        labels.extend(tag for tag in told.tags if tag not in labels)
+    settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
+    run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step)
+    run.take_up(model, optimizer, {}, [])
+    run.start()
+    _current = run
+    return run
+
+
+def init(
+    *,
+    project: str | None = None,
+    name: str | None = None,
+    config: Any = None,
+    tags: Iterable[str] = (),
+    group: str | None = None,
+    server: str | None = None,
+    record: str | os.PathLike[str] | None = None,
+    run_id: str | None = None,
+    start_step: int | None = None,
+) -> Run:
+    """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
+    return attach(
+        project=project,
+        name=name,
+        config=config,
+        tags=tags,
+        group=group,
+        server=server,
+        record=record,
+        run_id=run_id,
+        start_step=start_step,
+    )
+
+
+def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
+    """`Run.log` of the current run."""
+    if _current is not None:
+        _current.log(metrics, step)
+    else:
+        _no_run("log")
+
+
+def alert(title: str, text: str = "", level: str = "warning") -> None:
+    """`Run.alert` of the current run."""
+    if _current is not None:
+        _current.alert(title, text, level)
+    else:
+        _no_run("alert")
+
+
+def finish(status: str | int | None = None) -> None:
+    """`Run.finish` of the current run; nothing when there is none."""
+    if _current is not None:
+        _current.finish(status)
+
+
+def current() -> Run | None:
+    """The run of this process, if one was started and has not ended."""
+    return _current if _current is not None and not _current._ended else None
+
+
+def start_from_launcher(**options: Any) -> Run:
+    """What `perfagent run` calls when the script has imported torch: a run without a word in the script.
+
+    options: as of `init`. An `attach()` in the script then continues this run instead of starting another.
+    """
+    global _launched
+    _launched = attach(**options)
+    return _launched
+
+
+_told: set[str] = set()
+
+
+def _no_run(function: str) -> None:
+    if function not in _told:
+        _told.add(function)
+        logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
+
+
+def _check_model(model: Any) -> None:
+    if model is None:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {type(model).__name__} {model!r:.80}")
+
+
+def _check_optimizer(optimizer: Any) -> None:
+    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {kind}: {optimizer!r:.60}")
+
+
+def _as_dict(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return {str(key): value for key, value in config.items()}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if isinstance(config, argparse.Namespace) or type(config).__name__ == "SimpleNamespace":
+        return dict(vars(config))
+    raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {type(config).__name__} {config!r:.80}")
+
+
+def _as_tags(tags: Any) -> list[str]:
+    labels = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
+    wrong = [tag for tag in labels if not isinstance(tag, str) or not tag]
+    if wrong:
+        raise ConfigError(f"tags must be texts, not {wrong[0]!r:.80}")
+    return labels
+
+
+# ---- torch, forks and the end of the process --------------------------------------------------------------------------------
+
+
+def _torch_came() -> None:
+    if current() is not None or active() is not None:
+        instrument.install()
+
+
+def _forked() -> None:
+    activate(None)
+
+
+def _watch_exit() -> None:
+    """sys.exit's argument is nowhere to be seen at exit, so it is noted on the way; the function is otherwise the same."""
+    original = sys.exit
+
+    def exit(status: Any = None, /) -> None:  # noqa: A001 - it stands for sys.exit
+        global _exit_status
+        if threading.current_thread() is threading.main_thread():
+            _exit_status = status
+        original(status)
+
+    exit.__doc__ = original.__doc__
+    sys.exit = exit  # type: ignore[assignment]
+
+
+def _at_exit() -> None:
+    """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
+    run = _current
+    if run is None or run._ended or run._pid != os.getpid() or run._sender.disabled:
+        return
+    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
+    if error is not None and error is not run._last_value:
+        run._fail(error)
+    elif _exit_status in (None, 0, False):
+        run._end("finished")
+    else:
+        code = _exit_status if isinstance(_exit_status, int) else 1
+        said = "" if isinstance(_exit_status, int) else f": {str(_exit_status)[:500]}"
+        run._end("failed", f"exit code {code}{said}")
+
+
+def _cause(error: BaseException) -> tuple[str, str, str, str]:
+    """State, reason, exception and traceback of a process that an exception ended."""
+    name = type(error).__name__
+    message = str(error)
+    state = "oom" if _out_of_memory(error) else "failed"
+    first = message.strip().splitlines()[0][:500] if message.strip() else ""
+    return state, f"{name}: {first}" if first else name, name, _traceback(error)
+
+
+def _out_of_memory(error: BaseException | None) -> bool:
+    seen = 0
+    while error is not None and seen < 8:
+        names = {kind.__name__ for kind in type(error).__mro__}
+        if names & {"OutOfMemoryError", "MemoryError"}:
+            return True
+        text = str(error).lower()
+        if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
+            return True
+        error, seen = error.__cause__ or error.__context__, seen + 1
+    return False
+
+
+def _traceback(error: BaseException, limit: int = 50) -> str:
+    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain frames."""
+    parts: list[str] = []
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain and len(chain) < 8:
+        chain.append(link)
+        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
+    for one in reversed(chain):
+        lines = ["Traceback (most recent call last):"]
+        frames = []
+        trace = one.__traceback__
+        while trace is not None:
+            frames.append((trace.tb_frame.f_code, trace.tb_lineno))
+            trace = trace.tb_next
+        for code, number in frames[-limit:]:
+            lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
+            source = linecache.getline(code.co_filename, number).strip()
+            if source:
+                lines.append(f"    {source}")
+        lines.append(f"{type(one).__name__}: {one}"[:2000])
+        parts.append("\n".join(lines))
+    return "\n\nDuring handling of the above exception, another exception occurred:\n\n".join(parts)[-20_000:]
