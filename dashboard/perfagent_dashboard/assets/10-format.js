@@ -1,0 +1,220 @@
+// Numbers, times and elements. Text from outside (names, messages, console lines) only ever becomes a text node.
+(function () {
+  "use strict";
+  const pa = window.perfagent;
+  const words = pa.config.words;
+
+  // --- elements ------------------------------------------------------------------------------------------------------------
+
+  /** A new element. Attributes by name, `class` included; on: {event: handler}; children are nodes or become text nodes. */
+  pa.el = function (tag, attributes, ...children) {
+    const node = document.createElement(tag);
+    for (const [name, value] of Object.entries(attributes || {})) {
+      if (value == null || value === false) continue;
+      if (name === "on") for (const [event, handler] of Object.entries(value)) node.addEventListener(event, handler);
+      else node.setAttribute(name, value === true ? "" : String(value));
+    }
+    node.append(...children.flat().filter((child) => child != null && child !== false));
+    return node;
+  };
+
+  /** Replaces what is in a node; what is absent is left out, as in pa.el. */
+  pa.put = (node, ...children) => node.replaceChildren(...children.flat().filter((child) => child != null && child !== false));
+
+  pa.fill = (text, values) => text.replace(/\{(\w+)\}/g, (whole, name) => (name in values ? String(values[name]) : whole));
+  pa.say = (key, values) => pa.fill(words[key] ?? key, values || {});
+  pa.link = (path, attributes, ...children) => pa.el("a", { href: path, "data-nav": path, ...attributes }, ...children);
+  pa.runPath = (run) => "/run/" + encodeURIComponent(run);
+
+  /** Sets the text only when it differs: an untouched node costs no layout. */
+  pa.setText = function (node, text) {
+    if (node.textContent !== text) node.textContent = text;
+  };
+
+  // --- numbers -------------------------------------------------------------------------------------------------------------
+
+  const SPELLED = { NaN: NaN, Infinity: Infinity, "-Infinity": -Infinity };
+
+  /** A number of the API: absent stays null, "NaN" and "Infinity" are values. */
+  pa.num = function (value) {
+    if (typeof value === "number") return value;
+    return typeof value === "string" && value in SPELLED ? SPELLED[value] : null;
+  };
+
+  const PREFIXES = [[1e15, "P"], [1e12, "T"], [1e9, "G"], [1e6, "M"], [1e3, "k"]];
+
+  function plain(value) {
+    if (value == null) return null;
+    if (Number.isNaN(value)) return "NaN";
+    if (!Number.isFinite(value)) return value > 0 ? "Inf" : "−Inf";
+    return undefined;
+  }
+
+  const minus = (text) => text.replace("-", "−");
+
+  /** Three significant digits with an SI prefix: 51.8k, 2.15, 0.0123, 3.00e−5. */
+  pa.si = function (value) {
+    const special = plain(value);
+    if (special !== undefined) return special ?? words.na;
+    const size = Math.abs(value);
+    if (size >= 999.5) {
+      const [unit, prefix] = PREFIXES.find(([one]) => size >= one * 0.9995) || PREFIXES[PREFIXES.length - 1];
+      return size >= 1e18 ? minus(value.toExponential(2)) : minus((value / unit).toPrecision(3)) + prefix;
+    }
+    if (size === 0) return "0";
+    if (size < 1e-3) return minus(value.toExponential(2));
+    return Number.isInteger(value) ? minus(String(value)) : minus(value.toPrecision(3));
+  };
+
+  /** 50,321 */
+  pa.count = (value) => (value == null ? words.na : Math.round(value).toLocaleString("en-US"));
+
+  const GIB = 2 ** 30;
+  const SHORT = { "tokens/s": "tok/s", "samples/s": "samples/s", tensors: "" };
+  const SCALES = {
+    s: [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]],
+    "B/s": [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]],
+  };
+
+  /** How a metric's values are shown: divided by `by` and followed by `unit`. size: a typical value, in the base unit. */
+  pa.scale = function (metric, size) {
+    if (metric.name === "mfu") return { by: 0.01, unit: "%" };
+    if (metric.unit === "B") return { by: GIB, unit: "GiB" };
+    const steps = SCALES[metric.unit];
+    if (!steps) return { by: 1, unit: SHORT[metric.unit] ?? metric.unit };
+    const [by, unit] = steps.find(([one]) => Math.abs(size) >= one) || steps[steps.length - 1];
+    return size ? { by, unit } : { by: steps[0][0], unit: steps[0][1] };
+  };
+
+  /** [number, unit] of one value. */
+  pa.show = function (metric, value) {
+    if (value == null) return [words.na, ""];
+    const scale = pa.scale(metric, value);
+    return [pa.si(value / scale.by), scale.unit];
+  };
+
+  pa.metric = function (name) {
+    const own = name.startsWith("node_gpu") ? name.replace(/^node_gpu\d+\//, "gpu/") : name;
+    const row = pa.config.metrics[own];
+    if (!row) return { name, title: name, unit: "", meaning: "", over: "mean", known: false };
+    const title = own === name ? row.title : `${row.title} (${name.split("/")[0]})`;
+    return { name, title, unit: row.unit, meaning: row.meaning, better: row.better, over: row.over, known: true };
+  };
+
+  // --- times ---------------------------------------------------------------------------------------------------------------
+
+  const clock = new Intl.DateTimeFormat("en-GB", { hour: "2-digit", minute: "2-digit", second: "2-digit" });
+  const full = new Intl.DateTimeFormat("en-GB", {
+    day: "numeric", month: "short", year: "numeric", hour: "2-digit", minute: "2-digit", second: "2-digit", timeZoneName: "short",
+  });
+  const short = new Intl.DateTimeFormat("en-GB", {
+    day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", timeZoneName: "short",
+  });
+
+  /** Unix seconds of an RFC 3339 text or of a number; null when there is none. */
+  pa.unix = function (time) {
+    if (time == null) return null;
+    if (typeof time === "number") return time;
+    const parsed = Date.parse(time);
+    return Number.isNaN(parsed) ? null : parsed / 1000;
+  };
+  pa.clock = (unix) => clock.format(new Date(unix * 1000));
+  pa.fullTime = (unix) => full.format(new Date(unix * 1000));
+  pa.shortTime = (unix) => short.format(new Date(unix * 1000));
+
+  pa.duration = function (seconds) {
+    const s = Math.max(0, seconds);
+    if (s < 60) return `${Math.floor(s)} s`;
+    if (s < 3600) return `${Math.floor(s / 60)} min ${Math.floor(s % 60)} s`;
+    if (s < 86400) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+    return `${Math.floor(s / 86400)} d ${Math.floor((s % 86400) / 3600)} h`;
+  };
+
+  /** "3 s ago", rounded to what a reader needs; the absolute time is for the title. */
+  pa.ago = function (unix) {
+    const s = Date.now() / 1000 - unix;
+    if (s < 2) return words.just_now;
+    const rough = s < 60 ? `${Math.floor(s)} s` : s < 3600 ? `${Math.floor(s / 60)} min` : s < 86400 ? `${Math.floor(s / 3600)} h` : `${Math.floor(s / 86400)} d`;
+    return pa.fill(words.ago, { duration: rough });
+  };
+
+  pa.timeNode = function (unix, text) {
+    return pa.el("time", { datetime: new Date(unix * 1000).toISOString(), title: pa.fullTime(unix) }, text ?? pa.shortTime(unix));
+  };
+
+  // --- small parts -----------------------------------------------------------------------------------------------------------
+
+  pa.stateBadge = function (state) {
+    const known = state in pa.config.shapes ? state : "starting";
+    return pa.el(
+      "span",
+      { class: `state ${known}` },
+      pa.el("i", { "aria-hidden": "true" }, pa.config.shapes[known]),
+      words[`state_${known}`],
+    );
+  };
+
+  const SHAPES = { critical: "▲", warning: "▲", info: "●", healthy: "✓" };
+  pa.tone = (finding) => (finding.rule === "healthy" ? "healthy" : finding.severity in SHAPES ? finding.severity : "info");
+  pa.severityMark = (tone) => pa.el("span", { class: `severity ${tone}`, title: words[`severity_${tone}`] }, SHAPES[tone]);
+
+  pa.copyButton = function (text) {
+    const button = pa.el("button", { type: "button", class: "button small" }, words.copy);
+    button.addEventListener("click", async () => {
+      try {
+        await navigator.clipboard.writeText(text());
+        button.textContent = words.copied;
+        setTimeout(() => (button.textContent = words.copy), 1600);
+      } catch {
+        const range = document.createRange();
+        range.selectNodeContents(button.parentElement.querySelector("code"));
+        const selection = getSelection();
+        selection.removeAllRanges();
+        selection.addRange(range);
+      }
+    });
+    return button;
+  };
+
+  // --- requests --------------------------------------------------------------------------------------------------------------
+
+  pa.Problem = class extends Error {
+    constructor(status, message) {
+      super(message);
+      this.status = status;
+    }
+  };
+
+  /** JSON of an API path; throws pa.Problem with the server's sentence. */
+  pa.api = async function (path, options) {
+    let response;
+    try {
+      response = await fetch("/api/v1" + path, { credentials: "same-origin", ...options });
+    } catch (error) {
+      if (error.name === "AbortError") throw error;
+      throw new pa.Problem(0, error.message);
+    }
+    let body = null;
+    try {
+      body = await response.json();
+    } catch {
+      // Not JSON: a proxy's page. The status says enough.
+    }
+    if (response.ok) return body;
+    throw new pa.Problem(response.status, body?.error?.message ?? `${response.status} ${response.statusText}`);
+  };
+
+  /** What stands in the place of a page that cannot be shown. */
+  pa.notice = function (title, text, ...more) {
+    return pa.el("section", { class: "notice" }, pa.el("h1", null, title), pa.el("p", null, text), ...more);
+  };
+  pa.problemNotice = function (problem) {
+    const locked = problem.status === 401 || problem.status === 403;
+    const again = pa.el("button", { type: "button", class: "button", on: { click: () => location.reload() } }, words.retry);
+    return pa.notice(
+      locked ? words.locked_title : words.failed_title,
+      locked ? words.locked : pa.say("failed", { message: problem.message }),
+      again,
+    );
+  };
+})();

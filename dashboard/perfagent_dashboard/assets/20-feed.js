@@ -1,0 +1,101 @@
+// The live connection: one WebSocket a page, with back-off, a pause while the tab is hidden, and an honest badge.
+(function () {
+  "use strict";
+  const pa = window.perfagent;
+  const FIRST_DELAY_MS = 500;
+  const LAST_DELAY_MS = 15000;
+  const HIDDEN_GRACE_MS = 5000;
+
+  /**
+   * subscription(): what to ask for, made anew at every connect. onMessage(message). onOpen(again): again is true when there
+   * may be a gap to fill. onState(state, since): "connecting", "live", "stale" (since Unix seconds) or "paused".
+   */
+  pa.Feed = class {
+    constructor({ subscription, onMessage, onOpen, onState }) {
+      Object.assign(this, { subscription, onMessage, onOpen, onState });
+      this.delay = FIRST_DELAY_MS;
+      this.opened = false;
+      this.closed = false;
+      this.lastSeen = null;
+      this.visibility = () => this.#visibility();
+      document.addEventListener("visibilitychange", this.visibility);
+      this.#connect();
+    }
+
+    /** Tells the server that the subscription has changed. */
+    resubscribe() {
+      if (this.socket?.readyState === WebSocket.OPEN) this.socket.send(JSON.stringify({ subscribe: this.subscription() }));
+    }
+
+    close() {
+      this.closed = true;
+      document.removeEventListener("visibilitychange", this.visibility);
+      clearTimeout(this.timer);
+      clearTimeout(this.grace);
+      this.socket?.close();
+    }
+
+    #connect() {
+      if (this.closed || this.paused) return;
+      if (!this.lastSeen) this.onState("connecting");
+      const socket = (this.socket = new WebSocket(location.origin.replace(/^http/, "ws") + "/ws/live"));
+      socket.onopen = () => {
+        this.delay = FIRST_DELAY_MS;
+        socket.send(JSON.stringify({ subscribe: this.subscription() }));
+        this.lastSeen = Date.now() / 1000;
+        this.onState("live");
+        this.onOpen(this.opened);
+        this.opened = true;
+      };
+      socket.onmessage = (event) => {
+        this.lastSeen = Date.now() / 1000;
+        let message;
+        try {
+          message = JSON.parse(event.data);
+        } catch {
+          return; // not ours
+        }
+        this.onMessage(message);
+      };
+      socket.onclose = () => {
+        if (this.closed || this.paused || socket !== this.socket) return;
+        this.onState("stale", this.lastSeen);
+        // Jitter: a restarted server must not meet every page in the same instant.
+        this.timer = setTimeout(() => this.#connect(), this.delay * (0.5 + Math.random()));
+        this.delay = Math.min(this.delay * 2, LAST_DELAY_MS);
+      };
+    }
+
+    #visibility() {
+      clearTimeout(this.grace);
+      if (document.hidden) {
+        this.grace = setTimeout(() => {
+          this.paused = true;
+          clearTimeout(this.timer);
+          this.onState("paused");
+          this.socket?.close();
+        }, HIDDEN_GRACE_MS);
+      } else if (this.paused) {
+        this.paused = false;
+        this.delay = FIRST_DELAY_MS;
+        this.#connect();
+      } else if (this.socket?.readyState === WebSocket.CLOSED) {
+        clearTimeout(this.timer);
+        this.#connect();
+      }
+    }
+  };
+
+  /** The badge in the bar. */
+  pa.showFeed = function (state, since) {
+    const badge = document.getElementById("feed");
+    if (!badge) return;
+    const time = since ? pa.clock(since) : "";
+    badge.className = `feed ${state}`;
+    badge.title = state === "stale" && since ? pa.say("stale_title", { time: pa.fullTime(since) }) : state === "live" ? pa.say("live_title") : "";
+    const text = state === "stale" && !since ? pa.say("connecting") : pa.say(state, { time });
+    if (badge.dataset.text === text) return;
+    badge.dataset.text = text;
+    pa.put(badge, pa.el("i", { "aria-hidden": "true" }), text);
+  };
+})();

@@ -1,0 +1,411 @@
+// The fleet page: one line a run. The list is fetched once; states, values and alerts then arrive over the WebSocket.
+(function () {
+  "use strict";
+  const pa = window.perfagent;
+  const { words, shapes } = pa.config;
+  const PAGE = 100;
+  const TREND_POINTS = 60;
+  const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
+  const SVG = "http://www.w3.org/2000/svg";
+
+  /** A line of the finite values in the middle of their range; the gaps stay gaps. */
+  function sparkline(values) {
+    const [width, height] = [120, 28];
+    const known = values.filter((value) => value != null);
+    const svg = document.createElementNS(SVG, "svg");
+    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
+    svg.setAttribute("class", "spark");
+    svg.setAttribute("aria-hidden", "true");
+    svg.setAttribute("preserveAspectRatio", "none");
+    if (known.length < 2) return svg;
+    const low = Math.min(...known);
+    const span = Math.max(...known) - low || 1;
+    let path = "";
+    let pen = "M";
+    values.forEach((value, i) => {
+      if (value == null) {
+        pen = "M";
+        return;
+      }
+      const x = (2 + (i / (values.length - 1)) * (width - 4)).toFixed(1);
+      path += `${pen}${x} ${(height - 3 - ((value - low) / span) * (height - 6)).toFixed(1)}`;
+      pen = "L";
+    });
+    const line = document.createElementNS(SVG, "path");
+    line.setAttribute("d", path);
+    svg.append(line);
+    return svg;
+  }
+
+  class Row {
+    constructor(page, summary) {
+      this.page = page;
+      this.values = {};
+      this.trend = [];
+      this.verdict = null;
+      const cell = (name, kind) => (this[name] = pa.el("td", { class: `${kind} of-${name}`, "data-label": words[`column_${name}`] ?? "" }));
+      this.node = pa.el(
+        "tr",
+        { "data-run": summary.run },
+        cell("state", ""),
+        cell("run", ""),
+        cell("verdictCell", "of-verdict"),
+        cell("step", "number"),
+        cell("throughput", "number"),
+        cell("loss", "number"),
+        cell("trendCell", "of-trend"),
+        cell("gpu", "number"),
+        cell("seen", "number"),
+      );
+      this.node.row = this;
+      this.node.addEventListener("click", (event) => {
+        if (!event.target.closest("a") && !getSelection().toString()) pa.go(pa.runPath(this.summary.run));
+      });
+      this.show(summary);
+      this.showValues();
+    }
+
+    show(summary) {
+      const before = this.summary;
+      this.summary = summary;
+      if (before?.state !== summary.state) pa.put(this.state, pa.stateBadge(summary.state));
+      if (!before || before.name !== summary.name || before.project !== summary.project || before.world_size !== summary.world_size) {
+        const facts = [summary.project, summary.world_size > 1 ? pa.say("ranks", { count: summary.world_size }) : null, summary.host];
+        pa.put(this.run,
+          pa.link(pa.runPath(summary.run), { class: "name" }, summary.name || summary.run),
+          pa.el("small", null, facts.filter(Boolean).join(" · ")),
+        );
+      }
+      pa.setText(this.step, pa.count(summary.step));
+      this.showSeen();
+    }
+
+    showSeen() {
+      const unix = pa.unix(this.summary.updated);
+      if (unix == null) return;
+      const text = pa.ago(unix);
+      if (this.seen.textContent !== text) pa.put(this.seen, pa.timeNode(unix, text));
+    }
+
+    showValues() {
+      const put = (cell, name) => {
+        const value = this.values[name];
+        const [number, unit] = value == null ? [words.na, ""] : pa.show(pa.metric(name), value);
+        cell.classList.toggle("absent", value == null);
+        cell.classList.toggle("bad", Number.isNaN(value));
+        if (cell.dataset.text === number + unit) return;
+        cell.dataset.text = number + unit;
+        pa.put(cell, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
+      };
+      put(this.loss, "loss");
+      put(this.throughput, this.values.tokens_per_s != null ? "tokens_per_s" : "samples_per_s");
+      put(this.gpu, "gpu/utilization_pct");
+    }
+
+    showVerdict() {
+      if (!this.verdict) return;
+      const tone = pa.tone(this.verdict);
+      pa.put(this.verdictCell, pa.severityMark(tone), pa.el("span", { class: "line", title: this.verdict.message }, this.verdict.message));
+    }
+
+    showTrend() {
+      pa.put(this.trendCell, sparkline(this.trend));
+    }
+
+    /** What the list does not carry; fetched when the row comes into view. */
+    async fill() {
+      if (this.filled) return;
+      this.filled = true;
+      const path = `/runs/${encodeURIComponent(this.summary.run)}`;
+      const [latest, verdict, series] = await Promise.allSettled([
+        pa.api(`${path}/latest`),
+        pa.api(`${path}/verdict`),
+        pa.api(`${path}/series?name=loss&points=${TREND_POINTS}`),
+      ]);
+      if (latest.status === "fulfilled") {
+        for (const name of NAMES) if (latest.value[name]) this.values[name] = pa.num(latest.value[name].value);
+        this.showValues();
+      }
+      if (verdict.status === "fulfilled") {
+        this.verdict = verdict.value;
+        this.showVerdict();
+      }
+      if (series.status === "fulfilled") {
+        this.trend = series.value.mean.map((value) => pa.num(value)).map((value) => (Number.isFinite(value) ? value : null));
+        this.showTrend();
+      }
+    }
+
+    async refreshVerdict() {
+      try {
+        this.verdict = await pa.api(`/runs/${encodeURIComponent(this.summary.run)}/verdict`);
+        this.showVerdict();
+      } catch {
+        // The badge says that the server is away; the line stays as it was.
+      }
+    }
+
+    append(band) {
+      const end = band.step.length - 1;
+      if (end < 0 || !NAMES.includes(band.name)) return;
+      this.values[band.name] = pa.num(band.mean[end]);
+      this.dirty = true;
+      if (band.name !== "loss") return;
+      // The line keeps its length: what is new replaces neighbours' pairs once there are twice as many points.
+      for (const value of band.mean) this.trend.push(Number.isFinite(pa.num(value)) ? pa.num(value) : null);
+      while (this.trend.length > 2 * TREND_POINTS) this.trend = this.trend.filter((_, i, all) => i % 2 === 0 || i > all.length - 8);
+    }
+  }
+
+  class Fleet {
+    constructor() {
+      this.rows = new Map();
+      this.state = new URLSearchParams(location.search).get("state") ?? "";
+      this.projectName = new URLSearchParams(location.search).get("project") ?? "";
+      this.text = new URLSearchParams(location.search).get("q") ?? "";
+      this.body = document.getElementById("fleet-rows");
+      this.note = document.getElementById("fleet-note");
+      this.table = document.getElementById("fleet-table");
+      this.table.hidden = true;
+      document.title = pa.config.title;
+      pa.put(document.getElementById("crumb"));
+      this.#tools();
+      this.observer = new IntersectionObserver(
+        (entries) => {
+          for (const entry of entries) {
+            const row = entry.target.row;
+            row.visible = entry.isIntersecting;
+            if (row.visible) row.fill();
+          }
+        },
+        { rootMargin: "200px" },
+      );
+      this.feed = new pa.Feed({
+        subscription: () => ({ runs: [], names: NAMES, bands: true }),
+        onMessage: (message) => this.#message(message),
+        onOpen: (again) => again && this.load(),
+        onState: pa.showFeed,
+      });
+      this.clock = setInterval(() => {
+        for (const row of this.rows.values()) if (row.visible) row.showSeen();
+      }, 1000);
+      this.load();
+    }
+
+    #tools() {
+      this.search = pa.el("input", {
+        type: "search", placeholder: words.search_hint, "aria-label": words.search, value: this.text, id: "fleet-text",
+        on: {
+          input: () => {
+            this.text = this.search.value.trim();
+            this.#filter();
+          },
+        },
+      });
+      pa.put(document.getElementById("fleet-search"), this.search);
+      this.projects = pa.el("select", {
+        "aria-label": words.project,
+        on: {
+          change: () => {
+            this.projectName = this.projects.value;
+            this.#filter();
+          },
+        },
+      });
+      pa.put(document.getElementById("fleet-project"), this.projects);
+    }
+
+    async load(cursor) {
+      let page;
+      try {
+        page = await pa.api(`/runs?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
+      } catch (problem) {
+        if (!this.rows.size) pa.put(this.note, pa.problemNotice(problem));
+        return;
+      }
+      if (this.closed) return;
+      for (const summary of page.runs) {
+        const row = this.#take(summary);
+        if (row.filled && !cursor) {
+          row.filled = false;
+          if (row.visible) row.fill();
+        }
+      }
+      this.next = page.next;
+      this.#arrange();
+    }
+
+    #take(summary) {
+      let row = this.rows.get(summary.run);
+      if (row) row.show(summary);
+      else {
+        row = new Row(this, summary);
+        this.rows.set(summary.run, row);
+        this.observer.observe(row.node);
+      }
+      return row;
+    }
+
+    #message(message) {
+      if (message.lagged) this.load();
+      if (message.run) {
+        const known = this.rows.has(message.run.run);
+        const before = this.rows.get(message.run.run)?.summary.state;
+        const row = this.#take(message.run);
+        if (!known || before !== message.run.state) {
+          this.#arrange();
+          if (known) row.refreshVerdict();
+        }
+      }
+      if (message.alert) {
+        const row = this.rows.get(message.alert.run);
+        if (row) {
+          clearTimeout(row.timer);
+          row.timer = setTimeout(() => row.refreshVerdict(), 300);
+        }
+      }
+      for (const band of message.bands ?? []) this.rows.get(band.run)?.append(band);
+      if (message.bands && !this.frame) {
+        this.frame = requestAnimationFrame(() => {
+          this.frame = 0;
+          for (const row of this.rows.values()) {
+            if (!row.dirty || !row.visible) continue;
+            row.dirty = false;
+            row.showValues();
+            row.showTrend();
+          }
+        });
+      }
+    }
+
+    /** Newest first; a node that is in its place is not moved. */
+    #arrange() {
+      const ordered = [...this.rows.values()].sort((a, b) => (a.summary.started < b.summary.started ? 1 : a.summary.started > b.summary.started ? -1 : 0));
+      ordered.forEach((row, i) => {
+        if (this.body.children[i] !== row.node) this.body.insertBefore(row.node, this.body.children[i] ?? null);
+      });
+      this.#showProjects();
+      this.#filter();
+    }
+
+    #showProjects() {
+      const names = [...new Set([...this.rows.values()].map((row) => row.summary.project))].sort();
+      const key = names.join("\n");
+      if (this.projectKey === key) return;
+      this.projectKey = key;
+      pa.put(this.projects,
+        pa.el("option", { value: "" }, words.all_projects),
+        ...names.map((name) => pa.el("option", { value: name, selected: name === this.projectName }, name)),
+      );
+    }
+
+    #filter() {
+      const text = this.text.toLowerCase();
+      const counts = {};
+      let shown = 0;
+      for (const row of this.rows.values()) {
+        const { summary } = row;
+        const label = [summary.name, summary.run, summary.project, summary.host, summary.group, ...(summary.tags ?? [])].join(" ").toLowerCase();
+        const fits = (!this.projectName || summary.project === this.projectName) && (!text || label.includes(text));
+        if (fits) counts[summary.state] = (counts[summary.state] ?? 0) + 1;
+        row.node.hidden = !(fits && (!this.state || summary.state === this.state));
+        if (!row.node.hidden) shown++;
+      }
+      this.#chips(counts);
+      this.#note(shown);
+      const url = new URL(location);
+      for (const [key, value] of [["state", this.state], ["project", this.projectName], ["q", this.text]]) {
+        if (value) url.searchParams.set(key, value);
+        else url.searchParams.delete(key);
+      }
+      if (url.href !== location.href) history.replaceState(null, "", url);
+    }
+
+    #chips(counts) {
+      const all = Object.values(counts).reduce((sum, count) => sum + count, 0);
+      const chip = (state, label, count) =>
+        pa.el(
+          "button",
+          {
+            type: "button", class: `chip ${state}`, "aria-pressed": String(this.state === state), "data-state": state,
+            on: {
+              click: () => {
+                this.state = this.state === state ? "" : state;
+                this.#filter();
+                document.querySelector(`#fleet-states [data-state="${state}"]`)?.focus();
+              },
+            },
+          },
+          state ? pa.el("i", { "aria-hidden": "true" }, shapes[state]) : null,
+          label,
+          pa.el("b", null, String(count)),
+        );
+      const states = Object.keys(shapes).filter((state) => counts[state] || state === this.state);
+      const key = JSON.stringify([counts, this.state]);
+      if (this.chipKey === key) return;
+      this.chipKey = key;
+      document
+        .getElementById("fleet-states")
+        .replaceChildren(chip("", words.all, all), ...states.map((state) => chip(state, words[`state_${state}`], counts[state] ?? 0)));
+    }
+
+    #note(shown) {
+      this.table.hidden = this.rows.size === 0;
+      document.querySelector(".fleet-head").hidden = this.rows.size === 0;
+      if (!this.rows.size) {
+        if (!this.note.querySelector(".welcome")) pa.put(this.note, welcome());
+        return;
+      }
+      const nodes = [];
+      if (!shown) {
+        const clear = () => {
+          this.state = this.text = this.projectName = this.search.value = this.projects.value = "";
+          this.#filter();
+        };
+        nodes.push(pa.el("p", { class: "hint" }, words.no_match, " ", pa.el("button", { type: "button", class: "button", on: { click: clear } }, words.clear)));
+      }
+      if (this.next) {
+        nodes.push(pa.el("button", { type: "button", class: "button", on: { click: () => this.load(this.next) } }, words.more));
+      }
+      pa.put(this.note, ...nodes);
+    }
+
+    close() {
+      this.closed = true;
+      this.feed.close();
+      this.observer.disconnect();
+      clearInterval(this.clock);
+      cancelAnimationFrame(this.frame);
+    }
+  }
+
+  function codeBlock(text) {
+    const code = pa.el("code", null, text);
+    return pa.el("div", { class: "code" }, pa.el("pre", null, code), pa.copyButton(() => text));
+  }
+
+  /** What a new user sees: the two ways to attach, ready to copy. */
+  function welcome() {
+    const server = pa.config.server.replace(/\/$/, "");
+    const other = server === "http://127.0.0.1:8420" ? "" : `export PERFAGENT_SERVER=${server}\n`;
+    const way = (title, text, code) =>
+      pa.el("section", { class: "card way" }, pa.el("h2", null, title), pa.el("p", null, text), codeBlock(code));
+    return pa.el(
+      "div",
+      { class: "welcome" },
+      pa.el("h1", null, words.empty_title),
+      pa.el("p", null, words.empty),
+      pa.el(
+        "div",
+        { class: "ways" },
+        way(words.way_run, words.way_run_text, `${other}perfagent run train.py`),
+        way(words.way_attach, words.way_attach_text, "import perfagent\n\nrun = perfagent.attach(model, optimizer)"),
+      ),
+      pa.el("p", { class: "hint" }, words.way_demo),
+      codeBlock(`${other}perfagent demo`),
+    );
+  }
+
+  pa.pages = pa.pages || {};
+  pa.pages.fleet = () => new Fleet();
+})();

@@ -1,0 +1,748 @@
+// The run page: verdict, figures, charts and what lies below them, of one run.
+(function () {
+  "use strict";
+  const pa = window.perfagent;
+  const { words } = pa.config;
+  const ENDED = new Set(["finished", "failed", "oom", "killed", "preempted"]);
+  const CONSOLE_EVENTS = 60;
+  const CONSOLE_LINES = 400;
+  const MUTE_S = 3600;
+
+  // --- evidence in words -------------------------------------------------------------------------------------------------------
+
+  const SUFFIXES = [["_per_s", null, " / s"], ["_s", "s"], ["_pct", null, " %"], ["_bytes", "B"], ["_gib", null, " GiB"], ["_w", null, " W"], ["_c", null, " °C"]];
+
+  /** [label, value] of one entry of a finding's evidence. */
+  function evidence(key, value) {
+    if (pa.config.metrics[key]) {
+      const [number, unit] = pa.show(pa.metric(key), pa.num(value));
+      if (pa.num(value) != null) return [pa.metric(key).title, `${number} ${unit}`.trim()];
+    }
+    const [suffix, unit, text] = SUFFIXES.find(([end]) => key.endsWith(end)) ?? ["", null, ""];
+    const label = key.slice(0, key.length - suffix.length).replaceAll("_", " ").replaceAll("/", " ");
+    return [label, spoken(value, unit, text)];
+  }
+
+  function spoken(value, unit, text) {
+    const number = pa.num(value);
+    if (number != null) {
+      if (unit) return pa.show({ name: "", unit }, number).join(" ");
+      return (Number.isInteger(number) && Math.abs(number) < 1e7 ? pa.count(number) : pa.si(number)) + text;
+    }
+    if (Array.isArray(value)) return value.slice(0, 8).map((item) => spoken(item, unit, text)).join(", ") + (value.length > 8 ? " …" : "");
+    if (value && typeof value === "object") return Object.entries(value).slice(0, 6).map(([k, v]) => `${k.replaceAll("_", " ")} ${spoken(v, unit, text)}`).join(", ");
+    return value == null ? words.na : String(value);
+  }
+
+  // --- the figures beside the verdict ------------------------------------------------------------------------------------------
+
+  class Figures {
+    constructor(page, host) {
+      this.page = page;
+      this.cells = {};
+      const names = ["throughput", "step_time", "loss", "grad", "device", "memory", "data", "alerts"];
+      pa.put(host,
+        ...names.map((name) => {
+          const label = pa.el("span", { class: "label" }, "");
+          const value = pa.el("output", { class: "value" });
+          const more = pa.el("span", { class: "more" });
+          const node = pa.el("div", { class: "figure card", "data-figure": name }, label, value, more);
+          this.cells[name] = { node, label, value, more, key: "" };
+          return node;
+        }),
+      );
+      this.show();
+    }
+
+    #put(name, label, number, unit, more, tone) {
+      const cell = this.cells[name];
+      const key = [label, number, unit, more, tone].join("|");
+      if (cell.key === key) return;
+      cell.key = key;
+      pa.setText(cell.label, label);
+      pa.put(cell.value, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
+      pa.setText(cell.more, more ?? "");
+      cell.node.className = `figure card ${number === words.na ? "absent" : ""} ${tone ?? ""}`;
+    }
+
+    /** Finite extreme of the whole run: [value, step]. While a part of it is shown, what was known before. */
+    #extreme(name, column, better) {
+      this.extremes ??= {};
+      const data = this.page.board.charts.get(name)?.data;
+      if (!data || this.page.board.range) return this.extremes[name] ?? null;
+      let best = null;
+      data[column].forEach((value, i) => {
+        if (value != null && (best == null || better(value, best[0]))) best = [value, data.step[i]];
+      });
+      this.extremes[name] = best;
+      return best;
+    }
+
+    show() {
+      const at = (name) => this.page.values.get(name) ?? null;
+      const text = (name, value) => pa.show(pa.metric(name), value);
+      const bad = (value) => (Number.isNaN(value) || Math.abs(value) === Infinity ? "critical" : "");
+
+      const rate = at("tokens_per_s") != null ? "tokens_per_s" : "samples_per_s";
+      const time = at("step_time_s");
+      this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? pa.say("kpi_steps_per_s", { value: pa.si(1 / time) }) : "");
+
+      this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), this.#median("step_time_s"));
+      const loss = at("loss");
+      const lowest = this.#extreme("loss", "min", (a, b) => a < b);
+      this.#put("loss", words.kpi_loss, pa.si(loss), "", lowest ? pa.say("kpi_lowest", { value: pa.si(lowest[0]), step: pa.count(lowest[1]) }) : "", bad(loss));
+
+      const grad = at("grad/norm");
+      const highest = this.#extreme("grad/norm", "max", (a, b) => a > b);
+      this.#put("grad", words.kpi_grad, pa.si(grad), "", highest ? pa.say("kpi_highest", { value: pa.si(highest[0]), step: pa.count(highest[1]) }) : "", bad(grad));
+
+      if (at("gpu/utilization_pct") != null || at("host/cpu_pct") == null) {
+        const power = at("gpu/power_w");
+        const more = at("gpu/utilization_pct") == null ? words.kpi_no_gpu : power != null ? pa.say("kpi_power", { value: pa.si(power) }) : "";
+        this.#put("device", words.kpi_gpu, ...text("gpu/utilization_pct", at("gpu/utilization_pct")), more);
+      } else {
+        const own = at("process/cpu_pct");
+        this.#put("device", words.kpi_cpu, ...text("host/cpu_pct", at("host/cpu_pct")), own != null ? pa.say("kpi_process_cpu", { value: pa.si(own) }) : words.kpi_no_gpu);
+      }
+
+      const used = at("gpu/memory_used_bytes") ?? at("cuda/allocated_bytes");
+      if (used != null) {
+        const total = at("gpu/memory_total_bytes");
+        this.#put("memory", words.kpi_gpu_memory, ...text("gpu/memory_used_bytes", used), total ? pa.say("kpi_of", { total: pa.show(pa.metric("gpu/memory_total_bytes"), total).join(" ") }) : "");
+      } else {
+        const host = at("host/memory_used_bytes");
+        const total = at("host/memory_total_bytes");
+        const more = host != null && total ? pa.say("kpi_host_memory", { used: pa.si(host / 2 ** 30), total: text("host/memory_total_bytes", total).join(" ") }) : "";
+        this.#put("memory", words.kpi_memory, ...text("process/rss_bytes", at("process/rss_bytes")), more);
+      }
+
+      const wait = this.#share();
+      if (wait) {
+        const [part, whole] = [text("phase/data_s", wait[0]).join(" "), text("step_time_s", wait[1]).join(" ")];
+        this.#put("data", words.kpi_data, pa.si((100 * wait[0]) / wait[1]), "%", pa.say("kpi_share", { part, whole }), wait[0] / wait[1] > 0.2 ? "warning" : "");
+      } else this.#put("data", words.kpi_data, words.na, "", time != null ? words.kpi_no_loader : "");
+
+      const open = this.page.alerts.filter((alert) => alert.state === "firing");
+      const critical = open.filter((alert) => alert.severity === "critical").length;
+      const more = !open.length ? words.kpi_none : critical ? pa.say("kpi_critical", { count: critical }) : pa.say("kpi_warning", { count: open.length });
+      this.#put("alerts", words.kpi_alerts, String(open.length), "", more, critical ? "critical" : open.length ? "warning" : "");
+    }
+
+    #median(name) {
+      if (this.page.board.range) return this.cells.step_time.more.textContent;
+      const values = (this.page.board.charts.get(name)?.data.mean ?? []).filter((value) => value != null).sort((a, b) => a - b);
+      return values.length ? pa.say("kpi_median", { value: pa.show(pa.metric(name), values[values.length >> 1]).join(" ") }) : "";
+    }
+
+    /** Mean data wait and mean step time over the newest steps that are held: single steps jump about. */
+    #share() {
+      const charts = this.page.board.charts;
+      const recent = (name) => {
+        const data = charts.get(name)?.data;
+        const values = (data?.mean ?? []).slice(-50).filter((value) => value != null);
+        return values.length ? values.reduce((a, b) => a + b, 0) / values.length : this.page.values.get(name);
+      };
+      if (!charts.has("phase/data_s")) return null;
+      if (this.page.board.fixed()) return this.share ?? null;
+      const [wait, time] = [recent("phase/data_s"), recent("step_time_s")];
+      return (this.share = wait != null && time > 0 ? [wait, time] : null);
+    }
+  }
+
+  // --- the page --------------------------------------------------------------------------------------------------------------------
+
+  class RunPage {
+    constructor(root) {
+      this.root = root;
+      this.run = root.dataset.run;
+      this.values = new Map();
+      this.alerts = [];
+      this.admin = false;
+      this.part = (name) => root.querySelector(`#run-${name}`);
+      document.title = `${this.run} · ${pa.config.title}`;
+      pa.put(this.part("verdict"), pa.el("p", { class: "quiet" }, words.loading));
+      this.start();
+    }
+
+    get path() {
+      return `/runs/${encodeURIComponent(this.run)}`;
+    }
+
+    async start() {
+      let summary;
+      try {
+        summary = await pa.api(this.path);
+      } catch (problem) {
+        if (this.closed) return;
+        const unknown = problem.status === 404;
+        const all = pa.link("/", { class: "button" }, words.to_fleet);
+        pa.put(this.root,
+          unknown ? pa.notice(pa.say("no_run_title", { run: this.run }), words.no_run, all) : pa.problemNotice(problem),
+        );
+        pa.showFeed("paused");
+        pa.put(document.getElementById("feed"));
+        return;
+      }
+      if (this.closed) return;
+      this.run = summary.run;
+      this.board = new pa.Board({
+        run: this.run,
+        host: this.part("charts"),
+        onChange: () => this.showFigures(),
+        onRange: () => this.#rangeChanged(),
+      });
+      this.#readAddress();
+      this.figures = new Figures(this, this.part("figures"));
+      this.showSummary(summary);
+      this.#tools();
+      this.#below();
+      // First listen, then fetch: what arrives in between is appended after what was fetched.
+      this.feed = new pa.Feed({
+        subscription: () => ({ runs: [this.run], names: [], bands: true }),
+        onMessage: (message) => this.#message(message),
+        onOpen: (again) => again && this.refresh(),
+        onState: (state, since) => pa.showFeed(state, since),
+      });
+      this.clock = setInterval(() => this.#tick(), 1000);
+      this.keys = (event) => this.#key(event);
+      document.addEventListener("keydown", this.keys);
+      await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts(), this.loadSession()]);
+    }
+
+    /** After a gap: everything that is on screen again, at its level of detail. */
+    async refresh() {
+      try {
+        this.showSummary(await pa.api(this.path));
+      } catch {
+        return; // the feed tells that the server is away
+      }
+      this.board.reload();
+      await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts()]);
+    }
+
+    async loadNames() {
+      try {
+        const { names } = await pa.api(`${this.path}/names`);
+        if (this.closed) return;
+        this.board.addNames(names);
+      } catch (problem) {
+        pa.put(this.part("note"), pa.el("p", { class: "hint" }, pa.say("chart_failed", { message: problem.message })));
+        return;
+      }
+      this.#charted();
+    }
+
+    #charted() {
+      const note = this.part("note");
+      const hidden = this.board.hiddenNames.length;
+      if (!this.board.charts.size) pa.put(note, pa.el("p", { class: "hint" }, words.no_charts));
+      else pa.put(note, ...(hidden ? [pa.el("p", { class: "hint" }, pa.say("too_many", { count: hidden }))] : []));
+      if (this.summary.world_size > 1 && this.board.charts.has("step_time_s")) this.board.addRanks();
+      this.#groups();
+    }
+
+    async loadLatest() {
+      try {
+        const latest = await pa.api(`${this.path}/latest`);
+        for (const [name, sample] of Object.entries(latest)) {
+          this.values.set(name, pa.num(sample.value));
+          const chart = this.board.charts.get(name);
+          if (chart) chart.latest = pa.num(sample.value);
+        }
+      } catch {
+        return;
+      }
+      this.showFigures();
+    }
+
+    async loadSession() {
+      try {
+        this.admin = (await pa.api("/session")).may.includes("admin");
+      } catch {
+        this.admin = false;
+      }
+      if (this.admin) {
+        this.showVerdict();
+        this.showAlerts();
+      }
+    }
+
+    async loadVerdict() {
+      try {
+        const [verdict, findings] = await Promise.all([pa.api(`${this.path}/verdict`), pa.api(`${this.path}/findings`).catch(() => ({}))]);
+        this.verdict = verdict;
+        this.findings = findings.findings ?? (Array.isArray(findings) ? findings : []);
+      } catch {
+        return;
+      }
+      this.showVerdict();
+    }
+
+    async loadAlerts() {
+      try {
+        const body = await pa.api(`${this.path}/alerts`);
+        this.alerts = body.alerts ?? [];
+      } catch {
+        return;
+      }
+      this.showAlerts();
+      this.showVerdict();
+    }
+
+    // --- messages --------------------------------------------------------------------------------------------------------------
+
+    #message(message) {
+      if (message.lagged) this.refresh();
+      if (message.run?.run === this.run) {
+        const { state, attempts } = this.summary;
+        this.showSummary(message.run);
+        if (message.run.attempts !== attempts) this.refresh(); // a resumed run: what was drawn may be cut
+        else if (message.run.state !== state) {
+          this.#later("verdict", 300, () => this.loadVerdict());
+          this.#later("alerts", 300, () => this.loadAlerts());
+          this.#later("ending", 300, () => this.loadEnding());
+        }
+        if (this.console?.open) this.#later("console", 1500, () => this.loadConsole());
+      }
+      if (message.alert?.run === this.run) {
+        const others = this.alerts.filter((alert) => alert.id !== message.alert.id);
+        this.alerts = [message.alert, ...others];
+        this.showAlerts();
+        this.#later("verdict", 200, () => this.loadVerdict());
+      }
+      if (!message.bands) return;
+      const fresh = [];
+      for (const band of message.bands) {
+        const end = band.step.length - 1;
+        if (band.run !== this.run || end < 0) continue;
+        this.values.set(band.name, pa.num(band.mean[end]));
+        if (this.board.charts.has(band.name)) this.board.append(band);
+        else fresh.push(band.name);
+      }
+      if (fresh.length && this.board.addNames(fresh)) this.#charted();
+      if (!this.verdict || this.verdict.rule === "healthy") this.#later("verdict", 5000, () => this.loadVerdict());
+      this.showFigures();
+    }
+
+    /** Runs once, `ms` after the first call; calls in between are the same call. */
+    #later(name, ms, action) {
+      this.timers ??= {};
+      this.timers[name] ??= setTimeout(() => {
+        delete this.timers[name];
+        if (!this.closed) action();
+      }, ms);
+    }
+
+    showFigures() {
+      this.#later("figures", 150, () => this.figures.show());
+    }
+
+    // --- head --------------------------------------------------------------------------------------------------------------------
+
+    showSummary(summary) {
+      const first = !this.summary;
+      this.summary = summary;
+      this.board.world = summary.world_size || 1;
+      this.board.started = pa.unix(summary.started);
+      this.board.saw(summary.step);
+      const started = pa.unix(summary.started);
+      const ended = pa.unix(summary.ended);
+      document.title = `${summary.name || summary.run} · ${pa.config.title}`;
+      const key = JSON.stringify([summary.name, summary.state, summary.project, summary.world_size, summary.attempts, summary.tags, summary.host, summary.ended]);
+      if (key !== this.headKey) {
+        this.headKey = key;
+        this.age = pa.el("span", null);
+        this.stepNode = pa.el("b", null);
+        const facts = [
+          pa.el("span", null, `${words.step} `, this.stepNode),
+          started ? pa.el("span", { title: pa.fullTime(started) }, pa.say("started", { time: pa.shortTime(started) })) : null,
+          this.age,
+          summary.world_size > 1 ? pa.el("span", null, pa.say("ranks", { count: summary.world_size })) : null,
+          summary.attempts > 1 ? pa.el("span", null, pa.say("attempts", { count: summary.attempts })) : null,
+          summary.host ? pa.el("span", null, summary.host) : null,
+          ...(summary.tags ?? []).slice(0, 8).map((tag) => pa.el("span", { class: "tag" }, tag)),
+        ];
+        pa.put(this.part("head"),
+          pa.stateBadge(summary.state),
+          pa.el("h1", { title: summary.run }, summary.name || summary.run),
+          pa.el("div", { class: "facts" }, facts),
+        );
+        const crumb = document.getElementById("crumb");
+        pa.put(crumb, pa.link(`/?project=${encodeURIComponent(summary.project)}`, null, summary.project));
+      }
+      pa.setText(this.stepNode, pa.count(summary.step));
+      if (started) {
+        pa.setText(
+          this.age,
+          ended ? pa.say("took", { duration: pa.duration(ended - started) }) : pa.say("running_for", { duration: pa.duration(Date.now() / 1000 - started) }),
+        );
+      }
+      if (first || ENDED.has(summary.state)) this.showEnding();
+    }
+
+    #tick() {
+      if (!ENDED.has(this.summary.state) && !document.hidden) this.showSummary(this.summary);
+    }
+
+    // --- verdict -----------------------------------------------------------------------------------------------------------------
+
+    showVerdict() {
+      const host = this.part("verdict");
+      const verdict = this.verdict;
+      if (!verdict) return;
+      const tone = pa.tone(verdict);
+      const key = JSON.stringify([verdict, this.findings, this.admin, this.alerts.map((a) => [a.id, a.state, a.acknowledged, a.muted_until])]);
+      if (key === this.verdictKey) return;
+      this.verdictKey = key;
+      host.className = `verdict card ${tone}`;
+      const since = pa.unix(verdict.since);
+      const when =
+        verdict.since_step != null && since
+          ? pa.say("since_both", { step: pa.count(verdict.since_step), time: pa.shortTime(since) })
+          : verdict.since_step != null
+            ? pa.say("since_step", { step: pa.count(verdict.since_step) })
+            : since
+              ? pa.say("since", { time: pa.shortTime(since) })
+              : null;
+      const ranks = verdict.ranks?.length && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
+      const facts = Object.entries(verdict.evidence ?? {}).map(([name, value]) => evidence(name, value));
+      const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
+      const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
+      const alert = this.alerts.find((one) => one.rule === verdict.rule && one.state === "firing");
+      pa.put(host,
+        pa.el("header", null, pa.severityMark(tone), pa.el("h2", null, verdict.message)),
+        when || ranks ? pa.el("p", { class: "when", title: since ? pa.fullTime(since) : null }, [when, ranks].filter(Boolean).join(" · ")) : null,
+        facts.length
+          ? pa.el("dl", { class: "evidence", "aria-label": words.evidence }, facts.slice(0, 8).map(([label, value]) => pa.el("div", null, pa.el("dt", null, label), pa.el("dd", null, value))))
+          : null,
+        steps.length
+          ? pa.el("div", { class: "fix" }, pa.el("h3", null, words.fix), steps.length > 1 ? pa.el("ol", null, steps.map((step) => pa.el("li", null, step.replace(/^\d+[.)]\s*/, "")))) : pa.el("p", null, steps[0]))
+          : null,
+        verdict.gain_pct ? pa.el("p", { class: "gain" }, pa.say("gain", { gain: pa.si(verdict.gain_pct) })) : null,
+        ...others.map((finding) => pa.el("p", { class: "also" }, pa.severityMark(pa.tone(finding)), ` ${finding.message}`)),
+        alert ? this.#actions(alert) : null,
+      );
+    }
+
+    #actions(alert) {
+      const muted = pa.unix(alert.muted_until);
+      const acknowledged = pa.unix(alert.acknowledged);
+      const parts = [];
+      if (acknowledged) parts.push(pa.el("span", { class: "done", title: pa.fullTime(acknowledged) }, pa.say("acknowledged", { time: pa.shortTime(acknowledged) })));
+      if (muted && muted > Date.now() / 1000) parts.push(pa.el("span", { class: "done", title: pa.fullTime(muted) }, pa.say("muted", { time: pa.shortTime(muted) })));
+      if (this.admin && !acknowledged) parts.push(this.#action(alert, "ack", words.acknowledge));
+      if (this.admin && !(muted && muted > Date.now() / 1000)) parts.push(this.#action(alert, "mute", words.mute, { for_s: MUTE_S }));
+      return parts.length ? pa.el("div", { class: "actions" }, parts) : null;
+    }
+
+    #action(alert, verb, label, body) {
+      const button = pa.el("button", { type: "button", class: "button", "data-action": verb }, label);
+      button.addEventListener("click", async () => {
+        button.disabled = true;
+        try {
+          await pa.api(`/alerts/${encodeURIComponent(alert.id)}/${verb}`, {
+            method: "POST",
+            headers: { "Content-Type": "application/json" },
+            body: JSON.stringify(body ?? {}),
+          });
+          await this.loadAlerts();
+        } catch (problem) {
+          button.disabled = false;
+          button.title = problem.message;
+          button.classList.add("failed");
+        }
+      });
+      return button;
+    }
+
+    // --- tool bar ----------------------------------------------------------------------------------------------------------------
+
+    #readAddress() {
+      const query = new URLSearchParams(location.search);
+      const x = query.get("x") ?? "";
+      const between = /^(\d+)-(\d+)$/.exec(x);
+      const last = /^last(\d+)$/.exec(x);
+      if (between) this.board.range = [Number(between[1]), Math.max(Number(between[1]) + 1, Number(between[2]))];
+      else if (last) this.board.range = { last: Math.max(2, Number(last[1])) };
+      if (["relative", "clock"].includes(query.get("axis"))) this.board.mode = query.get("axis");
+      this.board.log = query.get("log") === "1";
+      this.board.clip = query.get("clip") === "1";
+      this.board.smoothing = Math.min(0.99, Math.max(0, Number(query.get("smooth")) || 0));
+    }
+
+    #writeAddress() {
+      const { range, mode, log, clip, smoothing } = this.board;
+      const url = new URL(location);
+      const set = (name, value) => (value ? url.searchParams.set(name, value) : url.searchParams.delete(name));
+      set("x", !range ? "" : Array.isArray(range) ? `${range[0]}-${range[1]}` : `last${range.last}`);
+      set("axis", mode === "step" ? "" : mode);
+      set("log", log ? "1" : "");
+      set("clip", clip ? "1" : "");
+      set("smooth", smoothing ? String(smoothing) : "");
+      if (url.href !== location.href) history.replaceState(null, "", url);
+    }
+
+    #rangeChanged() {
+      this.#writeAddress();
+      this.#showRange();
+    }
+
+    #tools() {
+      const board = this.board;
+      const press = (buttons, on) => buttons.forEach((button) => button.setAttribute("aria-pressed", String(on(button))));
+      const segment = (label, entries, isOn, choose) => {
+        const buttons = entries.map(([value, text]) =>
+          pa.el("button", { type: "button", "data-value": value, "aria-pressed": String(isOn(value)) }, text),
+        );
+        const group = pa.el("div", { class: "segment", role: "group", "aria-label": label }, buttons);
+        buttons.forEach((button) =>
+          button.addEventListener("click", () => {
+            choose(button.dataset.value);
+            press(buttons, (one) => isOn(one.dataset.value));
+          }),
+        );
+        return group;
+      };
+
+      const shown = pa.el("output", null, board.smoothing.toFixed(2));
+      const slider = pa.el("input", { type: "range", min: 0, max: 0.99, step: 0.01, value: board.smoothing, id: "smoothing", "aria-label": words.smoothing });
+      slider.addEventListener("input", () => {
+        board.smoothing = Number(slider.value);
+        pa.setText(shown, board.smoothing.toFixed(2));
+        board.redraw();
+        this.#later("address", 300, () => this.#writeAddress());
+      });
+
+      const axis = segment(words.x_axis, [["step", words.x_step], ["relative", words.x_relative], ["clock", words.x_clock]], (value) => board.mode === value, (value) => {
+        board.mode = value;
+        board.redraw();
+        this.#writeAddress();
+      });
+      const log = segment(words.log_y, [["log", words.log_y]], () => board.log, () => {
+        board.log = !board.log;
+        board.redraw();
+        this.#writeAddress();
+      });
+      const isRange = (value) => (value === "all" ? !board.range : board.range?.last === Number(value));
+      const clip = segment(words.clip, [["clip", words.clip]], () => board.clip, () => {
+        board.clip = !board.clip;
+        board.redraw();
+        this.#writeAddress();
+      });
+      clip.title = words.clip_title;
+      this.ranges = segment(words.range, [["all", words.range_all], ...[1000, 100].map((n) => [String(n), pa.say("range_last", { steps: pa.count(n) })])], isRange, (value) =>
+        board.setRange(value === "all" ? null : { last: Number(value) }),
+      );
+      this.isRange = isRange;
+      this.zoomed = pa.el("span", { class: "zoomed" });
+      this.reset = pa.el("button", { type: "button", class: "button small", on: { click: () => board.setRange(null) } }, words.reset_zoom);
+      this.groupHost = pa.el("div", { class: "segment groups", role: "group", "aria-label": words.filter });
+      const filter = pa.el("input", { type: "search", placeholder: words.filter, "aria-label": words.filter });
+      filter.addEventListener("input", () => {
+        board.filter.text = filter.value.trim().toLowerCase();
+        if (board.filter.text) board.reveal(board.filter.text);
+        board.applyFilter();
+      });
+      const legend = pa.el(
+        "div",
+        { class: "legend" },
+        pa.el("span", null, pa.el("i", { class: "of-mean" }), words.legend_mean),
+        pa.el("span", null, pa.el("i", { class: "of-band" }), words.legend_band),
+        pa.el("span", null, pa.el("i", { class: "of-alert" }), words.legend_alert),
+        pa.el("span", null, pa.el("i", { class: "of-nonfinite" }, "✕"), words.legend_nonfinite),
+        pa.el("span", { class: "hint" }, words.legend_hint),
+        this.zoomed,
+        this.reset,
+      );
+      pa.put(this.part("tools"),
+        pa.el("div", { class: "tool-row" }, axis, pa.el("div", { class: "pair" }, log, clip), pa.el("label", { class: "slider" }, words.smoothing, slider, shown), this.ranges, pa.el("span", { class: "spring" }), this.groupHost, filter),
+        legend,
+      );
+      this.#showRange();
+    }
+
+    #showRange() {
+      const range = this.board.range;
+      const fixed = Array.isArray(range);
+      this.zoomed.textContent = fixed ? pa.say("zoomed", { from: pa.count(range[0]), to: pa.count(range[1]) }) : "";
+      this.reset.hidden = !fixed;
+      this.zoomed.hidden = !fixed;
+      for (const button of this.ranges.children) button.setAttribute("aria-pressed", String(this.isRange(button.dataset.value)));
+    }
+
+    #groups() {
+      const order = ["training", "speed", "device", "host", "logged"];
+      const present = this.board.groups();
+      const key = [...present].sort().join();
+      if (key === this.groupKey) return;
+      this.groupKey = key;
+      const choose = (value) => {
+        this.board.filter.group = value;
+        this.board.applyFilter();
+        for (const button of this.groupHost.children) button.setAttribute("aria-pressed", String(button.dataset.value === value));
+      };
+      pa.put(this.groupHost,
+        ...["all", ...order.filter((group) => present.has(group))].map((group) =>
+          pa.el("button", { type: "button", "data-value": group, "aria-pressed": String(this.board.filter.group === group), on: { click: () => choose(group) } }, words[`group_${group}`]),
+        ),
+      );
+    }
+
+    /** + and − zoom, arrows move, 0 shows everything; never while somebody types. */
+    #key(event) {
+      if (event.target.closest("input, select, textarea") || event.metaKey || event.ctrlKey || event.altKey) return;
+      const { board } = this;
+      const [a, b] = board.window() ?? [board.firstStep, board.lastStep];
+      const width = b - a;
+      const move = {
+        "+": [a + width / 4, b - width / 4], "=": [a + width / 4, b - width / 4], "-": [a - width / 2, b + width / 2],
+        ArrowLeft: [a - width / 4, b - width / 4], ArrowRight: [a + width / 4, b + width / 4],
+      }[event.key];
+      if (event.key === "0" && board.range) board.setRange(null);
+      else if (move && (board.range || event.key === "+" || event.key === "=")) {
+        const [from, to] = [Math.max(board.firstStep, Math.round(move[0])), Math.min(board.lastStep, Math.round(move[1]))];
+        if (to - from < 1) return;
+        board.setRange(from <= board.firstStep && to >= board.lastStep ? null : [from, to]);
+      } else return;
+      event.preventDefault();
+    }
+
+    // --- below the charts ----------------------------------------------------------------------------------------------------------
+
+    #below() {
+      this.endingHost = pa.el("div");
+      this.alertHost = pa.el("div", { class: "alerts" });
+      this.consoleText = pa.el("pre", { class: "console", tabindex: "0" });
+      this.console = pa.el("details", { class: "card" }, pa.el("summary", null, words.console), this.consoleText);
+      this.console.addEventListener("toggle", () => this.console.open && this.loadConsole());
+      this.configHost = pa.el("dl", { class: "config" });
+      const configuration = pa.el("details", { class: "card" }, pa.el("summary", null, words.config), this.configHost);
+      const entries = Object.entries({ ...this.summary.config });
+      const meta = Object.entries(this.summary.meta ?? {});
+      for (const [key, value] of [...entries, ...meta]) {
+        const text = typeof value === "string" ? value : JSON.stringify(value);
+        this.configHost.append(pa.el("div", null, pa.el("dt", null, key), pa.el("dd", null, text)));
+      }
+      configuration.hidden = !entries.length && !meta.length;
+      pa.put(this.part("below"),
+        this.endingHost,
+        pa.el("section", { class: "card" }, pa.el("h2", null, words.alerts_title), this.alertHost),
+        this.console,
+        configuration,
+      );
+      this.showAlerts();
+      this.showEnding();
+      if (ENDED.has(this.summary.state)) this.loadEnding();
+    }
+
+    showAlerts() {
+      this.board.setAlerts(this.alerts);
+      this.showFigures();
+      if (!this.alertHost) return;
+      const order = { firing: 0, pending: 1, resolved: 2 };
+      const sorted = [...this.alerts].sort((a, b) => order[a.state] - order[b.state] || (a.since < b.since ? 1 : -1));
+      if (!sorted.length) {
+        pa.put(this.alertHost, pa.el("p", { class: "quiet" }, words.alerts_none));
+        return;
+      }
+      pa.put(this.alertHost,
+        ...sorted.slice(0, 50).map((alert) => {
+          const since = pa.unix(alert.since);
+          const resolved = pa.unix(alert.resolved);
+          const state = alert.state === "resolved" ? pa.say("alert_resolved", { time: resolved ? pa.shortTime(resolved) : "" }) : words[`alert_${alert.state}`];
+          return pa.el(
+            "article",
+            { class: `alert ${alert.state}`, "data-alert": alert.id },
+            pa.severityMark(pa.tone(alert)),
+            pa.el(
+              "div",
+              { class: "what" },
+              pa.el("p", null, alert.message),
+              pa.el(
+                "p",
+                { class: "quiet" },
+                [alert.rule, state, alert.since_step != null ? `${words.step} ${pa.count(alert.since_step)}` : null].filter(Boolean).join(" · "),
+                since ? " · " : "",
+                since ? pa.timeNode(since) : null,
+              ),
+              alert.fix && alert.state !== "resolved" ? pa.el("p", { class: "quiet" }, alert.fix) : null,
+            ),
+            alert.state === "firing" ? this.#actions(alert) : null,
+          );
+        }),
+      );
+    }
+
+    async loadConsole() {
+      try {
+        const { events } = await pa.api(`${this.path}/events?kind=log&limit=${CONSOLE_EVENTS}`);
+        const lines = events.flatMap((event) => {
+          const prefix = this.summary.world_size > 1 ? `[${event.rank}] ` : "";
+          return (event.data.lines ?? []).map((line) => prefix + line);
+        });
+        const text = lines.slice(-CONSOLE_LINES).join("\n") || words.console_none;
+        if (this.consoleText.textContent === text) return;
+        const atEnd = this.consoleText.scrollHeight - this.consoleText.scrollTop - this.consoleText.clientHeight < 24 || !this.consoleText.textContent;
+        this.consoleText.textContent = text;
+        if (atEnd) this.consoleText.scrollTop = this.consoleText.scrollHeight;
+      } catch (problem) {
+        this.consoleText.textContent ||= problem.message;
+      }
+    }
+
+    async loadEnding() {
+      try {
+        const { events } = await pa.api(`${this.path}/events?kind=state&limit=50`);
+        this.endings = events.filter((event) => event.data.exception || event.data.traceback || (event.data.reason && ENDED.has(event.data.state)));
+      } catch {
+        return;
+      }
+      this.showEnding();
+    }
+
+    showEnding() {
+      if (!this.endingHost) return;
+      const { state, reason, ended } = this.summary;
+      const told = (this.endings ?? []).find((event) => event.data.traceback) ?? (this.endings ?? [])[0];
+      const key = JSON.stringify([state, reason, ended, told]);
+      if (key === this.endingKey) return;
+      this.endingKey = key;
+      if (!ENDED.has(state) || (state === "finished" && !reason)) {
+        pa.put(this.endingHost);
+        return;
+      }
+      const when = pa.unix(ended);
+      const exception = told?.data.exception;
+      const headline = typeof exception === "string" ? exception : exception ? `${exception.type ?? ""}: ${exception.message ?? ""}` : reason;
+      const traceback = Array.isArray(told?.data.traceback) ? told.data.traceback.join("") : told?.data.traceback;
+      pa.put(this.endingHost,
+        pa.el(
+          "section",
+          { class: "card ending" },
+          pa.el("h2", null, words.ending),
+          pa.el("p", null, pa.stateBadge(state), " ", headline || reason || ""),
+          pa.el(
+            "p",
+            { class: "quiet" },
+            [told && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: told.rank }) : null, `${words.step} ${pa.count(this.summary.step)}`].filter(Boolean).join(" · "),
+            when ? " · " : "",
+            when ? pa.timeNode(when) : null,
+          ),
+          traceback ? pa.el("details", { open: true }, pa.el("summary", null, words.traceback), pa.el("pre", { class: "console", tabindex: "0" }, traceback)) : null,
+        ),
+      );
+    }
+
+    close() {
+      this.closed = true;
+      this.feed?.close();
+      this.board?.close();
+      clearInterval(this.clock);
+      for (const timer of Object.values(this.timers ?? {})) clearTimeout(timer);
+      if (this.keys) document.removeEventListener("keydown", this.keys);
+    }
+  }
+
+  pa.pages = pa.pages || {};
+  pa.pages.run = (root) => new RunPage(root);
+})();

@@ -1,0 +1,42 @@
+// Runs in the head, before the first paint: sets the colours of the theme that was chosen, or that the system prefers.
+(function () {
+  "use strict";
+  const pa = (window.perfagent = window.perfagent || {});
+  pa.config = JSON.parse(document.getElementById("perfagent-config").textContent);
+  const dark = window.matchMedia("(prefers-color-scheme: dark)");
+  const listeners = [];
+  const KEY = "perfagent.theme";
+  let choice = "auto";
+  try {
+    choice = localStorage.getItem(KEY) || "auto";
+  } catch {
+    // Storage can be forbidden; the choice then lasts as long as the page.
+  }
+
+  function apply() {
+    pa.theme = choice === "auto" ? (dark.matches ? "dark" : "light") : choice;
+    const root = document.documentElement;
+    root.dataset.theme = pa.theme;
+    root.style.colorScheme = pa.theme;
+    for (const [name, value] of Object.entries(pa.config.themes[pa.theme])) root.style.setProperty(name, value);
+    for (const listener of listeners) listener(pa.theme);
+  }
+
+  // Flips what is seen. Back at what the system prefers, the choice is forgotten and the system is followed again.
+  pa.flipTheme = function () {
+    const other = pa.theme === "dark" ? "light" : "dark";
+    choice = other === (dark.matches ? "dark" : "light") ? "auto" : other;
+    try {
+      localStorage.setItem(KEY, choice);
+    } catch {
+      // As above.
+    }
+    apply();
+  };
+  pa.onTheme = (listener) => {
+    listeners.push(listener);
+    return () => listeners.splice(listeners.indexOf(listener), 1);
+  };
+  dark.addEventListener("change", apply);
+  apply();
+})();

@@ -1,0 +1,114 @@
+"""Which charts a run page shows, in which order, and on which of them an alert is marked. No data and no plotly here."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from perfagent.wire import CATALOGUE, PHASES
+
+__all__ = ["CHARTS", "HIDDEN", "MARKS", "Chart", "chart_table"]
+
+
+@dataclass(frozen=True, slots=True)
+class Chart:
+    """name: a metric of the catalogue; group: the tool bar's filter; from_zero: the vertical axis starts at 0."""
+
+    name: str
+    group: str
+    from_zero: bool = False
+
+
+_ZERO = True
+
+# The order is that of the page: first what training is about, then its speed, then what it runs on. A metric that is not
+# listed (logged by the script) comes after the training block.
+CHARTS: tuple[Chart, ...] = (
+    Chart("loss", "training"),
+    Chart("grad/norm", "training", _ZERO),
+    Chart("tokens_per_s", "speed", _ZERO),
+    Chart("samples_per_s", "speed", _ZERO),
+    Chart("step_time_s", "speed", _ZERO),
+    Chart("phase/data_s", "speed", _ZERO),
+    Chart("lr", "training", _ZERO),
+    Chart("mfu", "speed", _ZERO),
+    Chart("gpu/utilization_pct", "device", _ZERO),
+    Chart("gpu/memory_used_bytes", "device"),
+    Chart("gpu/power_w", "device", _ZERO),
+    Chart("gpu/temperature_c", "device"),
+    Chart("gpu/sm_clock_mhz", "device"),
+    Chart("cuda/allocated_bytes", "device"),
+    Chart("cuda/reserved_bytes", "device"),
+    Chart("cuda/peak_allocated_bytes", "device"),
+    Chart("amp/scale", "training"),
+    Chart("amp/skipped", "training", _ZERO),
+    Chart("grad/nonfinite", "training", _ZERO),
+    *(Chart(f"phase/{phase}_s", "speed", _ZERO) for phase in PHASES if phase != "data"),
+    Chart("host/cpu_pct", "host", _ZERO),
+    Chart("host/memory_used_bytes", "host"),
+    Chart("process/cpu_pct", "host", _ZERO),
+    Chart("process/rss_bytes", "host"),
+    Chart("host/load1", "host", _ZERO),
+    Chart("host/disk_read_bytes_per_s", "host", _ZERO),
+    Chart("host/disk_write_bytes_per_s", "host", _ZERO),
+    Chart("host/net_sent_bytes_per_s", "host", _ZERO),
+    Chart("host/net_received_bytes_per_s", "host", _ZERO),
+    Chart("process/threads", "host", _ZERO),
+    Chart("cuda/alloc_retries", "device", _ZERO),
+    Chart("cuda/ooms", "device", _ZERO),
+    Chart("agent/overhead_pct", "host", _ZERO),
+    Chart("agent/dropped", "host", _ZERO),
+)
+
+# Constants of the machine: they are the second half of a figure ("69 of 80 GiB"), not a curve.
+HIDDEN = ("gpu/memory_total_bytes", "host/memory_total_bytes")
+
+# Rule -> charts that carry its mark; the first that the run has is used, and `loss` or `step_time_s` where none is.
+MARKS: dict[str, tuple[str, ...]] = {
+    "nonfinite_loss": ("loss",),
+    "nonfinite_gradient": ("grad/norm", "grad/nonfinite"),
+    "loss_spike": ("loss",),
+    "loss_divergence": ("loss",),
+    "loss_plateau": ("loss",),
+    "overfit": ("loss",),
+    "grad_norm_explosion": ("grad/norm",),
+    "grad_vanishing": ("grad/norm",),
+    "loss_scale_collapse": ("amp/scale",),
+    "lr_anomaly": ("lr",),
+    "low_gpu_utilization": ("gpu/utilization_pct", "step_time_s"),
+    "data_bound": ("phase/data_s", "step_time_s"),
+    "h2d_bound": ("phase/h2d_s", "step_time_s"),
+    "host_bound": ("host/cpu_pct", "step_time_s"),
+    "cpu_bottleneck": ("host/cpu_pct", "step_time_s"),
+    "comm_bound": ("phase/comm_s", "step_time_s"),
+    "sync_bound": ("step_time_s",),
+    "compute_bound": ("phase/forward_s", "step_time_s"),
+    "low_mfu": ("mfu", "step_time_s"),
+    "oom_observed": ("gpu/memory_used_bytes", "cuda/allocated_bytes", "process/rss_bytes"),
+    "oom_imminent": ("gpu/memory_used_bytes", "cuda/allocated_bytes", "process/rss_bytes"),
+    "gpu_fragmentation": ("cuda/reserved_bytes",),
+    "gpu_memory_leak": ("cuda/allocated_bytes", "gpu/memory_used_bytes"),
+    "host_memory_leak": ("process/rss_bytes", "host/memory_used_bytes"),
+    "straggler": ("step_time_s",),
+    "stage_imbalance": ("step_time_s",),
+    "hang": ("step_time_s",),
+    "throughput_regression": ("tokens_per_s", "samples_per_s", "step_time_s"),
+    "step_time_tail": ("step_time_s",),
+    "throttling": ("gpu/sm_clock_mhz", "gpu/temperature_c"),
+    "checkpoint_anomaly": ("phase/checkpoint_s", "step_time_s"),
+    "checkpoint_stale": ("phase/checkpoint_s", "step_time_s"),
+}
+
+
+def chart_table() -> dict[str, Any]:
+    """What the script assets need to know, ready for JSON: metrics with title and unit, charts in order, marks of rules."""
+    return {
+        "metrics": {
+            name: {"title": row.title, "unit": row.unit, "meaning": row.meaning, "better": row.better, "over": row.over_ranks}
+            for name, row in CATALOGUE.items()
+        },
+        "charts": [asdict(chart) for chart in CHARTS],
+        "phases": list(PHASES),
+        "hidden": list(HIDDEN),
+        "marks": {rule: list(names) for rule, names in MARKS.items()},
+    }

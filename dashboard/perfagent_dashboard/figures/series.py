@@ -1,0 +1,68 @@
+"""One series as a chart: the band from min to max with an outline, the mean, its smoothed form, and marks for NaN and Inf.
+
+Pure: a Series in, a go.Figure out. The page takes the empty figure as a pattern and fills it (assets/30-charts.js), so the
+look is decided here once. The outline matters: one step of 1e6 among a million is one bucket of a thousand, and a band
+without an outline is then less than one pixel wide and fades away.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import plotly.graph_objects as go  # type: ignore[import-untyped]
+
+from perfagent.wire import Series
+from perfagent_dashboard.theme import FONT, Theme
+
+__all__ = ["HIGH", "LOW", "MEAN", "NONFINITE", "SMOOTH", "base_layout", "series_figure"]
+
+# Positions of the traces; assets/30-charts.js extends them by these numbers.
+LOW, HIGH, MEAN, SMOOTH, NONFINITE = range(5)
+
+
+def series_figure(series: Series | None, theme: Theme) -> go.Figure:
+    """The chart of a series; None gives the empty pattern. Buckets without a finite value are gaps in the lines."""
+    step = series.step if series else []
+    low, high, mean = (_gaps(column) for column in ((series.min, series.max, series.mean) if series else ([], [], [])))
+    bad = [at for at, count in zip(step, series.nonfinite, strict=True) if count] if series else []
+    edge = {"width": 0.9, "color": theme.band_edge}
+    traces = [
+        go.Scatter(x=step, y=low, mode="lines", line=edge, hoverinfo="skip"),
+        go.Scatter(x=step, y=high, mode="lines", line=edge, fill="tonexty", fillcolor=theme.band, hoverinfo="skip"),
+        go.Scatter(x=step, y=mean, mode="lines", line={"width": 1.5, "color": theme.accent}, hoverinfo="skip"),
+        go.Scatter(x=[], y=[], mode="lines", line={"width": 2, "color": theme.accent}, hoverinfo="skip", visible=False),
+        go.Scatter(
+            x=bad,
+            y=[0.94] * len(bad),
+            yaxis="y2",
+            mode="markers",
+            marker={"symbol": "x-thin", "size": 8, "line": {"width": 2, "color": theme.critical}},
+            hoverinfo="skip",
+        ),
+    ]
+    layout = base_layout(theme)
+    layout["yaxis2"] = {"overlaying": "y", "range": [0, 1], "visible": False, "fixedrange": True}
+    return go.Figure(traces, layout)
+
+
+def base_layout(theme: Theme) -> dict[str, object]:
+    """What all charts of the page share; no plotly template, it would weigh 7 kB a figure."""
+    axis = {"gridcolor": theme.grid, "linecolor": theme.line, "zeroline": False, "automargin": False, "tickfont": {"size": 11}}
+    return {
+        "template": {},
+        "margin": {"l": 46, "r": 16, "t": 6, "b": 22},
+        "showlegend": False,
+        "hovermode": False,
+        "dragmode": "zoom",
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": FONT, "size": 11, "color": theme.muted},
+        "xaxis": {**axis, "showgrid": False, "ticks": "outside", "ticklen": 3, "tickcolor": theme.line, "nticks": 6},
+        "yaxis": {**axis, "nticks": 5, "fixedrange": True, "exponentformat": "SI"},
+        "newselection": {"line": {"color": theme.accent}},
+    }
+
+
+def _gaps(values: Sequence[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
