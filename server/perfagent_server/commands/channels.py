@@ -1,0 +1,76 @@
+"""`perfagent channels add|list|test|remove`: who is told of alerts. Asks the running server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from urllib.parse import quote
+
+from perfagent_server.commands.connection import AdminApi, add_options
+
+__all__ = ["command"]
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Channels are told of alerts. A webhook's secret is shown once, when it is added; receivers verify with it."
+    )
+    actions = parser.add_subparsers(dest="action", required=True, metavar="add|list|test|remove")
+    add = actions.add_parser("add", help="add a channel and print its secret")
+    add.add_argument("kind", choices=("webhook",))
+    add.add_argument("url", metavar="URL", help="where alerts are POSTed, signed by the Standard Webhooks convention")
+    add.add_argument("--name", default="", help="what to call it (default: its URL)")
+    add.add_argument(
+        "--min-severity", choices=("info", "warning", "critical"), default="warning", help="the lowest severity that is sent"
+    )
+    add.set_defaults(run=_add)
+    show = actions.add_parser("list", help="list channels, without their secrets")
+    show.set_defaults(run=_list)
+    test = actions.add_parser("test", help="send a test and tell whether it arrived")
+    test.add_argument("id", help="the channel's id, as `channels list` shows it")
+    test.set_defaults(run=_test)
+    remove = actions.add_parser("remove", help="remove a channel")
+    remove.add_argument("id", help="the channel's id, as `channels list` shows it")
+    remove.set_defaults(run=_remove)
+    for action in (add, show, test, remove):
+        add_options(action)
+
+
+def _add(arguments: argparse.Namespace) -> int:
+    body = {"kind": arguments.kind, "url": arguments.url, "name": arguments.name, "min_severity": arguments.min_severity}
+    made = AdminApi.from_arguments(arguments).request("POST", "/channels", body)
+    if arguments.json:
+        print(json.dumps(made))
+    else:
+        print(f"channel  {made['id']}\nsecret   {made['secret']}")
+    return 0
+
+
+def _list(arguments: argparse.Namespace) -> int:
+    found = AdminApi.from_arguments(arguments).request("GET", "/channels")["channels"]
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
+    if not found:
+        print("There is no channel yet: perfagent channels add webhook URL")
+    for channel in found:
+        state = "enabled" if channel["enabled"] else f"disabled: {channel['disabled_reason']}"
+        print(f"{channel['id']}  {channel['kind']}  {channel['min_severity']:<8}  {channel['url']}  {channel['name']}  ({state})")
+    return 0
+
+
+def _test(arguments: argparse.Namespace) -> int:
+    tried = AdminApi.from_arguments(arguments).request("POST", f"/channels/{quote(arguments.id, safe='')}/test")
+    arrived = tried["state"] == "delivered"
+    if arguments.json:
+        print(json.dumps(tried))
+    else:
+        print(f"arrived, the receiver answered {tried['status']}" if arrived else f"did not arrive: {tried['error']}")
+    return 0 if arrived else 1
+
+
+def _remove(arguments: argparse.Namespace) -> int:
+    AdminApi.from_arguments(arguments).request("DELETE", f"/channels/{quote(arguments.id, safe='')}")
+    if not arguments.json:
+        print(f"removed {arguments.id}")
+    return 0

@@ -1,0 +1,49 @@
+"""What to do about each finding, in words. One entry a rule; figures belong into the message, not here."""
+
+from __future__ import annotations
+
+__all__ = ["REMEDIES", "data_remedy"]
+
+REMEDIES: dict[str, str] = {
+    "nonfinite_loss": (
+        "Stop the run: every later step works with damaged weights. Go back to the last checkpoint before this step and skip the "
+        "batch; if it comes back, lower the learning rate, clip the gradient norm (1.0 is usual), use bf16 instead of fp16, and "
+        "look for log(0), division by zero or a bad sample in that batch."
+    ),
+    "nonfinite_gradient": (
+        "Do not step on these gradients: clip_grad_norm_(..., error_if_nonfinite=True) or GradScaler skips such a step. If it "
+        "repeats, lower the learning rate, use bf16 instead of fp16, and look at the layer and the batch named in the evidence."
+    ),
+    "loss_spike": (
+        "Often it heals by itself. If the loss is not back within 200 steps, go back about 100 steps and skip the next 200 to "
+        "500 batches. If spikes come again, lower the learning rate, clip the gradient norm at 1.0, and look at the data there."
+    ),
+    "data_bound": (
+        "Give the DataLoader more workers (num_workers), pin_memory=True, persistent_workers=True and a higher prefetch_factor; "
+        "cache what is decoded or tokenized again in every epoch, and move slow transforms out of the loop."
+    ),
+    "low_gpu_utilization": (
+        "The GPU waits: remove the largest phase named in the evidence first. If none stands out, raise the batch size, compile "
+        "the model (torch.compile) or capture CUDA graphs, and remove calls that wait for the device, such as .item()."
+    ),
+    "oom_observed": (
+        "Halve the batch size and double gradient accumulation; then try mixed precision, activation checkpointing, and sharding "
+        "(FSDP or ZeRO), in this order. If much memory is reserved but not allocated, set "
+        "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
+    ),
+    "process_crash": "Read the exception below, fix its cause, and start the run again from its last checkpoint.",
+    "lost_contact": (
+        "Look whether the process and its host are alive (a bare attach cannot tell a kill from a cut network; "
+        "`perfagent run` can), then at the network between them and this server."
+    ),
+}
+
+
+def data_remedy(workers: int | None) -> str:
+    """The fix for a loader that is too slow, knowing how many workers it has (None: unknown)."""
+    if workers == 0:
+        return (
+            "The DataLoader loads in the training process (num_workers=0): set num_workers=4 or more, with pin_memory=True, "
+            "persistent_workers=True and prefetch_factor=4; cache what is decoded or tokenized again in every epoch."
+        )
+    return REMEDIES["data_bound"]

@@ -1,0 +1,83 @@
+"""One verdict for a run: it is healthy, or the one thing that holds it back.
+
+A decision tree over what the rules found. Sick comes before slow: a run that crashed, or trains on NaN, has no use for advice
+on its data loader. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also
+why the GPU idles. A run that ended keeps the verdict of how it ended, or of what held it back most of the time.
+"""
+
+from __future__ import annotations
+
+from perfagent.wire import SEVERITIES, Finding, healthy
+from perfagent_server.alerts.life import Machine
+from perfagent_server.rules.evaluator import USER_ALERT, Evaluator
+from perfagent_server.rules.utilization import spell_s
+from perfagent_server.rules.window import Window
+
+__all__ = ["ORDER", "findings", "verdict"]
+
+# The tree, written as the order in which its questions are asked.
+ORDER: tuple[str, ...] = (
+    # Is it dead, and of what?
+    "oom_observed", "process_crash",
+    # Does it compute with numbers?
+    "nonfinite_loss", "nonfinite_gradient",
+    # Does it move, and is it heard?
+    "hang", "xid", "ecc", "lost_contact",
+    # Does it learn?
+    "loss_divergence", "grad_norm_explosion", "loss_scale_collapse", "loss_spike",
+    # Will it go on?
+    "oom_imminent", "disk_full", "gpu_memory_leak", "host_memory_leak", "checkpoint_stale",
+    # Is it fast? The cause before what follows from it: one slow rank makes all wait in communication.
+    "straggler", "stage_imbalance", "data_bound", "h2d_bound", "sync_bound", "comm_bound", "cpu_bottleneck", "host_bound",
+    "throttling", "throughput_regression", "step_time_tail", "low_gpu_utilization",
+)  # fmt: skip
+_PLACE = {rule: place for place, rule in enumerate(ORDER)}
+_SAID_BY_PEOPLE = len(ORDER)  # rules that are not in the tree come before the user's own alerts, and both after it
+
+
+def findings(judge: Evaluator) -> list[Finding]:
+    """What is so now, worst first; for a run that ended also what held most of the time it ran."""
+    found = judge.findings()
+    if judge.window.ended:
+        known = {finding.rule for finding in found}
+        found += [
+            one for machine in judge.machines.values() if (one := _dominated(machine)) is not None and one.rule not in known
+        ]
+    return sorted(found, key=_rank)
+
+
+def verdict(judge: Evaluator) -> Finding:
+    """The first finding of the tree; info-level ones do not hold a run back."""
+    window = judge.window
+    for finding in findings(judge):
+        told = finding.rule == "process_crash" and window.state in ("preempted", "failed")
+        if finding.severity != "info" or told:
+            if finding.rule.startswith(USER_ALERT):
+                continue
+            return finding
+    return healthy(_figures(window))
+
+
+def _rank(finding: Finding) -> tuple[bool, int, int]:
+    place = _PLACE.get(finding.rule, _SAID_BY_PEOPLE + (finding.rule == USER_ALERT))
+    return finding.severity == "info", place, -SEVERITIES.index(finding.severity)
+
+
+def _dominated(machine: Machine) -> Finding | None:
+    """The finding of a rule that held in at least half of the steps it judged."""
+    return machine.finding if machine.finding is not None and machine.judged and 2 * machine.hits >= machine.judged else None
+
+
+def _figures(window: Window) -> str:
+    """The healthy verdict's sentence, with the figures that make it believable."""
+    if not window.step:
+        return "Nothing holds this run back so far; no step is completed yet."
+    parts = [f"{window.step:,} steps"]
+    loss = window.value("loss")
+    if loss is not None:
+        since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
+        parts.append(f"loss {loss:.4g}{since}")
+    took = window.track("step_time_s")
+    if took is not None:
+        parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
+    return f"Nothing holds this run back: {', '.join(parts)}."

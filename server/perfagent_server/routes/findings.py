@@ -1,0 +1,37 @@
+"""What holds a run back: the verdict, and everything that the rules find."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response
+
+from perfagent.wire import Finding
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import require
+from perfagent_server.services import ServicesDep, known_run
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+KnownRun = Annotated[str, Depends(known_run)]
+
+
+@dataclass
+class FindingList:
+    findings: list[Finding]
+
+
+@router.get("/runs/{run}/verdict", dependencies=[Depends(require("read"))], responses={200: {"model": Finding}})
+def verdict(run: KnownRun, services: ServicesDep) -> Response:
+    """Healthy, or the one thing that holds the run back."""
+    return reply(services.engine.verdict(run))
+
+
+@router.get("/runs/{run}/findings", dependencies=[Depends(require("read"))], responses={200: {"model": FindingList}})
+def findings(run: KnownRun, services: ServicesDep) -> Response:
+    """Everything that is found now, worst first; for a run that ended also what held most of the time it ran."""
+    return reply({"findings": services.engine.findings(run)})

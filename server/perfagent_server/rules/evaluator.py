@@ -1,0 +1,329 @@
+"""The judge of one run: frames in, changes of alerts out. Pure, so that the engine, a backtest and the tests share it.
+
+It holds the run's window and one alert machine a rule, and can be put into bytes and back at any point between two frames:
+judging the rest from the restored one gives the same changes, with the same alert ids.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+
+from perfagent.wire import SEVERITIES, Event, Finding
+from perfagent_server.alerts.grouping import group
+from perfagent_server.alerts.life import Change, Life, Machine
+from perfagent_server.rules.catalogue import RULES, Rule
+from perfagent_server.rules.window import PATIENCE_S, TERMINAL, UTILIZATION, End, Window
+from perfagent_server.store.interface import Stored
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["STATE_VERSION", "USER_ALERT", "Evaluator"]
+
+STATE_VERSION = 1
+USER_ALERT = "user_alert"
+_REPORTED_LIFE = Life(outlives_run=True)
+_USER_LIFE = Life(cooldown_s=60.0)
+_MAX_MACHINES = 256  # a script that gives each of its alerts another title must not fill the memory
+_MAX_ENDS = 64
+_LEVELS = {"warn": "warning", "error": "critical"}
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Evaluator:
+    """upto: the tail id of the newest frame that was judged."""
+
+    def __init__(self, run: str, *, rules: Sequence[Rule] = RULES) -> None:
+        self.window = Window(run)
+        self.machines: dict[str, Machine] = {}
+        self.upto = 0
+        self._rules = {rule.id: rule for rule in rules}
+        self._on: dict[str, list[Rule]] = {}
+        for rule in rules:
+            for name in rule.on:
+                self._on.setdefault(name, []).append(rule)
+        self._urgent = {rule.urgent: rule for rule in rules if rule.urgent}
+
+    # --- judging -------------------------------------------------------------------------------------------------------------
+
+    def take(self, stored: Stored) -> list[Change]:
+        """Judges one frame."""
+        window = self.window
+        self.upto = max(self.upto, stored.id)
+        window.now = max(window.now, stored.received)
+        if stored.attempt < window.attempt:
+            return []  # a late frame of an older start: what it says is no longer so
+        changes: list[Change] = []
+        if stored.attempt > window.attempt:
+            changes += self._restart(stored.attempt)
+        ends: list[Event] = []
+        for event in stored.events:
+            if event.kind == "state" and event.data.get("state") in TERMINAL:
+                ends.append(event)
+            elif event.kind == "state":
+                self._begin(event)
+            elif event.kind == "finding":
+                changes += self._reported(stored, event)
+            elif event.kind == "alert":
+                changes += self._by_user(stored, event)
+        if stored.rank in window.lost:
+            del window.lost[stored.rank]
+            changes += self._judge_all("contact")
+        ready = window.take(stored.rank, stored.groups)
+        changes += self._judge_urgent()
+        changes += self._judge_ready(ready)
+        for event in ends:
+            changes += self._end(stored, event)
+        return changes
+
+    def tick(self, now: float) -> list[Change]:
+        """Time passed and nothing came: steps that waited for a slow rank are judged without it."""
+        window = self.window
+        window.now = max(window.now, now)
+        changes = self._judge_urgent()
+        return changes + self._judge_ready(window.close(list(window.tracks)))
+
+    def needs_tick(self) -> bool:
+        return self.window.waiting() or any(self.window.fresh.values())
+
+    def silence(self, lost: dict[tuple[int, int], float], now: float) -> list[Change]:
+        """(attempt, rank) that were not heard, and for how many seconds; the others are heard."""
+        window = self.window
+        window.now = max(window.now, now)
+        window.lost = (
+            {} if window.ended else {rank: quiet for (attempt, rank), quiet in lost.items() if attempt == window.attempt}
+        )
+        return self._judge_all("contact")
+
+    def resolve(self, alert: str, now: float, why: str) -> list[Change]:
+        """Closes one alert by hand; it opens again only after its cool-down, or at the next finding of another kind."""
+        changes = []
+        for machine in self.machines.values():
+            if machine.alert == alert:
+                change = machine.close(self.window.step, now, why)
+                if change is not None:
+                    changes.append(change)
+        self._note_firing()
+        return changes
+
+    def _restart(self, attempt: int) -> list[Change]:
+        window = self.window
+        known = window.attempt >= 0
+        changes = [
+            change
+            for machine in self.machines.values()
+            if (change := machine.close(window.step, window.now, "the run was started again")) is not None
+        ]
+        now = window.now
+        window.restart(attempt)
+        window.now = now
+        if known:
+            self.machines = {}
+        return changes
+
+    def _begin(self, event: Event) -> None:
+        window = self.window
+        world_size, start_step = event.data.get("world_size"), event.data.get("start_step")
+        if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
+            window.world_size = max(world_size, 1)
+        if isinstance(start_step, int) and start_step > window.start_step:
+            window.start_step = start_step
+
+    def _end(self, stored: Stored, event: Event) -> list[Change]:
+        window = self.window
+        state = str(event.data.get("state"))
+        earlier = [end for end in window.ends if end.rank == stored.rank]
+        # The trainer's own word comes first and says most; a watcher's only counts where it tells more.
+        if (
+            any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier)
+            or len(window.ends) >= _MAX_ENDS
+        ):
+            return []
+        words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
+        window.ends.append(End(state, stored.rank, event.time, event.step, **words))
+        window.lost.pop(stored.rank, None)
+        changes = self._judge_urgent(final=True)
+        changes += self._judge_ready(window.close(list(window.tracks)))
+        if state == "finished":
+            ended = {end.rank for end in window.ends}
+            heard = {rank for track in window.tracks.values() for rank in track.ranks}
+            if len(ended) < max(window.world_size, len(heard)):
+                return changes
+        if not window.ended or window.state == "finished":
+            window.state = state
+        changes += self._judge_all("state")
+        window.lost = {}
+        for rule, machine in self.machines.items():
+            if not self._life(rule).outlives_run:
+                change = machine.close(window.step, window.now, f"the run ended ({state})")
+                if change is not None:
+                    changes.append(change)
+        self._note_firing()
+        return changes
+
+    def _judge_urgent(self, *, final: bool = False) -> list[Change]:
+        """Judges steps with non-finite values the moment they are known."""
+        window = self.window
+        changes: list[Change] = []
+        for kind in ("loss", "gradient"):
+            fresh = window.fresh[kind]
+            if not fresh:
+                continue
+            window.fresh[kind] = []
+            rule = self._urgent.get(kind)
+            if rule is None:
+                continue
+            for step in sorted(set(fresh)):
+                if kind == "gradient" and not final and self._scaler_may_tell_more(step):
+                    window.fresh[kind].append(step)
+                    continue
+                window.at = step
+                changes += self._observe(rule, rule.judge(window))
+        return changes
+
+    def _scaler_may_tell_more(self, step: int) -> bool:
+        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one."""
+        window = self.window
+        bad = window.bad_at("gradient", step)
+        if bad is None or window.now - bad.time > 2 * PATIENCE_S:
+            return False
+        words = [track for name in ("amp/skipped", "amp/scale") if (track := window.tracks.get(name)) is not None and track.steps]
+        return bool(words) and all(track.steps[-1] <= step for track in words)
+
+    def _judge_ready(self, names: Iterable[str]) -> list[Change]:
+        window = self.window
+        changes: list[Change] = []
+        for name in names:
+            rules = self._on.get(name, ())
+            if name == UTILIZATION:
+                window.at = window.step
+                for rule in rules:
+                    changes += self._observe(rule, rule.judge(window))
+                continue
+            while window.advance(name):
+                for rule in rules:
+                    if rule.urgent:
+                        if window.bad_at(rule.urgent, window.at) is None:  # the others were judged when they came
+                            machine = self.machines.get(rule.id)
+                            if machine is not None and machine.state != "inactive":
+                                changes += self._observe(rule, None)
+                    else:
+                        changes += self._observe(rule, rule.judge(window))
+        return changes
+
+    def _judge_all(self, cause: str) -> list[Change]:
+        self.window.at = self.window.step
+        return [change for rule in self._on.get(cause, ()) for change in self._observe(rule, rule.judge(self.window))]
+
+    def _observe(self, rule: Rule, found: Finding | None) -> list[Change]:
+        return self._carry(rule.id, rule.life, found, self.window.at)
+
+    def _carry(self, key: str, life: Life, found: Finding | None, step: int) -> list[Change]:
+        window = self.window
+        machine = self.machines.get(key)
+        if machine is None:
+            if len(self.machines) >= _MAX_MACHINES:
+                return []
+            machine = self.machines[key] = Machine(key)
+        if found is not None and found.since is None:
+            found.since = rfc3339(self._time_of(step))
+        change = machine.observe(life, found, step, window.now, f"{window.run}\n{window.attempt}")
+        if change is None:
+            return []
+        change = group(change, key, self.machines)
+        self._note_firing()
+        return [change]
+
+    def _note_firing(self) -> None:
+        self.window.firing = {key for key, machine in self.machines.items() if machine.state == "firing"}
+
+    def _life(self, rule: str) -> Life:
+        if rule.startswith(USER_ALERT):
+            return _USER_LIFE
+        return self._rules[rule].life if rule in self._rules else _REPORTED_LIFE
+
+    def _time_of(self, step: int) -> float:
+        """When a step was, by the clock of who measured it; the server's own where nobody did."""
+        for name in ("loss", "step_time_s"):
+            track = self.window.tracks.get(name)
+            if track is not None and track.steps and track.steps[-1] >= step and track.times:
+                return (
+                    track.times[-1]
+                    if track.steps[-1] == step
+                    else track.times[max(0, len(track.times) - 1 - (track.steps[-1] - step))]
+                )
+        return self.window.now
+
+    # --- what the agent and the user say ----------------------------------------------------------------------------------------
+
+    def _reported(self, stored: Stored, event: Event) -> list[Change]:
+        data = event.data
+        rule, severity = str(data.get("rule", ""))[:64], str(data.get("severity", "warning"))
+        if not rule or severity not in SEVERITIES:
+            return []
+        step = data.get("since_step", event.step)
+        ranks = data.get("ranks")
+        evidence = data.get("evidence")
+        gain = data.get("gain_pct")
+        found = Finding(
+            rule=rule,
+            severity=severity,
+            message=str(data.get("message", ""))[:2000],
+            since_step=step if isinstance(step, int) else self.window.step,
+            since=rfc3339(event.time),
+            ranks=[rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) and ranks else [stored.rank],
+            evidence=evidence if isinstance(evidence, dict) else {},
+            fix=str(data.get("fix", ""))[:2000],
+            gain_pct=float(gain) if isinstance(gain, (int, float)) else None,
+        )
+        return self._carry(rule, self._life(rule), found, found.since_step or self.window.step)
+
+    def _by_user(self, stored: Stored, event: Event) -> list[Change]:
+        """run.alert(title, text, level): told at once; the same title not again within a minute."""
+        title, text = str(event.data.get("title", ""))[:256], str(event.data.get("text", ""))[:4000]
+        level = str(event.data.get("level", "warning")).lower()
+        level = _LEVELS.get(level, level)
+        key = f"{USER_ALERT}:{hashlib.sha256(title.encode('utf-8', 'replace')).hexdigest()[:16]}"
+        machine = self.machines.get(key)
+        now = self.window.now
+        if machine is not None and machine.state == "firing":
+            if now - machine.hit < _USER_LIFE.cooldown_s:
+                return []
+            machine.close(self.window.step, machine.hit - 2 * _USER_LIFE.cooldown_s, "said again")
+            machine.resolved = machine.resolved_step = None
+        found = Finding(
+            rule=USER_ALERT,
+            severity=level if level in SEVERITIES else "warning",
+            message=f"{title}: {text}" if text else title,
+            since_step=event.step if event.step is not None else self.window.step,
+            since=rfc3339(event.time),
+            ranks=[stored.rank],
+            evidence={"title": title, "text": text},
+        )
+        return self._carry(key, _USER_LIFE, found, found.since_step or 0)
+
+    # --- for the verdict --------------------------------------------------------------------------------------------------------
+
+    def findings(self) -> list[Finding]:
+        """What is open now, or was open when the run ended."""
+        return [
+            machine.finding for machine in self.machines.values() if machine.state == "firing" and machine.finding is not None
+        ]
+
+    # --- persistence ------------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> bytes:
+        machines = {key: machine.snapshot() for key, machine in self.machines.items()}
+        return _encoder.encode({"upto": self.upto, "window": self.window.snapshot(), "machines": machines})
+
+    @classmethod
+    def restore(cls, data: bytes, *, rules: Sequence[Rule] = RULES) -> Evaluator:
+        state: dict[str, Any] = msgspec.msgpack.decode(data, strict=False)
+        judge = cls(state["window"]["run"], rules=rules)
+        judge.upto = state["upto"]
+        judge.window = Window.restore(state["window"])
+        judge.machines = {key: Machine.restore(entry) for key, entry in state["machines"].items()}
+        return judge

@@ -1,0 +1,430 @@
+"""What a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
+
+A Window is filled from frames and knows no clock, database or network: its time is the server time at which the newest
+frame was received, or the time of the engine's tick. It is bounded: each series keeps a fixed number of steps. `snapshot()`
+and `restore()` carry it over a restart without loss, so that a rule continues exactly where it was.
+
+Ranks arrive at different moments. A step of a series is closed, and only then shown to the rules, when every rank that
+reports that series has reported the step, or when the slowest has kept it waiting for PATIENCE_S. Non-finite values do not
+wait for that: they are noted the moment they arrive.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any
+
+from perfagent.wire import PHASES, Group
+
+__all__ = ["PATIENCE_S", "SIGNALS", "Bad", "End", "Track", "Window"]
+
+PATIENCE_S = 5.0  # how long the slowest rank may keep a step waiting
+_ABSENT_AFTER_S = 15.0  # a rank that was silent in a series for so long is not waited for
+_MAX_PENDING = 512  # steps that wait for a rank, per series
+_MAX_BAD = 64  # non-finite steps that are remembered
+
+TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+@dataclass(frozen=True, slots=True)
+class Signal:
+    """A series that rules read: how many steps are kept and how ranks become one value."""
+
+    steps: int
+    over_ranks: Callable[[Sequence[float]], float]
+
+
+# The only series that are decoded for the rules; everything else in a frame is skipped unread.
+SIGNALS: dict[str, Signal] = {
+    "loss": Signal(1200, _mean),
+    "lr": Signal(64, max),
+    "grad/norm": Signal(64, max),
+    "grad/nonfinite": Signal(64, sum),
+    "amp/scale": Signal(64, min),
+    "amp/skipped": Signal(64, max),
+    "step_time_s": Signal(64, median),
+    **{f"phase/{phase}_s": Signal(64, median) for phase in PHASES},
+}
+# Judged first within a frame: what the rules on the later ones look up.
+_ORDER = {name: place for place, name in enumerate(SIGNALS)}
+UTILIZATION = "gpu/utilization_pct"
+_UTILIZATION_KEPT_S = 330
+_FINITE_NAMES = ("loss", "grad/norm", "grad/nonfinite")
+
+
+@dataclass(slots=True)
+class Bad:
+    """A step in which a value was NaN or infinite. time: when that was noted, server clock; value: the first
+    one seen; ranks: whose it was."""
+
+    step: int
+    time: float
+    value: float
+    ranks: list[int]
+
+
+@dataclass(slots=True)
+class End:
+    """How a process of this attempt ended, in its own words."""
+
+    state: str
+    rank: int
+    time: float
+    step: int | None = None
+    reason: str = ""
+    exception: str = ""
+    traceback: str = ""
+
+
+class Track:
+    """One series, ranks put together. steps, values, times hold the newest closed steps; a rule sees the first `seen`."""
+
+    __slots__ = ("closed", "first", "over_ranks", "pending", "ranks", "seen", "size", "steps", "times", "total", "values")
+
+    def __init__(self, signal: Signal) -> None:
+        self.size = signal.steps
+        self.over_ranks = signal.over_ranks
+        self.steps: list[int] = []
+        self.values: list[float] = []
+        self.times: list[float] = []
+        self.seen = 0
+        self.total = 0  # steps seen in this attempt
+        self.closed = -1  # newest closed step
+        self.first: float | None = None  # when the series first came
+        self.ranks: dict[int, float] = {}  # rank -> when it last reported
+        # step -> (when first reported, sample time, rank -> value)
+        self.pending: dict[int, tuple[float, float, dict[int, float]]] = {}
+
+    def last(self, count: int) -> list[float]:
+        """The newest `count` values that may be seen, oldest first."""
+        return self.values[max(0, self.seen - count) : self.seen]
+
+    def last_steps(self, count: int) -> list[int]:
+        return self.steps[max(0, self.seen - count) : self.seen]
+
+    @property
+    def value(self) -> float | None:
+        return self.values[self.seen - 1] if self.seen else None
+
+    @property
+    def step(self) -> int | None:
+        return self.steps[self.seen - 1] if self.seen else None
+
+    @property
+    def time(self) -> float | None:
+        return self.times[self.seen - 1] if self.seen else None
+
+    def at(self, step: int) -> float | None:
+        """The value of that step, if it is among the newest ones that may be seen."""
+        for place in range(self.seen - 1, -1, -1):
+            if self.steps[place] == step:
+                return self.values[place]
+            if self.steps[place] < step:
+                return None
+        return None
+
+    def take(
+        self, rank: int, steps: Sequence[int], values: Sequence[float], times: Sequence[float], now: float, world: int
+    ) -> None:
+        if self.first is None:
+            self.first = now
+        self.ranks[rank] = now
+        alone = world <= 1 and len(self.ranks) == 1 and not self.pending
+        if alone and len(steps) and steps[0] > self.closed and _rising(steps):
+            self.steps.extend(steps)
+            self.values.extend(values)
+            self.times.extend(times)
+            self.closed = steps[-1]
+            return
+        for step, value, time in zip(steps, values, times, strict=True):
+            if step <= self.closed:
+                continue  # late: that step has been judged without this rank
+            entry = self.pending.get(step)
+            if entry is None:
+                entry = self.pending[step] = (now, time, {})
+            entry[2][rank] = value
+
+    def close(self, now: float, world: int) -> None:
+        """Puts complete steps, and those that waited long enough, behind the visible ones."""
+        if not self.pending:
+            return
+        live = sum(1 for seen in self.ranks.values() if now - seen < _ABSENT_AFTER_S) or 1
+        settled = self.first is not None and now - self.first >= PATIENCE_S
+        need = live if settled else max(world, live)
+        for step in sorted(self.pending):
+            since, time, values = self.pending[step]
+            if len(values) < need and now - since < PATIENCE_S and len(self.pending) <= _MAX_PENDING:
+                return
+            del self.pending[step]
+            self.steps.append(step)
+            self.values.append(self.over_ranks([values[rank] for rank in sorted(values)]))
+            self.times.append(time)
+            self.closed = step
+
+    def advance(self) -> bool:
+        """Shows one more step to the rules. False when there is none."""
+        if self.seen < len(self.steps):
+            self.seen += 1
+            self.total += 1
+            return True
+        if len(self.steps) > 2 * self.size:
+            for column in (self.steps, self.values, self.times):
+                del column[: -self.size]
+            self.seen = self.size
+        return False
+
+    def snapshot(self) -> list[Any]:
+        steps = self.steps[-self.size :]
+        values = self.values[-self.size :]
+        hidden = len(self.steps) - self.seen
+        even = len(steps) > 1 and steps[-1] - steps[0] == len(steps) - 1
+        return [
+            [steps[0], len(steps)] if even else steps, even, array("d", values).tobytes(), self.times[-1:], hidden, self.total,
+            self.closed, self.first, list(self.ranks.items()),
+            [[step, since, time, list(values.items())] for step, (since, time, values) in self.pending.items()],
+        ]  # fmt: skip
+
+    def restore(self, state: Sequence[Any]) -> None:
+        steps, even, values, times, hidden, self.total, self.closed, self.first, ranks, pending = state
+        self.steps = list(range(steps[0], steps[0] + steps[1])) if even else list(steps)
+        self.values = array("d", values).tolist()
+        self.times = list(times) * len(self.steps)  # only the newest is ever asked for
+        self.seen = len(self.steps) - hidden
+        self.ranks = dict(ranks)
+        self.pending = {step: (since, time, dict(entries)) for step, since, time, entries in pending}
+
+
+@dataclass(slots=True)
+class Window:
+    """The recent past of one attempt of one run.
+
+    now: Unix seconds, server clock; at: the step under judgement; firing: rules whose alert is open (for hysteresis);
+    step: the last completed step of any rank; bad: non-finite steps by "loss" and "gradient"; ends: how processes ended;
+    lost: ranks without contact and for how many seconds.
+    """
+
+    run: str
+    attempt: int = -1
+    start_step: int = 0
+    world_size: int = 1
+    state: str = "running"
+    now: float = 0.0
+    at: int = 0
+    step: int = 0
+    firing: set[str] = field(default_factory=set)
+    tracks: dict[str, Track] = field(default_factory=dict)
+    bad: dict[str, list[Bad]] = field(default_factory=lambda: {"loss": [], "gradient": []})
+    fresh: dict[str, list[int]] = field(default_factory=lambda: {"loss": [], "gradient": []})
+    ends: list[End] = field(default_factory=list)
+    lost: dict[int, float] = field(default_factory=dict)
+    reported: list[dict[str, Any]] = field(default_factory=list)  # findings of the agent that were not judged yet
+    # GPU utilization by second: [second, sum over ranks and samples, samples, stepping]
+    busy: list[list[float]] = field(default_factory=list)
+    # Learning rate: highest so far, where it last rose, and until where the loss is not judged because it changed.
+    lr_peak: float = -math.inf
+    lr_rise: int | None = None
+    quiet_until: int = -1
+    first_loss: float | None = None
+
+    def track(self, name: str) -> Track | None:
+        """The series, if it has at least one step to see."""
+        found = self.tracks.get(name)
+        return found if found is not None and found.seen else None
+
+    def value(self, name: str) -> float | None:
+        """The newest value of a series."""
+        found = self.tracks.get(name)
+        return found.value if found is not None else None
+
+    def active(self, rule: str) -> bool:
+        """Whether an alert of that rule is open: its threshold to clear is then lower than the one to fire."""
+        return rule in self.firing
+
+    @property
+    def ended(self) -> bool:
+        return self.state in TERMINAL
+
+    # --- filling -------------------------------------------------------------------------------------------------------------
+
+    def restart(self, attempt: int) -> None:
+        """A new attempt of the run began: what the older one left is no history for this one."""
+        fresh = Window(self.run, attempt=attempt, world_size=self.world_size, now=self.now)
+        for name in Window.__dataclass_fields__:
+            setattr(self, name, getattr(fresh, name))
+
+    def take(self, rank: int, groups: Iterable[Group]) -> list[str]:
+        """Reads the series that rules need. Gives the names that may have steps to judge, in the order of judging."""
+        touched: set[str] = set()
+        for group in groups:
+            rows = group.rows
+            if not rows:
+                continue
+            wanted = [name for name in group.values if name in SIGNALS]
+            utilization = UTILIZATION in group.values
+            if not wanted and not utilization:
+                continue
+            steps = group.steps()
+            times = group.times()
+            if wanted:
+                self.step = max(self.step, *steps)
+            for name in wanted:
+                values = group.column(name)
+                if name in _FINITE_NAMES:
+                    self._note_bad(name, rank, steps, values)
+                track = self.tracks.get(name)
+                if track is None:
+                    track = self.tracks[name] = Track(SIGNALS[name])
+                track.take(rank, steps, values, times, self.now, self.world_size)
+                touched.add(name)
+            if utilization:
+                self._note_busy(group.column(UTILIZATION), times)
+                touched.add(UTILIZATION)
+        return self.close(touched)
+
+    def close(self, names: Iterable[str]) -> list[str]:
+        ready = []
+        for name in names:
+            track = self.tracks.get(name)
+            if track is None:
+                ready.append(name)
+                continue
+            track.close(self.now, self.world_size)
+            if track.seen < len(track.steps):
+                ready.append(name)
+        # The loss last: what surrounds a step (learning rate, scale) is known when the loss is judged.
+        return sorted(ready, key=lambda name: (name == "loss", _ORDER.get(name, 99)))
+
+    def waiting(self) -> bool:
+        """Whether a step waits for a rank: then time alone can close it."""
+        return any(track.pending for track in self.tracks.values())
+
+    def advance(self, name: str) -> bool:
+        """Shows the next step of a series to the rules; `at` is then that step."""
+        track = self.tracks[name]
+        if not track.advance():
+            return False
+        self.at = track.steps[track.seen - 1]
+        if name == "lr":
+            self._note_lr(self.at, track.values[track.seen - 1])
+        elif name == "loss" and self.first_loss is None and math.isfinite(track.values[track.seen - 1]):
+            self.first_loss = track.values[track.seen - 1]
+        return True
+
+    def _note_bad(self, name: str, rank: int, steps: Sequence[int], values: Sequence[float]) -> None:
+        total = sum(values)
+        if name == "grad/nonfinite":
+            if total == 0:
+                return
+            bad = [place for place, value in enumerate(values) if value != 0]
+        elif math.isfinite(total):
+            return
+        else:
+            bad = [place for place, value in enumerate(values) if not math.isfinite(value)]
+        kind = "loss" if name == "loss" else "gradient"
+        known = self.bad[kind]
+        for place in bad:
+            step = steps[place]
+            value = values[place] if name != "grad/nonfinite" else math.nan
+            entry = next((one for one in reversed(known) if one.step == step), None)
+            if entry is None:
+                known.append(Bad(step, self.now, value, [rank]))
+                self.fresh[kind].append(step)
+            elif rank not in entry.ranks:
+                entry.ranks.append(rank)
+                entry.ranks.sort()
+                self.fresh[kind].append(step)
+        known.sort(key=lambda one: one.step)
+        if len(known) > _MAX_BAD:
+            del known[:-_MAX_BAD]
+
+    def bad_at(self, kind: str, step: int) -> Bad | None:
+        for entry in reversed(self.bad[kind]):
+            if entry.step == step:
+                return entry
+            if entry.step < step:
+                return None
+        return None
+
+    def _note_lr(self, step: int, value: float) -> None:
+        if not math.isfinite(value):
+            return
+        track = self.tracks["lr"]
+        if value > self.lr_peak * (1 + 1e-6):
+            self.lr_rise = step
+        self.lr_peak = max(self.lr_peak, value)
+        # A warm restart or a changed schedule: the loss rises with reason until its history is from after the change.
+        # A rise without a break since the start is the warm-up, which the rules know by lr_rise.
+        before = track.values[max(0, track.seen - 17) : max(0, track.seen - 1)]
+        if len(before) == 16 and value > 1.25 * min(before) and value - min(before) > 0.02 * self.lr_peak:
+            warming_up = all(a < b for a, b in itertools.pairwise(before)) and value >= self.lr_peak
+            if not warming_up:
+                self.quiet_until = max(self.quiet_until, step + 200)
+
+    def _note_busy(self, values: Sequence[float], times: Sequence[float]) -> None:
+        stepped = self.tracks.get("step_time_s")
+        for value, time in zip(values, times, strict=True):
+            if not math.isfinite(value):
+                continue
+            stepping = 0.0
+            if stepped is not None and stepped.times:
+                usual = median(stepped.values[-32:])
+                stepping = float(time - stepped.times[-1] <= max(10.0, 3.0 * usual))
+            second = float(math.floor(time))
+            if self.busy and second <= self.busy[-1][0]:
+                place = next((entry for entry in reversed(self.busy) if entry[0] == second), None)
+                if place is not None:
+                    place[1] += value
+                    place[2] += 1
+                    place[3] = max(place[3], stepping)
+            else:
+                self.busy.append([second, value, 1, stepping])
+        if len(self.busy) > 2 * _UTILIZATION_KEPT_S:
+            del self.busy[:-_UTILIZATION_KEPT_S]
+
+    # --- persistence ---------------------------------------------------------------------------------------------------------
+
+    def snapshot(self) -> dict[str, Any]:
+        """Plain values for MessagePack."""
+        return {
+            "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
+            "state": self.state,            "now": self.now, "at": self.at, "step": self.step, "firing": sorted(self.firing),
+            "tracks": {name: track.snapshot() for name, track in self.tracks.items()},
+            "bad": {kind: [[one.step, one.time, one.value, one.ranks] for one in entries] for kind, entries in self.bad.items()},
+            "fresh": self.fresh,
+            "ends": [[end.state, end.rank, end.time, end.step, end.reason, end.exception, end.traceback] for end in self.ends],
+            "lost": list(self.lost.items()), "reported": self.reported, "busy": self.busy[-_UTILIZATION_KEPT_S:],
+            "lr_peak": self.lr_peak, "lr_rise": self.lr_rise, "quiet_until": self.quiet_until,
+            "first_loss": self.first_loss,
+        }  # fmt: skip
+
+    @classmethod
+    def restore(cls, state: dict[str, Any]) -> Window:
+        tracks: dict[str, Track] = {}
+        for name, entry in state["tracks"].items():
+            if name in SIGNALS:
+                tracks[name] = Track(SIGNALS[name])
+                tracks[name].restore(entry)
+        rest = {key: value for key, value in state.items() if key not in ("tracks", "bad", "ends", "lost", "firing")}
+        return cls(
+            **rest,
+            tracks=tracks,
+            firing=set(state["firing"]),
+            bad={kind: [Bad(*entry) for entry in entries] for kind, entries in state["bad"].items()},
+            ends=[End(*entry) for entry in state["ends"]],
+            lost=dict(state["lost"]),
+        )
+
+
+def _rising(steps: Sequence[int]) -> bool:
+    if len(steps) == 1:
+        return True
+    return all(a < b for a, b in itertools.pairwise(steps))

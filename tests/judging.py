@@ -1,0 +1,80 @@
+"""Runs for the rules to judge: series in, alerts out, through the same evaluator as the server's engine."""
+
+from __future__ import annotations
+
+import csv
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from perfagent.wire import Event, Group
+from perfagent_server.alerts.life import Change
+from perfagent_server.rules.catalogue import RULES, Rule
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.store.interface import Stored
+
+DATA = Path(__file__).parent / "data"
+START = 1_700_000_000.0
+
+
+def read_curve(path: Path) -> dict[str, list[float]]:
+    """Columns of a CSV with step, loss and others; an empty cell is NaN in `step`'s place only where the column is empty."""
+    with path.open() as file:
+        rows = list(csv.DictReader(file))
+    columns: dict[str, list[float]] = {"step": [float(row["step"]) for row in rows], "loss": [float(row["loss"]) for row in rows]}
+    for name, into in (("lr", "lr"), ("grad_norm", "grad/norm")):
+        if all(row.get(name) for row in rows):
+            columns[into] = [float(row[name]) for row in rows]
+    return columns
+
+
+def frame(
+    series: Mapping[str, Sequence[float]],
+    steps: Sequence[int],
+    *,
+    ident: int = 1,
+    rank: int = 0,
+    attempt: int = 1,
+    received: float | None = None,
+    step_s: float = 0.1,
+    events: Sequence[Event] = (),
+    run: str = "r",
+) -> Stored:
+    """One frame of one rank: the columns belong to `steps`."""
+    times = [START + step_s * step for step in steps]
+    groups = [Group(list(steps), times, times, {name: list(values) for name, values in series.items()})] if steps else []  # type: ignore[arg-type,dict-item]
+    at = received if received is not None else (times[-1] if times else START)
+    return Stored(ident, run, attempt, rank, f"s{attempt}-{rank}", ident, at, groups, list(events))
+
+
+def state(name: str, *, step: int | None = None, **data: Any) -> Event:
+    return Event(kind="state", time=START, step=step, data={"state": name, **data})
+
+
+def judge_series(
+    series: Mapping[str, Sequence[float]],
+    *,
+    first_step: int = 1,
+    rows: int = 50,
+    rules: Sequence[Rule] = RULES,
+    step_s: float = 0.1,
+    evaluator: Evaluator | None = None,
+) -> tuple[list[Change], Evaluator]:
+    """Feeds whole columns in frames of `rows` rows."""
+    evaluator = evaluator or Evaluator("r", rules=rules)
+    length = len(next(iter(series.values())))
+    changes: list[Change] = []
+    for begin in range(0, length, rows):
+        piece = {name: values[begin : begin + rows] for name, values in series.items()}
+        steps = range(first_step + begin, first_step + min(begin + rows, length))
+        changes += evaluator.take(frame(piece, steps, ident=evaluator.upto + 1, step_s=step_s))
+    return changes, evaluator
+
+
+def fired(changes: Sequence[Change], rule: str | None = None) -> list[Change]:
+    return [change for change in changes if change.kind == "fire" and (rule is None or change.finding.rule == rule)]
+
+
+def finite(values: Sequence[float]) -> list[float]:
+    return [value for value in values if math.isfinite(value)]
