@@ -166,7 +166,7 @@ class Client:
         return parse(RunDetails, self.request("GET", _run_path(run)))
 
     def change(self, run: str, *, name: str | None = None, tags: list[str] | None = None, notes: str | None = None) -> RunDetails:
-        """Changes what is given; needs an administrator."""
+        """Changes what is given."""
         return parse(RunDetails, self.request("PATCH", _run_path(run), body=_query(name=name, tags=tags, notes=notes)))
 
     def delete(self, run: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import types
 from dataclasses import dataclass, field, fields
-from functools import cache
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from perfagent.errors import WireError
@@ -31,8 +30,7 @@ def parse(kind: type[T], data: Any) -> T:
     if not isinstance(data, dict):
         raise WireError(f"the server's answer is no {kind.__name__}: {data!r:.200}")
     values = {}
-    hints: dict[str, Any] = _hints(kind)
-    for name, annotation in hints.items():
+    for name, annotation in _hints(kind).items():
         if name in data:
             values[name] = _convert(annotation, data[name])
     try:
@@ -41,10 +39,15 @@ def parse(kind: type[T], data: Any) -> T:
         raise WireError(f"the server's answer is no {kind.__name__}: {error}") from error
 
 
-@cache
+_known_hints: dict[type[Any], dict[str, Any]] = {}  # resolving them takes longer than a row of an export
+
+
 def _hints(kind: type[Any]) -> dict[str, Any]:
-    hints = get_type_hints(kind)
-    return {item.name: hints[item.name] for item in fields(kind)}
+    found = _known_hints.get(kind)
+    if found is None:
+        hints = get_type_hints(kind)
+        found = _known_hints[kind] = {item.name: hints[item.name] for item in fields(kind)}
+    return found
 
 
 _SPELLED = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}

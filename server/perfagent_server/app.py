@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
+from fastapi.routing import APIRoute
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
-from starlette.routing import Match
 
 from perfagent import __version__
 from perfagent_server import openapi, problems
@@ -74,7 +74,8 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     app.include_router(session.pages)
     app.include_router(_documentation(), include_in_schema=False)
     # Before the dashboard: Dash answers every path that it does not know with a page.
-    app.add_api_route("/api/{rest:path}", _unknown, methods=list(_METHODS), include_in_schema=False)
+    for path in ("/api", "/api/{rest:path}"):
+        app.add_api_route(path, _unknown, methods=list(_METHODS), include_in_schema=False)
     if not (dashboard and _mount_dashboard(app, settings)):
         app.add_api_route("/", _no_dashboard, methods=["GET"], include_in_schema=False)
     own_policy = content_security_policy()
@@ -92,19 +93,23 @@ _METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 async def _unknown(request: Request) -> Response:
-    """404, or 405 where only the method is wrong: this route matches everything, so the router does not tell them apart."""
+    """404, or 405 where only the method is wrong: this route matches everything, so the router cannot tell them apart."""
+    path = request.url.path
+    below = path.removeprefix("/api/v1")
     allowed: set[str] = set()
-    for route in request.app.router.routes:
-        match, _ = route.matches(request.scope)
-        if match is Match.PARTIAL:
-            allowed |= getattr(route, "methods", None) or set()
-    path = request.url.path[:200]
+    for route in _routes():
+        if below != path and route.path_regex.match(below):
+            allowed |= route.methods or set()
     if allowed:
         listed = ", ".join(sorted(allowed))
-        raise ApiError(
-            405, "method_not_allowed", f"{request.method} is not for {path}; allowed: {listed}", headers={"Allow": listed}
-        )
-    raise ApiError(404, "not_found", f"there is nothing at {path}; /docs lists what there is")
+        message = f"{request.method} is not for {path[:200]}; allowed: {listed}"
+        raise ApiError(405, "method_not_allowed", message, headers={"Allow": listed})
+    raise ApiError(404, "not_found", f"there is nothing at {path[:200]}; /docs lists what there is")
+
+
+def _routes() -> Iterator[APIRoute]:
+    for module in _API:
+        yield from (route for route in module.router.routes if isinstance(route, APIRoute))
 
 
 def _documentation() -> APIRouter:

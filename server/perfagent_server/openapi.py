@@ -6,7 +6,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
-from fastapi.routing import APIRoute
 
 __all__ = ["document"]
 
@@ -29,8 +28,7 @@ _ERROR = {
 def document(app: FastAPI) -> dict[str, Any]:
     """Made at the first request and kept in the app."""
     if app.openapi_schema is None:
-        routes = [route for route in app.routes if not isinstance(route, APIRoute) or route.path.startswith(_OURS)]
-        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=routes)
+        made = get_openapi(title=app.title, version=app.version, description=app.description, routes=app.routes)
         made["paths"] = {path: item for path, item in made["paths"].items() if path.startswith(_OURS)}
         _correct(made)
         app.openapi_schema = made

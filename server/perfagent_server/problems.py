@@ -70,6 +70,10 @@ def install(app: FastAPI) -> None:
         status = 413 if isinstance(error, TooLarge) else 415 if isinstance(error, UnknownEncoding) else 400
         return problem(status, _CODES[status], str(error))
 
+    async def not_unicode(_request: Request, error: Exception) -> Response:
+        # JSON can escape half a surrogate pair, and str holds it; no UTF-8, so neither the database nor an answer, can.
+        return problem(400, "bad_request", f"a text in the request is not valid Unicode: {error}")
+
     async def storage_error(_request: Request, error: Exception) -> Response:
         assert isinstance(error, StorageError)
         full = isinstance(error, StorageFull)
@@ -101,6 +105,7 @@ def install(app: FastAPI) -> None:
 
     app.add_exception_handler(ApiError, api_error)
     app.add_exception_handler(WireError, wire_error)
+    app.add_exception_handler(UnicodeEncodeError, not_unicode)
     app.add_exception_handler(StorageError, storage_error)
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)

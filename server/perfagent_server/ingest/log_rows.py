@@ -139,13 +139,12 @@ class LogRows:
         if not rows:
             return [], []
         frames = await asyncio.to_thread(self._frames, rows, body, key)
-        receipts = await self._ingest.accept(frames)
         touched: dict[str, dict[str, Any]] = {}
-        for frame in frames:
+        for frame in frames:  # before the store, which takes refused samples out of its frames
             step = max(max(group.steps()) for group in frame.groups)
             row = touched.setdefault(frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step})
             row["step"] = max(row["step"], step)
-        return receipts, list(touched.values())
+        return await self._ingest.accept(frames), list(touched.values())
 
     def forget(self, run: str) -> None:
         """After a run was deleted: its name makes a new one."""

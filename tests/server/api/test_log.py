@@ -1,0 +1,141 @@
+"""POST /api/v1/log: JSON rows become samples like any other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_builders import api
+from fastapi.testclient import TestClient
+
+JSON = {"Content-Type": "application/json"}
+
+
+def series(client: TestClient, run: str, name: str, **query: Any) -> dict[str, Any]:
+    answer = client.get(f"/api/v1/runs/{run}/series", params={"name": name, **query})
+    assert answer.status_code == 200, answer.text
+    found: dict[str, Any] = answer.json()
+    return found
+
+
+def test_a_row_creates_the_run_and_the_next_one_continues_it(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        first = client.post("/api/v1/log", json={"run": "curl", "metrics": {"loss": 2.5}}).json()
+        second = client.post("/api/v1/log", json={"run": "curl", "metrics": {"loss": 2.0}}).json()
+        assert (first["stored"], second["stored"]) == (1, 1)
+        assert first["run"] == second["run"]
+        assert (first["step"], second["step"]) == (1, 2)
+        (run,) = client.get("/api/v1/runs").json()["runs"]
+        assert (run["name"], run["project"], run["step"], run["state"]) == ("curl", "default", 2, "running")
+        assert series(client, run["run"], "loss")["mean"] == [2.5, 2.0]
+
+
+def test_a_list_of_rows_is_one_call(tmp_path: Path) -> None:
+    rows = [{"run": "a", "step": step, "metrics": {"x": step * 0.1, **({"y": step} if step % 2 else {})}} for step in range(1, 8)]
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/log", json=rows).json()
+        assert answer["stored"] == 7 + 4
+        assert series(client, answer["run"], "x")["mean"] == [step * 0.1 for step in range(1, 8)]
+        assert series(client, answer["run"], "y")["step"] == [1, 3, 5, 7]
+
+
+def test_numbers_that_are_none_arrive_as_they_are(tmp_path: Path) -> None:
+    body = '{"run": "a", "metrics": {"n": NaN, "big": 1e999, "text": "NaN", "up": "Infinity", "down": "-Infinity", "huge": 1' + "0" * 400 + "}}"
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/log", content=body, headers=JSON)
+        assert answer.status_code == 200, answer.text
+        latest = client.get(f"/api/v1/runs/{answer.json()['run']}/latest").json()
+        assert {name: item["value"] for name, item in latest.items()} == {
+            "n": "NaN", "big": "Infinity", "text": "NaN", "up": "Infinity", "down": "-Infinity", "huge": "Infinity",
+        }  # fmt: skip
+
+
+def test_a_retry_with_the_same_key_stores_nothing_again(tmp_path: Path) -> None:
+    row = {"run": "a", "metrics": {"loss": 1.0}}
+    with api(tmp_path) as client:
+        first = client.post("/api/v1/log", json=row, headers={"Idempotency-Key": "k1"}).json()
+        again = client.post("/api/v1/log", json=row, headers={"Idempotency-Key": "k1"}).json()
+        assert (first["stored"], again["stored"], again["duplicate"]) == (1, 0, 1)
+        other = client.post("/api/v1/log", json={**row, "step": 9}, headers={"Idempotency-Key": "k1"})
+        assert other.status_code == 422
+        assert other.json()["error"]["field"] == "idempotency-key"
+        assert series(client, first["run"], "loss")["count"] == [1]
+
+
+def test_a_retry_is_recognised_after_a_restart_of_the_server(tmp_path: Path) -> None:
+    row = {"run": "a", "metrics": {"loss": 1.0}}
+    with api(tmp_path) as client:
+        client.post("/api/v1/log", json=row, headers={"Idempotency-Key": "k1"})
+    with api(tmp_path) as client:
+        again = client.post("/api/v1/log", json=row, headers={"Idempotency-Key": "k1"}).json()
+        assert (again["stored"], again["duplicate"]) == (0, 1)
+        following = client.post("/api/v1/log", json=row).json()
+        assert following["step"] == 2
+        assert len(client.get("/api/v1/runs").json()["runs"]) == 1
+
+
+def test_ranks_of_one_run_are_kept_apart(tmp_path: Path) -> None:
+    rows = [{"run": "a", "rank": rank, "step": 1, "metrics": {"loss": float(rank)}} for rank in range(3)]
+    with api(tmp_path) as client:
+        run = client.post("/api/v1/log", json=rows).json()["run"]
+        found = series(client, run, "loss")
+        assert (found["min"], found["max"], found["mean"]) == ([0.0], [2.0], [1.0])
+        assert series(client, run, "loss", rank=2)["mean"] == [2.0]
+
+
+BAD = [
+    ("", "body"),
+    ("nonsense", "body"),
+    ("null", "body"),
+    ("3", "body"),
+    ("[3]", "0"),
+    ("[[]]", "0"),
+    ('{"metrics": {}}', "run"),
+    ('{"run": "", "metrics": {}}', "run"),
+    ('{"run": 5, "metrics": {}}', "run"),
+    (json.dumps({"run": "x" * 257, "metrics": {}}), "run"),
+    ('{"run": "a\\u0000b", "metrics": {}}', "run"),
+    ('{"run": "\\ud800", "metrics": {"a": 1}}', "body"),
+    ('{"run": "a", "metrics": {"\\udfff": 1}}', "body"),
+    ('{"run": "a"}', "metrics"),
+    ('{"run": "a", "metrics": []}', "metrics"),
+    ('{"run": "a", "metrics": {"x": null}}', "metrics.x"),
+    ('{"run": "a", "metrics": {"x": true}}', "metrics.x"),
+    ('{"run": "a", "metrics": {"x": "nan"}}', "metrics.x"),
+    ('{"run": "a", "metrics": {"x": {}}}', "metrics.x"),
+    ('{"run": "a", "step": "1", "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "step": 1.5, "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "step": -1, "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "step": NaN, "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "step": 1e999, "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "step": 1' + "0" * 40 + ', "metrics": {"x": 1}}', "step"),
+    ('{"run": "a", "rank": -1, "metrics": {"x": 1}}', "rank"),
+    ('{"run": "a", "rank": 4294967296, "metrics": {"x": 1}}', "rank"),
+    ('{"run": "a", "time": NaN, "metrics": {"x": 1}}', "time"),
+    ('{"run": "a", "time": "now", "metrics": {"x": 1}}', "time"),
+    ('{"run": "a", "project": "", "metrics": {"x": 1}}', "project"),
+    ("[" * 100_000, "body"),
+    ('{"a":' * 100_000, "body"),
+    ('{"run": "a", "metrics": {"x": 1' + "0" * 5000 + "}}", "body"),
+    (b"\xff\xfe\x00", "body"),
+    (b'{"run": "\xff", "metrics": {}}', "body"),
+]
+
+
+@pytest.mark.parametrize(("body", "field"), BAD, ids=range(len(BAD)))
+def test_a_bad_row_is_refused_with_its_field(tmp_path: Path, body: str | bytes, field: str) -> None:
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/log", content=body, headers=JSON)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error.get("field", "body") == field
+        assert client.get("/api/v1/runs").json()["runs"] == []
+
+
+def test_one_bad_row_in_a_list_refuses_the_list_and_names_the_row(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/log", json=[{"run": "a", "metrics": {"x": 1}}, {"run": "a", "metrics": {"x": []}}])
+        assert answer.json()["error"]["field"] == "1.metrics.x"
+        assert client.post("/api/v1/log", json=[]).json()["stored"] == 0

@@ -1,0 +1,160 @@
+"""Runs and what hangs on them: lists, changes, deletion, series, export, events."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import struct
+from pathlib import Path
+
+import pytest
+from api_builders import ADMIN, api, frame, send
+
+from perfagent.wire import Event
+
+
+def start(name: str, **data: object) -> Event:
+    return Event(kind="state", time=1_700_000_000.0, data={"state": "starting", "name": name, **data})
+
+
+def test_runs_are_listed_newest_first_and_page_by_page(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        for number in range(7):
+            send(client, frame({"loss": [1.0]}, run=f"r{number}"))
+        seen, cursor = [], None
+        while True:
+            page = client.get("/api/v1/runs", params={"limit": 3, **({"cursor": cursor} if cursor else {})}).json()
+            seen += [run["run"] for run in page["runs"]]
+            cursor = page["next"]
+            if cursor is None:
+                break
+        assert seen == [f"r{number}" for number in reversed(range(7))]
+
+
+def test_runs_are_filtered_by_project_name_state_and_tag(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}, run="a", project="x", events=[start("first", tags=["big", 'a"b', "größe"])]))
+        send(client, frame({"loss": [1.0]}, run="b", project="y", events=[start("second", tags=["bigger"])]))
+
+        def found(**query: str) -> list[str]:
+            return [run["run"] for run in client.get("/api/v1/runs", params=query).json()["runs"]]
+
+        assert found(project="x") == ["a"]
+        assert found(name="second") == ["b"]
+        assert found(state="running") == ["b", "a"]
+        assert found(state="finished") == []
+        assert found(tag="big") == ["a"]
+        assert found(tag='a"b') == ["a"]
+        assert found(tag="größe") == ["a"]
+        assert found(tag="%") == []
+
+
+def test_name_tags_and_notes_can_be_changed(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}))
+        change = {"name": "better", "tags": ["keep"], "notes": "<b>look</b>"}
+        changed = client.patch("/api/v1/runs/r1", json=change)
+        assert changed.status_code == 200, changed.text
+        run = client.get("/api/v1/runs/r1").json()
+        assert (run["name"], run["tags"], run["notes"]) == ("better", ["keep"], "<b>look</b>")
+        client.patch("/api/v1/runs/r1", json={"notes": ""})
+        run = client.get("/api/v1/runs/r1").json()
+        assert (run["name"], run["notes"]) == ("better", "")
+
+
+def test_a_deleted_run_is_gone_and_others_stay(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}, run="r1"))
+        send(client, frame({"loss": [1.0]}, run="r2"))
+        assert client.delete("/api/v1/runs/r1").status_code == 401
+        assert client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
+        assert [run["run"] for run in client.get("/api/v1/runs").json()["runs"]] == ["r2"]
+        for path in ("", "/latest", "/series?name=loss", "/ranks?name=loss", "/names", "/events", "/export"):
+            answer = client.get(f"/api/v1/runs/r1{path}")
+            assert answer.status_code == 404, path
+            assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_one_extreme_step_of_many_is_in_its_bucket(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        values = [1.0] * 20_000
+        values[12_345] = 1e6
+        send(client, frame({"loss": values}))
+        series = client.get("/api/v1/runs/r1/series", params={"name": "loss", "points": 100}).json()
+        assert len(series["step"]) <= 100
+        assert series["exact"] is False
+        assert max(series["max"]) == 1e6
+        close = client.get("/api/v1/runs/r1/series", params={"name": "loss", "from": 12_340, "to": 12_350}).json()
+        assert close["exact"] is True
+        assert close["step"] == list(range(12_340, 12_351))
+        assert close["max"][close["step"].index(12_346)] == 1e6
+
+
+def test_ranks_come_as_a_matrix(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        for rank in range(4):
+            send(client, frame({"step_time_s": [float(rank), float(rank)]}, rank=rank))
+        matrix = client.get("/api/v1/runs/r1/ranks", params={"name": "step_time_s"}).json()
+        assert matrix["ranks"] == [0, 1, 2, 3]
+        assert matrix["mean"] == [[0.0, 0.0], [1.0, 1.0], [2.0, 2.0], [3.0, 3.0]]
+        assert matrix["unit"] == "s"
+
+
+EXACT = [0.1, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, 2**53 + 2.0, math.nan, math.inf, -math.inf]
+
+
+def bits(value: float) -> bytes:
+    return struct.pack("<d", value)
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_export_gives_every_sample_back_to_the_bit(tmp_path: Path, kind: str) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}))
+        answer = client.get("/api/v1/runs/r1/export", params={"format": kind})
+        if kind == "jsonl":
+            rows = [json.loads(line) for line in answer.text.splitlines()]
+        else:
+            rows = list(csv.DictReader(io.StringIO(answer.text)))
+        assert list(rows[0]) == ["name", "rank", "step", "time", "value"]
+        mine = [row for row in rows if row["name"] == "x"]
+        assert [int(row["step"]) for row in mine] == list(range(1, len(EXACT) + 1))
+        assert [bits(float(row["value"])) for row in mine] == [bits(value) for value in EXACT]
+        formula = {row["name"] for row in rows} - {"x"}
+        assert formula == ({"'=cmd()"} if kind == "csv" else {"=cmd()"})
+
+
+def test_export_in_another_format_says_which_there_are(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"x": [1.0]}))
+        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
+        assert answer.status_code == 400
+        assert "jsonl" in answer.json()["error"]["message"]
+
+
+def test_a_long_export_is_complete(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"x": list(range(5001))}))
+        lines = client.get("/api/v1/runs/r1/export").text.splitlines()
+        assert [json.loads(line)["value"] for line in lines] == list(range(5001))
+
+
+def test_console_lines_are_read_back_newest_last(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        events = [Event(kind="log", time=float(n), data={"lines": [f"line {n}"], "stream": "stdout"}) for n in range(5)]
+        send(client, frame({}, events=[start("a"), *events]))
+        tail = client.get("/api/v1/runs/r1/events", params={"kind": "log", "limit": 2}).json()["events"]
+        assert [event["data"]["lines"] for event in tail] == [["line 3"], ["line 4"]]
+        older = client.get("/api/v1/runs/r1/events", params={"kind": "log", "before": tail[0]["id"]}).json()["events"]
+        assert [event["data"]["lines"][0] for event in older] == ["line 0", "line 1", "line 2"]
+
+
+def test_names_and_latest_tell_what_there_is(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [2.0, 1.0], "acc": [0.5, float("nan")]}))
+        assert client.get("/api/v1/runs/r1/names").json() == {"names": ["acc", "loss"]}
+        latest = client.get("/api/v1/runs/r1/latest").json()
+        assert latest["loss"] == {"value": 1.0, "step": 2, "time": 1_700_000_002.0, "rank": 0}
+        assert latest["acc"]["value"] == "NaN"
