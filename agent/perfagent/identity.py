@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
 
-__all__ = ["Identity", "Meeting", "process_start"]
+__all__ = ["Identity", "Meeting", "owner_line", "process_start"]
 
 _meetings = itertools.count()
 
@@ -186,6 +186,11 @@ def process_start(pid: int) -> int:
         return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
         return 0
+
+
+def owner_line(pid: int) -> str:
+    """What the lock file of a source holds: by it, the watcher finds the folder of the process that it watches."""
+    return f"{pid} {process_start(pid)}"
 
 
 class Meeting:

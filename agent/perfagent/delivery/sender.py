@@ -40,7 +40,7 @@ from perfagent.wire import Event, encode
 
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
-    from perfagent.delivery.columns import AnyRow, Row
+    from perfagent.delivery.columns import AnyRow
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 
@@ -62,7 +62,7 @@ class Deferred(Protocol):
     def ready(self) -> bool:
         """Whether the values have arrived; never blocks."""
 
-    def row(self) -> Row:
+    def row(self) -> AnyRow:
         """The row, once it is ready."""
 
 

@@ -191,6 +191,9 @@ class Spool:
             for missing in [p for p in (self.folder, *self.folder.parents) if not p.exists()][::-1]:
                 missing.mkdir(mode=0o700, exist_ok=True)
             self._take_lock()
+            with contextlib.suppress(OSError):  # on a full disk the watcher finds nothing, and the next start delivers
+                os.ftruncate(self._lock_fd, 0)
+                os.pwrite(self._lock_fd, f"{self.header.pid} {self.header.pid_start}".encode("ascii"), 0)
             self._state_fd = self._open_private("state", os.O_RDWR | os.O_CREAT)
             if os.fstat(self._state_fd).st_size < 2 * _SLOT:
                 self._write_state()

@@ -1,31 +1,34 @@
 """A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
 
 Forked twice before `perfagent run` becomes the trainer, so that the script sees no child of its own. It waits on a pidfd (pipes
-would stay open in the trainer's own children: the end came 2.8 s late, measured), asks the kernel for the true exit status
-(PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while the process is a zombie), writes the end into the trainer's spool
-under the next number, and sends what is left there. It holds no terminal and no pipe, and gives up 15 s after the trainer's end:
-what is in the spool then is sent by whoever comes next.
+would stay open in the trainer's own children: the end came 2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks
+the kernel for the true exit status (PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while the process is a zombie), writes
+the end into the trainer's spool under the next number, and sends what is left there. It holds no terminal and no pipe, and gives
+up 15 s after the trainer's end: what is in the spool then is sent by whoever comes next.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import fcntl
+import json
 import os
 import select
 import signal
 import struct
+import sys
 import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from perfagent.identity import process_start
+from perfagent.config import AgentConfig
+from perfagent.identity import owner_line, process_start
+from perfagent.redaction import redacted, redacted_arguments
 from perfagent.samplers import cgroup
 
 if TYPE_CHECKING:
-    from perfagent.config import AgentConfig
     from perfagent.delivery.spool import Header, Spool
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
@@ -37,7 +40,7 @@ PIDFD_INFO_EXIT = 1 << 3
 GRACE_S = 15.0
 REAP_S = 5.0
 SIGN_OF_LIFE_S = 10.0
-UNSEEN_S = 5.0
+PIDFD = 3
 
 
 class Ending:
@@ -73,6 +76,23 @@ def truth(ending: Ending) -> tuple[str, str] | None:
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
     """Forks the watcher of this process; False where the system has no pidfd or no process to spare."""
     pid = os.getpid()
+    told = {
+        "pid": pid,
+        "started": process_start(pid),
+        "begun": time.time(),
+        "project": config.project,
+        "record": str(config.record) if config.record is not None else None,
+        "run": identity.run,
+        "attempt": identity.attempt,
+        "rank": identity.rank,
+        "world_size": identity.world_size,
+        "oom_kills": _oom_kills(pid),
+        "name": name,
+        "tags": list(tags),
+        "command": redacted_arguments(sys.orig_argv),
+    }
+    waiter = str(Path(__file__).with_name("wait.py"))
+    words = [sys.executable, "-I", "-S", waiter, sys.executable, str(_root(config)), owner_line(pid), json.dumps(told)]
     try:
         pidfd = os.pidfd_open(pid)
         first = os.fork()
@@ -88,54 +108,60 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
         os.setsid()
         if os.fork() == 0:
             _let_go(pidfd)
-            _Watch(config, identity, pid, process_start(pid), pidfd, name, tags).run()
+            os.execv(sys.executable, words)  # noqa: S606 - the interpreter that runs us
     os._exit(0)
 
 
-def _let_go(keep: int) -> None:
-    """No terminal, no pipe, no folder of the caller stays open because of us."""
+def _let_go(pidfd: int) -> None:
+    """No terminal, no pipe, no folder of the caller stays open because of us; 3 is the pidfd."""
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    os.dup2(keep, 3)
+    if pidfd == 3:
+        os.set_inheritable(3, True)
+    else:
+        os.dup2(pidfd, 3)
     os.closerange(4, 65536)
     os.chdir("/")
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGPIPE, signal.SIGUSR1, signal.SIGUSR2):
-        signal.signal(number, signal.SIG_DFL if number == signal.SIGTERM else signal.SIG_IGN)
-    with contextlib.suppress(OSError):
-        Path("/proc/self/comm").write_text("perfagent-watch", encoding="ascii")
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):
+        signal.signal(number, signal.SIG_IGN)  # meant for the training; exec keeps ignored signals ignored
+
+
+def _root(config: AgentConfig) -> Path:
+    return config.record if config.record is not None else config.state_dir / "spool"
+
+
+def _oom_kills(pid: int) -> int | None:
+    group = cgroup.find(pid)
+    return group.oom_kills() if group is not None else None
 
 
 class _Watch:
-    def __init__(
-        self, config: AgentConfig, identity: Identity, pid: int, started: int, pidfd: int, name: str | None, tags: tuple[str, ...]
-    ) -> None:
-        self._config, self._identity, self._pid, self._started = config, identity, pid, started
-        self._pidfd = 3 if pidfd != 3 else pidfd
-        self._name, self._tags = name, tags
-        self._begun = time.time()
+    def __init__(self, told: dict[str, Any]) -> None:
+        self._told = told
+        self._config = AgentConfig.from_env(project=told["project"], record=told["record"])
+        self._pid: int = told["pid"]
+        self._owner = f"{told['pid']} {told['started']}"
         self._own: Spool | None = None
         self._transport: HttpTransport | None = None
-        self._server_down_until = 0.0
 
     def run(self) -> None:
-        group = cgroup.find(self._pid)
-        kills = group.oom_kills() if group is not None else None
         poll = select.poll()
-        poll.register(self._pidfd, select.POLLIN)
-        wait_s = UNSEEN_S
+        poll.register(PIDFD, select.POLLIN)
+        wait_s = 0.0
         while not poll.poll(1000 * wait_s):
             # A script without torch and without perfagent has no session: it is a run all the same, and this is its sign of life.
             wait_s = SIGN_OF_LIFE_S if self._speaks_for_trainer() else 300.0
-        ending = ending_of(self._pid, self._pidfd)
-        if ending.signal == signal.SIGKILL and group is not None and kills is not None:
-            ending.oom = (group.oom_kills() or 0) > kills
+        ending = ending_of(self._pid, PIDFD)
+        if ending.signal == signal.SIGKILL and self._told["oom_kills"] is not None:
+            group = cgroup.find()  # ours is the trainer's
+            ending.oom = ((group.oom_kills() if group is not None else None) or 0) > self._told["oom_kills"]
         self._tell(ending)
 
     # ---- a trainer without a session
 
     def _speaks_for_trainer(self) -> bool:
-        if self._identity.world_size > 1 or self._trainers_folder() is not None:
+        if self._told["world_size"] > 1 or self._trainers_folder() is not None:
             if self._own is not None:
                 self._own.remove()
                 self._own = None
@@ -151,10 +177,11 @@ class _Watch:
         spool = self._own_spool()
         data = {"state": state, "watcher": True, **({"reason": reason} if reason else {})}
         if spool.acked == 0 and not spool.waiting:
-            data |= {"name": self._name, "tags": list(self._tags), "world_size": 1, "pid": self._pid, "started": self._begun}
+            data |= {key: self._told[key] for key in ("name", "tags", "world_size", "pid", "command") if self._told[key]}
+            data |= {"host": os.uname().nodename, "started": self._told["begun"]}
         elif not final:
             data = {}
-        events = [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)] if data else []
+        events = [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=redacted(data))] if data else []
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 
@@ -162,20 +189,20 @@ class _Watch:
         from perfagent.delivery.spool import Header, Spool
 
         if self._own is None:
-            who = self._identity
+            source = uuid.uuid4().hex
             header = Header(
-                source=who.source,
-                project=who.project,
-                rank=who.rank,
+                source=source,
+                project=self._config.project,
+                rank=self._told["rank"],
                 server=None if self._config.record is not None else self._config.server,
-                run=who.run,
-                attempt=who.attempt,
-                name=self._name,
+                run=self._told["run"],
+                attempt=self._told["attempt"],
+                name=self._told["name"],
                 pid=os.getpid(),
                 pid_start=process_start(os.getpid()),
-                started=self._begun,
+                started=self._told["begun"],
             )
-            self._own = Spool(self._root() / who.source, header, recording=self._config.record is not None)
+            self._own = Spool(_root(self._config) / source, header, recording=self._config.record is not None)
             self._own.create()
         return self._own
 
@@ -185,7 +212,7 @@ class _Watch:
         known = truth(ending)
         spool = self._take_over()
         if spool is None:
-            if self._identity.world_size > 1 or known is None:
+            if self._told["world_size"] > 1 or known is None:
                 return
             self._say(*known, final=True)
             spool = self._own
@@ -223,16 +250,12 @@ class _Watch:
                 return None
         return None
 
-    def _root(self) -> Path:
-        return self._config.record if self._config.record is not None else self._config.state_dir / "spool"
-
     def _trainers_folder(self) -> Path | None:
-        from perfagent.delivery.spool import folders, owner
-
-        for folder in reversed(folders(self._root())):
-            header = owner(folder)
-            if header is not None and header.pid == self._pid and header.pid_start == self._started:
-                return folder
+        with contextlib.suppress(OSError):
+            for folder in _root(self._config).iterdir():
+                with contextlib.suppress(OSError):
+                    if (folder / "lock").read_text(encoding="ascii") == self._owner:
+                        return folder
         return None
 
     def _deliver(self, spool: Spool | None, until: float) -> bool:
@@ -273,7 +296,7 @@ def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monoton
 
 
 def _pidfd_status(pidfd: int) -> int | None:
-    buffer = ctypes.create_string_buffer(struct.pack("<Q", PIDFD_INFO_EXIT), 64)
+    buffer = bytearray(struct.pack("<Q", PIDFD_INFO_EXIT).ljust(64, b"\0"))
     try:
         fcntl.ioctl(pidfd, PIDFD_GET_INFO, buffer)
     except OSError:  # before Linux 6.13, or the process is not reaped yet
@@ -294,3 +317,7 @@ def _zombie_status(pid: int) -> int | None:
 
 def _is_there(pid: int) -> bool:
     return Path(f"/proc/{pid}").exists()
+
+
+if __name__ == "__main__":
+    _Watch(json.loads(sys.argv[1])).run()

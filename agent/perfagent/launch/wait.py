@@ -1,0 +1,47 @@
+"""The waiting half of the watcher: a bare interpreter (python -I -S, some 5 MB) that sleeps on the trainer's pidfd.
+
+A script and not a module of the package in use: it imports three built-in modules, and becomes watcher.py (exec) when there is
+something to tell: the trainer ended, or it has run for a while without a session of its own. Its argument is JSON made by
+watcher.watch(); descriptor 3 is the pidfd.
+"""
+
+import os
+import select
+import sys
+
+PIDFD = 3
+UNSEEN_MS = 5000
+
+
+def seen(locks: str, name: bytes) -> bool:
+    """Whether a source of this process exists: its lock file holds pid and start of its owner."""
+    try:
+        folders = os.listdir(locks)  # noqa: PTH208 - pathlib is not loaded here
+    except OSError:
+        return False
+    for folder in folders:
+        try:
+            fd = os.open(f"{locks}/{folder}/lock", os.O_RDONLY)
+        except OSError:
+            continue
+        try:
+            if os.read(fd, 64) == name:
+                return True
+        finally:
+            os.close(fd)
+    return False
+
+
+def main() -> None:
+    python, locks, name, told = sys.argv[1:5]
+    poll = select.poll()
+    poll.register(PIDFD, select.POLLIN)
+    if not poll.poll(UNSEEN_MS):
+        while seen(locks, name.encode()):
+            if poll.poll():
+                break
+    os.set_inheritable(PIDFD, True)
+    os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told])  # noqa: S606
+
+
+main()
