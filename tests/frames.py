@@ -18,8 +18,8 @@ def rows(values: Mapping[str, Sequence[float]], steps: Sequence[int], times: Seq
     return Group(list(steps), clock, [time - BEGIN for time in clock], dict(values))  # type: ignore[arg-type]
 
 
-def state(name: str, *, time: float = BEGIN, step: int | None = None, **data: Any) -> Event:
-    return Event(kind="state", time=time, step=step, data={"state": name, **data})
+def state(kind: str, /, *, time: float = BEGIN, step: int | None = None, **data: Any) -> Event:
+    return Event(kind="state", time=time, step=step, data={"state": kind, **data})
 
 
 def frame(

@@ -278,7 +278,9 @@ def sqlite_path(settings: DatabaseSettings) -> Path:
         return Path(settings.data) / "perfagent.db"
     name = make_url(settings.database).database
     if not name or name == ":memory:":
-        raise ConfigError(f"database {settings.database!r} lives in memory and would be lost; give a file: sqlite:////path/perfagent.db")
+        raise ConfigError(
+            f"database {settings.database!r} lives in memory and would be lost; give a file: sqlite:////path/perfagent.db"
+        )
     return Path(name)
 
 
@@ -372,7 +374,9 @@ def _fail(job: _Job, error: Exception) -> None:
 
 
 def _no_space() -> StorageFull:
-    return StorageFull("the disk with the data folder is full: free some space or delete runs; agents then send the rest by themselves")
+    return StorageFull(
+        "the disk with the data folder is full: free some space or delete runs; agents then send the rest by themselves"
+    )
 
 
 def _sqlite_code(error: BaseException) -> int:

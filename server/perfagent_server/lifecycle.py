@@ -30,7 +30,20 @@ ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
 _REASON_CHARACTERS = 4000
 _CONFIG_BYTES = 256 * 1024
-_OWN_COLUMN = {"state", "name", "config", "tags", "group", "start_step", "world_size", "host", "pid", "reason", "traceback", "exception"}
+_OWN_COLUMN = {
+    "state",
+    "name",
+    "config",
+    "tags",
+    "group",
+    "start_step",
+    "world_size",
+    "host",
+    "pid",
+    "reason",
+    "traceback",
+    "exception",
+}
 
 
 @dataclass(slots=True)
@@ -54,12 +67,31 @@ class Silent:
 
 
 _SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "contact", "ended", "heartbeat")
-_RUN_COLUMNS = ("project", "name", "state", "reason", "step", "updated", "ended", "attempt", "attempts", "world_size", "group_name", "host")
-_update_source = update(sources).where(sources.c.id == bindparam("_id")).values({name: bindparam(name) for name in _SOURCE_COLUMNS})
-_touch_source = update(sources).where(sources.c.id == bindparam("_id")).values(step=bindparam("step"), contact=bindparam("contact"))
+_RUN_COLUMNS = (
+    "project",
+    "name",
+    "state",
+    "reason",
+    "step",
+    "updated",
+    "ended",
+    "attempt",
+    "attempts",
+    "world_size",
+    "group_name",
+    "host",
+)
+_update_source = (
+    update(sources).where(sources.c.id == bindparam("_id")).values({name: bindparam(name) for name in _SOURCE_COLUMNS})
+)
+_touch_source = (
+    update(sources).where(sources.c.id == bindparam("_id")).values(step=bindparam("step"), contact=bindparam("contact"))
+)
 _update_run = update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in _RUN_COLUMNS})
 _touch_run = update(runs).where(runs.c.id == bindparam("_id")).values(step=bindparam("step"), updated=bindparam("updated"))
-_describe_run = update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in ("tags", "config", "meta")})
+_describe_run = (
+    update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in ("tags", "config", "meta")})
+)
 
 
 def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -85,7 +117,9 @@ def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[s
 class _Book:
     """The rows in the hands of one transaction: read once, changed in memory, written once."""
 
-    def __init__(self, connection: Connection, run_rows: dict[str, dict[str, Any]], source_rows: dict[str, dict[str, Any]], now: float) -> None:
+    def __init__(
+        self, connection: Connection, run_rows: dict[str, dict[str, Any]], source_rows: dict[str, dict[str, Any]], now: float
+    ) -> None:
         self.connection, self.runs, self.sources, self.now = connection, run_rows, source_rows, now
         self.touched_sources: dict[str, None] = {}
         self.changed_sources: dict[str, None] = {}
@@ -126,7 +160,9 @@ class _Book:
             self._judge(self.runs[run])
         fresh_runs = [self.runs[run] for run in self.changed_runs]
         if fresh_runs:
-            self.connection.execute(_update_run, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs])
+            self.connection.execute(
+                _update_run, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs]
+            )
         rest = [run for run in self.touched_runs if run not in self.changed_runs]
         if rest:
             self.connection.execute(
@@ -190,7 +226,9 @@ class _Book:
         if self.connection.execute(select(attempts.c.attempt).where(key)).first() is None:
             # Without word from the agent an attempt is taken to start at the first step that arrives: nothing is cut too early.
             begin = start if start is not None else item.first_step or 0
-            self.connection.execute(insert(attempts).values(run=frame.run, attempt=frame.attempt, start_step=begin, started=self.now))
+            self.connection.execute(
+                insert(attempts).values(run=frame.run, attempt=frame.attempt, start_step=begin, started=self.now)
+            )
             run["attempts"] += 1
             if frame.attempt > run["attempt"]:
                 run.update(attempt=frame.attempt, step=max(begin - 1, 0), ended=None, reason="")
@@ -269,7 +307,10 @@ class _Book:
             self.connection.execute(_update_source, rows)
         rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
         if rest:
-            rows = [{"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]} for source in rest]
+            rows = [
+                {"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]}
+                for source in rest
+            ]
             self.connection.execute(_touch_source, rows)
 
     def _judge(self, run: dict[str, Any]) -> None:
@@ -279,7 +320,7 @@ class _Book:
 
 
 def mark_lost(connection: Connection, source_ids: Sequence[str], now: float) -> list[str]:
-    """Marks sources as lost that were active, and the runs that have no other rank in contact. Answers the runs whose state changed."""
+    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that changed."""
     active = sources.c.state.in_(("starting", "running", "stuck"))
     rows = connection.execute(select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)).all()
     if not rows:
@@ -299,7 +340,9 @@ def silent_sources(connection: Connection, now: float, after_s: float) -> list[S
     """Active sources that tell their state by themselves (agents; not plain /log clients) and were last heard `after_s` ago."""
     rows = connection.execute(
         select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
-            sources.c.state.in_(("starting", "running", "stuck")), sources.c.heartbeat.is_(True), sources.c.contact <= now - after_s
+            sources.c.state.in_(("starting", "running", "stuck")),
+            sources.c.heartbeat.is_(True),
+            sources.c.contact <= now - after_s,
         )
     )
     return [Silent(row.id, row.run, row.attempt, row.rank, row.contact) for row in rows]

@@ -23,10 +23,13 @@ def check_frame(frame: Frame) -> None:
         if not value or len(value) > length:
             raise WireError(f"{field} has {len(value)} characters; 1 to {length} are allowed")
         if not value.isprintable() or (field == "run" and not _fits_an_address(value)):
-            raise WireError(f"{field} {value!r:.80} holds characters that cannot be shown; letters, digits and -_.:@+= are always fine")
+            raise WireError(
+                f"{field} {value!r:.80} holds characters that cannot be shown; letters, digits and -_.:@+= are always fine"
+            )
     if not 0 <= frame.attempt <= MAX_STEP or not 0 <= frame.rank < 2**31 or not 0 <= frame.seq <= MAX_STEP:
         raise WireError(
-            f"attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31), not {frame.attempt}, {frame.rank}, {frame.seq}"
+            "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31), "
+            f"not {frame.attempt}, {frame.rank}, {frame.seq}"
         )
 
 

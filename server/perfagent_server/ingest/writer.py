@@ -50,10 +50,22 @@ class Ingest:
     """`on_commit`: called on the writer thread after each commit with what was stored; must be quick. `counters`: for /self."""
 
     def __init__(
-        self, database: Database, store: MetricStore, *, clock: Callable[[], float] = time.time, max_waiting: int = MAX_WAITING_FRAMES
+        self,
+        database: Database,
+        store: MetricStore,
+        *,
+        clock: Callable[[], float] = time.time,
+        max_waiting: int = MAX_WAITING_FRAMES,
     ) -> None:
         self.on_commit: list[Callable[[list[Stored]], None]] = []
-        self.counters = {"frames": 0, "samples": 0, "duplicate_samples": 0, "rejected_samples": 0, "refused_frames": 0, "commits": 0}
+        self.counters = {
+            "frames": 0,
+            "samples": 0,
+            "duplicate_samples": 0,
+            "rejected_samples": 0,
+            "refused_frames": 0,
+            "commits": 0,
+        }
         self._database, self._store, self._clock = database, store, clock
         self._max_waiting = max_waiting
         self._lock = threading.Lock()
@@ -122,7 +134,9 @@ class Ingest:
             delivery.outcome = receipts[at : at + len(delivery.frames)]
             at += len(delivery.frames)
         return [
-            Stored(receipt.tail_id, frame.run, frame.attempt, frame.rank, frame.source, frame.seq, now, frame.groups, frame.events)
+            Stored(
+                receipt.tail_id, frame.run, frame.attempt, frame.rank, frame.source, frame.seq, now, frame.groups, frame.events
+            )
             for frame, receipt in zip(frames, receipts, strict=True)
             if receipt.tail_id is not None
         ]
@@ -143,7 +157,7 @@ class Ingest:
             for hook in self.on_commit:
                 try:
                     hook(stored)
-                except Exception:  # a reader's failure must not cost the sender its ack: the frames are stored
+                except Exception:  # noqa: BLE001 - a reader's failure must not cost the sender its ack: the frames are stored
                     _log.exception("a reader behind the ack failed")
         self._wake(deliveries)
 

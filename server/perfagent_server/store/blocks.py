@@ -17,7 +17,18 @@ import numpy.typing as npt
 from perfagent.errors import WireError
 from perfagent_server.store.rollups import Floats, Ints, compress, decompress, shuffled, unshuffled
 
-__all__ = ["BLOCK_STEPS", "CELL_STEPS", "Samples", "axis_of", "decode_axis", "decode_payload", "decode_values", "encode_axis", "encode_payloads", "merged"]
+__all__ = [
+    "BLOCK_STEPS",
+    "CELL_STEPS",
+    "Samples",
+    "axis_of",
+    "decode_axis",
+    "decode_payload",
+    "decode_values",
+    "encode_axis",
+    "encode_payloads",
+    "merged",
+]
 
 BLOCK_STEPS = 1024
 CELL_STEPS = 16
@@ -46,6 +57,8 @@ class Samples:
 
 def merged(parts: list[Samples]) -> Samples:
     """All samples by step, then time; equal ones stay in the order of `parts`."""
+    if not parts:
+        return Samples(np.empty(0, np.int64), np.empty(0), np.empty(0))
     if len(parts) == 1:
         step, time, value = parts[0].step, parts[0].time, parts[0].value
     else:

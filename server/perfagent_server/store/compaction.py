@@ -120,7 +120,7 @@ class Compactor:
                 self.run_once()
             except StorageError:
                 continue  # full or locked: the rows stay where they are, and readable
-            except Exception:  # the thread must live as long as the server
+            except Exception:  # noqa: BLE001 - the thread must live as long as the server
                 self.counters["failures"] += 1
                 _log.exception("compaction failed; the samples stay in the tail and it is tried again")
 
@@ -220,7 +220,9 @@ class Compactor:
         for found in together.values():
             samples = found[0][1]
             value = np.concatenate([item.value for _, item in found])
-            self._place(connection, [series_id for series_id, _ in found], attempt, Samples(samples.step, samples.time, value), work)
+            self._place(
+                connection, [series_id for series_id, _ in found], attempt, Samples(samples.step, samples.time, value), work
+            )
 
     def _place(self, connection: Connection, ids: list[int], attempt: int, samples: Samples, work: _Work) -> None:
         """Cuts the samples of `ids` into blocks and merges them with the blocks that exist."""
@@ -250,7 +252,9 @@ class Compactor:
             for at, series_id in enumerate(ids):
                 held_row = existing.get((number, series_id))
                 if held_row is not None and held_row.payload is None:
-                    _merge_cells(series_id, attempt, number, held_row, Samples(piece.step, piece.time, piece.value[at : at + 1]), work)
+                    _merge_cells(
+                        series_id, attempt, number, held_row, Samples(piece.step, piece.time, piece.value[at : at + 1]), work
+                    )
                     continue
                 by_axis.setdefault(None if held_row is None else axis_of(held_row.payload), []).append(at)
             for axis, members in by_axis.items():
@@ -280,7 +284,9 @@ def trim_ledger(connection: Connection, source_id: str) -> int:
     if floor is None:
         return 0
     seqs = np.array(
-        connection.execute(select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq)).scalars().all(),
+        connection.execute(select(ledger.c.seq).where(ledger.c.source == source_id, ledger.c.seq > floor).order_by(ledger.c.seq))
+        .scalars()
+        .all(),
         np.int64,
     )
     gapless = int(np.cumprod(seqs == floor + 1 + np.arange(len(seqs))).sum())
@@ -304,7 +310,9 @@ def _matrix(groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]) -> 
         if all(len(column) == width * count for column, count in zip(columns, rows, strict=True)):
             value[at] = np.frombuffer(b"".join(columns), f"<f{width}")
         else:
-            value[at] = np.concatenate([np.frombuffer(column, f"<f{len(column) // count}") for column, count in zip(columns, rows, strict=True)])
+            value[at] = np.concatenate(
+                [np.frombuffer(column, f"<f{len(column) // count}") for column, count in zip(columns, rows, strict=True)]
+            )
     return Samples(step, time_, value)
 
 
@@ -381,7 +389,9 @@ def _pack(cells: Cells, origin: int, width: int) -> bytes:
         return values[None]
 
     index = (cells.step - origin) // width
-    return encode_cells(Grid(index, row(cells.min), row(cells.max), row(cells.sum), cells.count, cells.nonfinite[None], cells.time), index)[0]
+    return encode_cells(
+        Grid(index, row(cells.min), row(cells.max), row(cells.sum), cells.count, cells.nonfinite[None], cells.time), index
+    )[0]
 
 
 def _rollup_rows(connection: Connection, work: _Work) -> list[dict[str, Any]]:
@@ -417,12 +427,16 @@ def _newest_block(ids: Sequence[int], attempts: Sequence[int]) -> Any:
     )
 
 
-def _roll(connection: Connection, series_id: int, attempt: int, groups: Sequence[int], fresh: dict[int, Cells]) -> list[dict[str, Any]]:
+def _roll(
+    connection: Connection, series_id: int, attempt: int, groups: Sequence[int], fresh: dict[int, Cells]
+) -> list[dict[str, Any]]:
     """Both levels of the rows that hold these groups: the groups' cells are made anew, the rows' other cells stay."""
     numbers = [group * ROLL_BLOCKS + at for group in groups for at in range(ROLL_BLOCKS)]
     blocks = dict(fresh)
     for row in connection.execute(
-        select(block.c.block, block.c.cells).where(block.c.series == series_id, block.c.attempt == attempt, block.c.block.in_(numbers))
+        select(block.c.block, block.c.cells).where(
+            block.c.series == series_id, block.c.attempt == attempt, block.c.block.in_(numbers)
+        )
     ):
         if row.block not in blocks:
             blocks[row.block] = decode_cells(row.cells, row.block * BLOCK_STEPS, CELL_STEPS)
@@ -445,7 +459,15 @@ def _roll(connection: Connection, series_id: int, attempt: int, groups: Sequence
             if chunk in held:
                 kept = held[chunk].take(~np.isin(held[chunk].step // (ROLL_BLOCKS * BLOCK_STEPS), groups))
                 cells = reduced(concatenate([kept, cells]), level)
-            rows.append({"series": series_id, "attempt": attempt, "level": level, "chunk": chunk, "cells": _pack(cells, chunk * span, level)})
+            rows.append(
+                {
+                    "series": series_id,
+                    "attempt": attempt,
+                    "level": level,
+                    "chunk": chunk,
+                    "cells": _pack(cells, chunk * span, level),
+                }
+            )
     return rows
 
 
@@ -461,7 +483,9 @@ def _write(connection: Connection, work: _Work, rollups: list[dict[str, Any]], g
             (new.attempt == last.c.attempt) & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
         )
         columns = ("attempt", "step", "time", "value")
-        statement = statement.on_conflict_do_update(index_elements=[last.c.series], set_={name: new[name] for name in columns}, where=newer)
+        statement = statement.on_conflict_do_update(
+            index_elements=[last.c.series], set_={name: new[name] for name in columns}, where=newer
+        )
         connection.execute(
             statement,
             [{"series": series_id, **dict(zip(columns, found, strict=True))} for series_id, found in work.last.items()],

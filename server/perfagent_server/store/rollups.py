@@ -18,7 +18,19 @@ import zstandard
 
 from perfagent.errors import WireError
 
-__all__ = ["CHUNK_CELLS", "LEVELS", "Cells", "aggregate", "compress", "concatenate", "decode_cells", "decompress", "encode_cells", "of_samples", "reduced"]
+__all__ = [
+    "CHUNK_CELLS",
+    "LEVELS",
+    "Cells",
+    "aggregate",
+    "compress",
+    "concatenate",
+    "decode_cells",
+    "decompress",
+    "encode_cells",
+    "of_samples",
+    "reduced",
+]
 
 LEVELS = (256, 4096)  # steps per cell in rollup rows
 CHUNK_CELLS = 256  # cells per rollup row
@@ -55,7 +67,13 @@ class Cells:
 
     def take(self, which: npt.NDArray[np.bool_] | Ints | slice) -> Cells:
         return Cells(
-            self.step[which], self.min[which], self.max[which], self.sum[which], self.count[which], self.nonfinite[which], self.time[which]
+            self.step[which],
+            self.min[which],
+            self.max[which],
+            self.sum[which],
+            self.count[which],
+            self.nonfinite[which],
+            self.time[which],
         )
 
     @property

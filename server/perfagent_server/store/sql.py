@@ -40,7 +40,17 @@ from perfagent_server.store.tables import attempt as attempt_table
 from perfagent_server.store.tables import block, cursor, event, last, ledger, rollup, series, source, tail
 from perfagent_server.store.tables import run as run_table
 
-__all__ = ["ROLL_BLOCKS", "SqlStore", "TailGroup", "insert_into", "judged_until", "newest", "pack_tail", "rolled_until", "unpack_tail"]
+__all__ = [
+    "ROLL_BLOCKS",
+    "SqlStore",
+    "TailGroup",
+    "insert_into",
+    "judged_until",
+    "newest",
+    "pack_tail",
+    "rolled_until",
+    "unpack_tail",
+]
 
 # Blocks are rolled up in groups of so many, once a later group has begun: a rollup row is then rewritten once in 16 blocks.
 ROLL_BLOCKS = 16
@@ -108,7 +118,9 @@ class _View:
     ranks: dict[int, int]  # series id -> rank
     attempts: list[tuple[int, int]]
     tail: dict[tuple[int, int], Samples]
-    ends: dict[tuple[int, int], tuple[int, int, int]] = field(default_factory=dict)  # (series, attempt) -> first step, last step, last block
+    ends: dict[tuple[int, int], tuple[int, int, int]] = field(
+        default_factory=dict
+    )  # (series, attempt) -> first step, last step, last block
 
     def extent(self) -> tuple[int, int] | None:
         """First and last visible step."""
@@ -151,7 +163,9 @@ class SqlStore:
             self._admit_names(connection, frames[at], rejected[at])
         ids = self._write_tail(connection, [frames[at] for at in fresh], now)
         return [
-            Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq))) if at in rejected else Receipt(0, frame.samples)
+            Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
+            if at in rejected
+            else Receipt(0, frame.samples)
             for at, frame in enumerate(frames)
         ]
 
@@ -181,7 +195,13 @@ class SqlStore:
     def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> None:
         """Creates the series of names that are new, and takes out of the frame what may not become one."""
         known = self._names(connection, frame.run, frame.rank)
-        new = {name: None for group in frame.groups if not group.values.keys() <= known.keys() for name in group.values if name not in known}
+        new = {
+            name: None
+            for group in frame.groups
+            if not group.values.keys() <= known.keys()
+            for name in group.values
+            if name not in known
+        }
         if not new:
             return
         refused: dict[str, str] = {}
@@ -210,7 +230,9 @@ class SqlStore:
                     del group.values[name]
                     counts[name] += group.rows
             frame.groups = [group for group in frame.groups if group.values]
-            rejected.extend(Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items())
+            rejected.extend(
+                Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items()
+            )
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
         """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
@@ -394,7 +416,9 @@ class SqlStore:
                     cells = of_samples(samples.step, samples.time, samples.value).between(first, end)
                     if len(cells):
                         parts.setdefault(rank, []).append(cells)
-        return {rank: reduced(concatenate(cells), width) for rank, cells in sorted(parts.items()) if any(len(part) for part in cells)}
+        return {
+            rank: reduced(concatenate(cells), width) for rank, cells in sorted(parts.items()) if any(len(part) for part in cells)
+        }
 
     def _stored(
         self, connection: Connection, ids: list[int], attempt: int, first: int, end: int, width: int, rolled: int
@@ -437,7 +461,11 @@ class SqlStore:
             return
         columns = [block.c.series, block.c.block, block.c.first_step, block.c.last_step]
         summary = width >= BLOCK_STEPS
-        columns += [block.c.min, block.c.max, block.c.sum, block.c.samples, block.c.nonfinite, block.c.first_time] if summary else [block.c.cells]
+        columns += (
+            [block.c.min, block.c.max, block.c.sum, block.c.samples, block.c.nonfinite, block.c.first_time]
+            if summary
+            else [block.c.cells]
+        )
         rows = connection.execute(select(*columns).where(*_between(ids, attempt, first, end))).all()
         edges = sorted({row.block for row in rows if row.first_step < first or row.last_step > end})
         whole = [row for row in rows if row.first_step >= first and row.last_step <= end]
@@ -448,7 +476,9 @@ class SqlStore:
                 yield row.series, decode_cells(row.cells, row.block * BLOCK_STEPS, CELL_STEPS)
         if edges:
             inside = {(row.series, row.block) for row in whole}
-            for row in connection.execute(_payload_columns().where(*_between(ids, attempt, first, end), block.c.block.in_(edges))):
+            for row in connection.execute(
+                _payload_columns().where(*_between(ids, attempt, first, end), block.c.block.in_(edges))
+            ):
                 if (row.series, row.block) not in inside:
                     yield row.series, _visible(row, first, end)
 
@@ -491,7 +521,10 @@ class SqlStore:
         for attempt, top in reversed(view.attempts):
             parts = [merged([samples]).between(0, top) for (_, of), samples in view.tail.items() if of == attempt]
             row = connection.execute(
-                _payload_columns().where(*_between(list(view.ranks), attempt, 0, top), block.c.first_step <= top).order_by(block.c.block.desc()).limit(1)
+                _payload_columns()
+                .where(*_between(list(view.ranks), attempt, 0, top), block.c.first_step <= top)
+                .order_by(block.c.block.desc())
+                .limit(1)
             ).first()
             if row is not None and row.payload is not None:
                 parts.append(decode_payload(row.payload).between(0, top))
@@ -541,13 +574,17 @@ def _without_bad_steps(group: Group, rejected: list[Rejected]) -> Group:
     def kept(column: bytes) -> bytes:
         return bytes(np.frombuffer(column, f"V{len(column) // len(steps)}")[keep].tobytes())
 
-    return Group(kept(group.step), kept(group.time), kept(group.monotonic), {name: kept(column) for name, column in group.values.items()})
+    return Group(
+        kept(group.step), kept(group.time), kept(group.monotonic), {name: kept(column) for name, column in group.values.items()}
+    )
 
 
 def _attempts(connection: Connection, run: str) -> list[tuple[int, int]]:
     """(attempt, its last visible step), oldest first: a later attempt cuts every older one at its first step."""
     rows = connection.execute(
-        select(attempt_table.c.attempt, attempt_table.c.start_step).where(attempt_table.c.run == run).order_by(attempt_table.c.attempt.desc())
+        select(attempt_table.c.attempt, attempt_table.c.start_step)
+        .where(attempt_table.c.run == run)
+        .order_by(attempt_table.c.attempt.desc())
     )
     top = _CUT_NEVER
     found = []
@@ -588,19 +625,29 @@ def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:
     step = np.frombuffer(b"".join(group.step for group, _, _ in pieces), "<i8")
     time = np.frombuffer(b"".join(group.time for group, _, _ in pieces), "<f8")
     if not np.isfinite(time).all():
-        time = np.where(np.isfinite(time), time, np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces]))
+        time = np.where(
+            np.isfinite(time), time, np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces])
+        )
     widths = {len(column) // group.rows for group, column, _ in pieces}
     if len(widths) == 1:
         value = np.frombuffer(b"".join(column for _, column, _ in pieces), f"<f{widths.pop()}").astype("<f8", copy=False)
     else:
-        value = np.concatenate([np.frombuffer(column, f"<f{len(column) // group.rows}").astype("<f8") for group, column, _ in pieces])
+        value = np.concatenate(
+            [np.frombuffer(column, f"<f{len(column) // group.rows}").astype("<f8") for group, column, _ in pieces]
+        )
     return Samples(step, time, value)
 
 
-def _newest_in_tail(connection: Connection, run: str) -> dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]]:
+def _newest_in_tail(
+    connection: Connection, run: str
+) -> dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]]:
     """(rank, names of a group) -> attempt, step, time, row and the group that holds the newest row of that kind."""
     best: dict[tuple[int, tuple[str, ...]], tuple[int, int, float, int, TailGroup]] = {}
-    statement = select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame).where(tail.c.run == run, tail.c.samples > 0).order_by(tail.c.id)
+    statement = (
+        select(tail.c.attempt, tail.c.rank, tail.c.received, tail.c.frame)
+        .where(tail.c.run == run, tail.c.samples > 0)
+        .order_by(tail.c.id)
+    )
     for row in connection.execute(statement):
         for group in unpack_tail(row.frame):
             step, time, at = newest(group)
@@ -619,11 +666,14 @@ def _latest_over_ranks(name: str, found: dict[int, tuple[int, int, float, float]
         rank, (_, step, time, value) = next(iter(found.items()))
         return Latest(value=value, step=step, time=time, rank=rank)
     values = np.array([value for _, _, _, value in found.values()])
-    combine = {"mean": np.mean, "sum": np.sum, "max": np.max, "min": np.min}[metric(name).over_ranks]
-    with np.errstate(all="ignore"):
-        value = float(combine(values))
+    with np.errstate(all="ignore"):  # a NaN on any rank is the answer: this is what the run's figure must show
+        combined = {"mean": values.mean(), "sum": values.sum(), "max": values.max(), "min": values.min()}
+    value = float(combined[metric(name).over_ranks])
     return Latest(
-        value=value, step=max(step for _, step, _, _ in found.values()), time=max(time for _, _, time, _ in found.values()), rank="all"
+        value=value,
+        step=max(step for _, step, _, _ in found.values()),
+        time=max(time for _, _, time, _ in found.values()),
+        rank="all",
     )
 
 
@@ -684,7 +734,8 @@ def _summaries(rows: Sequence[Row[Any]]) -> Iterator[tuple[int, Cells]]:
 def _count_tail(view: _View, first: int, last_step: int) -> int:
     top = dict(view.attempts)
     return sum(
-        int(((samples.step >= first) & (samples.step <= min(last_step, top.get(attempt, -1)))).sum()) for (_, attempt), samples in view.tail.items()
+        int(((samples.step >= first) & (samples.step <= min(last_step, top.get(attempt, -1)))).sum())
+        for (_, attempt), samples in view.tail.items()
     )
 
 
@@ -757,11 +808,14 @@ def _in_order(view: _View, stored: dict[int, Sequence[Row[Any]]], name: str, ran
                 ordered = merged([samples])
                 numbers = ordered.step // BLOCK_STEPS
                 for number in np.unique(numbers).tolist():
-                    pieces.setdefault(number, []).append((attempt, ordered.between(number * BLOCK_STEPS, (number + 1) * BLOCK_STEPS - 1)))
+                    pieces.setdefault(number, []).append(
+                        (attempt, ordered.between(number * BLOCK_STEPS, (number + 1) * BLOCK_STEPS - 1))
+                    )
     top = dict(view.attempts)
     for number in sorted(pieces):
         parts = [
-            (decode_payload(piece) if isinstance(piece, bytes) else piece).between(0, top[attempt]) for attempt, piece in pieces[number]
+            (decode_payload(piece) if isinstance(piece, bytes) else piece).between(0, top[attempt])
+            for attempt, piece in pieces[number]
         ]
         found = merged(parts)
         for step, time, value in zip(found.step.tolist(), found.time.tolist(), found.value.tolist(), strict=True):

@@ -1,0 +1,75 @@
+import zlib
+
+import pytest
+from frames import frame, rows
+
+from perfagent.errors import WireError
+from perfagent.wire import encode
+from perfagent_server.ingest.decode import TooLarge, UnknownEncoding, decode_body, inflate
+
+
+@pytest.mark.parametrize("encoding", [None, "identity", "deflate", " Deflate "])
+def test_a_frame_comes_back_from_each_encoding(encoding: str | None) -> None:
+    sent = frame(7, rows({"loss": [1.0, float("nan")]}, [1, 2]))
+    body = encode(sent)
+    found = decode_body(zlib.compress(body, 1) if encoding and "eflate" in encoding else body, encoding)
+    assert found == sent
+
+
+def test_a_bomb_is_refused_before_it_unpacks() -> None:
+    bomb = zlib.compress(b"\0" * (200 * 2**20), 9)
+    with pytest.raises(TooLarge, match="100 times"):
+        decode_body(bomb, "deflate")
+    with pytest.raises(TooLarge):
+        inflate(zlib.compress(bytes(2**20)), 2**19)
+
+
+@pytest.mark.parametrize(
+    ("body", "encoding", "sentence"),
+    [
+        (b"\x93\x01\x02\x03", None, "not a frame"),
+        (b"\xc1", None, "not a frame"),
+        (b"", None, "not a frame"),
+        (b"garbage", "deflate", "not deflate"),
+        (zlib.compress(b"x" * 1000)[:-3], "deflate", "cut short"),
+        (zlib.compress(b"x" * 10) + b"more", "deflate", "something follows"),
+        (b"\x81\xa7version\x05", None, "version 5"),
+        (b"\x81\xa1x" + b"\x91" * 2_000_000 + b"\x01", None, "not a frame"),
+    ],
+)
+def test_what_is_no_frame_is_refused_with_a_sentence(body: bytes, encoding: str | None, sentence: str) -> None:
+    with pytest.raises(WireError, match=sentence):
+        decode_body(body, encoding)
+
+
+def test_an_unknown_encoding_is_named() -> None:
+    with pytest.raises(UnknownEncoding, match=r"'gzip'.*deflate"):
+        decode_body(b"", "gzip")
+
+
+@pytest.mark.parametrize("field", ["project", "run", "source"])
+@pytest.mark.parametrize("value", ["", "x" * 300, "a\nb", "a\x00b"])
+def test_identities_that_cannot_be_shown_are_refused(field: str, value: str) -> None:
+    sent = frame(1)
+    setattr(sent, field, value)
+    with pytest.raises(WireError, match=field):
+        decode_body(encode(sent), None)
+
+
+@pytest.mark.parametrize("run", ["../x", "a/b", "..", "a?b", "a#b", "a%2fb"])
+def test_a_run_id_must_fit_an_address(run: str) -> None:
+    with pytest.raises(WireError, match="run"):
+        decode_body(encode(frame(1, run=run, source="s")), None)
+
+
+@pytest.mark.parametrize("run", ["my run 1", "überlauf", "a-b_c.d:e@f+g=h"])
+def test_readable_run_ids_are_fine(run: str) -> None:
+    assert decode_body(encode(frame(1, run=run, source="s")), None).run == run
+
+
+@pytest.mark.parametrize(("field", "value"), [("attempt", -1), ("rank", -1), ("rank", 2**31), ("seq", -1), ("attempt", 2**60)])
+def test_numbers_that_no_table_holds_are_refused(field: str, value: int) -> None:
+    sent = frame(1)
+    setattr(sent, field, value)
+    with pytest.raises(WireError, match=str(value)):
+        decode_body(encode(sent), None)

@@ -1,0 +1,27 @@
+"""A process that stores frames and prints each (source, seq) once it is acknowledged, until it is killed.
+
+python kill_writer.py FOLDER SOURCE FIRST_SEQ
+"""
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+from perfagent.wire import Frame, Group
+from perfagent_server.database import open_database
+from perfagent_server.ingest.writer import Ingest
+from perfagent_server.store.compaction import CompactionPolicy, Compactor
+from perfagent_server.store.sql import SqlStore
+
+folder, source, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+database = open_database(SimpleNamespace(data=folder, database=None), ballast_bytes=1 << 12)
+ingest = Ingest(database, SqlStore(database))
+compactor = Compactor(database, rules_enabled=False, policy=CompactionPolicy(frames=3, pause_s=0.005))
+compactor.start()
+print("ready", flush=True)
+for seq in range(first, 1_000_000):
+    steps = list(range(seq * 4, seq * 4 + 4))
+    group = Group(steps, [1.79e9 + step for step in steps], steps, {"loss": [float(seq)] * 4, "step_time_s": [0.1] * 4})  # type: ignore[arg-type]
+    frame = Frame(project="p", run="r", source=source, attempt=1, rank=0, seq=seq, groups=[group])
+    ingest.accept_and_wait([frame])
+    print(seq, flush=True)

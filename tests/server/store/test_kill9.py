@@ -1,0 +1,57 @@
+from __future__ import annotations
+
+import random
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from perfagent_server.database import open_database
+from perfagent_server.store.sql import SqlStore
+
+KILLS = 20
+
+
+@pytest.mark.fault
+def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing(place) -> None:
+    """Compactor included: it runs all the time while the process is killed."""
+    chance = random.Random(11)
+    acknowledged = 0
+    for kill in range(KILLS):
+        # Every life starts with the frame after the last ack: a frame that was stored but not acknowledged comes twice.
+        writer = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("kill_writer.py")), str(place.data), "s", str(acknowledged + 1)],
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        assert writer.stdout is not None
+        assert writer.stdout.readline().strip() == "ready"
+        frames = chance.randrange(1, 40)
+        for line in writer.stdout:
+            acknowledged = int(line)
+            frames -= 1
+            if not frames:
+                break
+        time.sleep(chance.random() * 0.01)  # not to wait for anything: to be killed at any point of the next transaction
+        writer.kill()
+        for line in writer.stdout:
+            if line.endswith("\n"):
+                acknowledged = int(line)
+        writer.wait(30)
+        writer.stdout.close()
+        with sqlite3.connect(place.data / "perfagent.db") as connection:
+            assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",), f"after kill {kill + 1}"
+        connection.close()
+    database = open_database(place, ballast_bytes=1 << 12)
+    stored = [(row.step, row.value) for row in SqlStore(database).samples("r") if row.name == "loss"]
+    assert stored == sorted(set(stored)), "a sample is doubled"
+    steps = {step for step, _ in stored}
+    missing = set(range(4, acknowledged * 4 + 4)) - steps
+    assert not missing, f"{len(missing)} of {acknowledged * 4} acknowledged samples are missing"
+    assert len(steps) - acknowledged * 4 <= 4  # at most the last frame was stored without its ack having been read
+    assert [step for step, value in stored if step // 4 != value] == []
+    print(f"\n{KILLS} kills, {acknowledged * 4} samples acknowledged, {len(stored)} stored, 0 missing, 0 doubled")
+    database.close()

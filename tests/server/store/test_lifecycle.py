@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from frames import BEGIN, frame, rows, state
+from sqlalchemy import select
+
+from perfagent_server.lifecycle import mark_lost, silent_sources
+from perfagent_server.store import tables
+
+
+def run_of(shelf, run: str = "r1") -> dict[str, Any]:
+    with shelf.database.read() as connection:
+        return dict(connection.execute(select(tables.run).where(tables.run.c.id == run)).mappings().one())
+
+
+def steps(*done: int, rank_name: str = "step_time_s"):
+    return rows({rank_name: [0.1] * len(done)}, list(done))
+
+
+def test_a_run_is_starting_then_running_then_finished(shelf) -> None:
+    shelf.append(
+        frame(
+            1,
+            state(
+                "starting", name="gpt", config={"lr": float("nan")}, tags=["a"], group="g", world_size=2, host="h", python="3.11"
+            ),
+        )
+    )
+    run = run_of(shelf)
+    assert (run["state"], run["name"], run["world_size"], run["group_name"], run["host"]) == ("starting", "gpt", 2, "g", "h")
+    assert json.loads(run["config"]) == {"lr": "NaN"}
+    assert json.loads(run["meta"]) == {"python": "3.11"}
+    assert json.loads(run["tags"]) == ["a"]
+    shelf.append(frame(2, state("running"), steps(1, 2)), now=BEGIN + 1)
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("running", 2)
+    shelf.append(frame(3, state("finished", time=BEGIN + 9, step=3)), now=BEGIN + 10)
+    run = run_of(shelf)
+    assert (run["state"], run["step"], run["ended"], run["updated"]) == ("finished", 3, BEGIN + 9, BEGIN + 10)
+
+
+def test_a_run_is_finished_when_every_rank_that_reported_has_finished(shelf) -> None:
+    shelf.append(*(frame(1, state("running"), rank=rank) for rank in range(3)))
+    for rank in range(3):
+        assert run_of(shelf)["state"] == "running"
+        shelf.append(frame(2, state("finished"), rank=rank))
+    assert run_of(shelf)["state"] == "finished"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 2, 0)])
+def test_the_first_failure_names_the_cause_whatever_arrives_first(shelf, order: tuple[int, ...]) -> None:
+    reports = {
+        0: state("preempted", time=BEGIN + 5, reason="SIGTERM"),
+        1: state("failed", time=BEGIN + 4, reason="ValueError: bad batch"),
+        2: state("killed", time=BEGIN + 35, reason="SIGKILL"),
+    }
+    shelf.append(*(frame(1, state("running"), rank=rank) for rank in range(3)))
+    for rank in order:
+        shelf.append(frame(2, reports[rank], rank=rank))
+    run = run_of(shelf)
+    assert (run["state"], run["reason"], run["ended"]) == ("failed", "rank 1: ValueError: bad batch", BEGIN + 4)
+
+
+def test_a_failure_after_finish_counts_and_a_second_finish_does_not(shelf) -> None:
+    shelf.append(frame(1, state("running"), state("finished", time=BEGIN + 1)))
+    shelf.append(frame(1, state("failed", time=BEGIN + 2, reason="exit code 3"), source="watcher"))
+    assert (run_of(shelf)["state"], run_of(shelf)["reason"]) == ("failed", "exit code 3")
+    shelf.append(frame(2, state("finished", time=BEGIN + 3), source="watcher"))
+    assert run_of(shelf)["state"] == "failed"
+
+
+def test_silence_is_lost_and_a_fresh_frame_brings_the_run_back(shelf) -> None:
+    shelf.append(frame(1, state("running"), steps(1), sent=BEGIN), frame(1, state("running"), rank=1, sent=BEGIN))
+    with shelf.database.read() as connection:
+        assert silent_sources(connection, BEGIN + 29, 30) == []
+        silent = silent_sources(connection, BEGIN + 31, 30)
+    assert {(item.run, item.rank, item.contact) for item in silent} == {("r1", 0, BEGIN), ("r1", 1, BEGIN)}
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[0].source], BEGIN + 31)) == []
+    assert run_of(shelf)["state"] == "running"  # one rank is still in contact
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[1].source], BEGIN + 31)) == ["r1"]
+    assert run_of(shelf)["state"] == "lost"
+    shelf.append(frame(2, steps(2), sent=BEGIN + 40), now=BEGIN + 40)
+    assert run_of(shelf)["state"] == "running"
+
+
+def test_a_spool_found_later_does_not_bring_a_lost_run_back(shelf) -> None:
+    shelf.append(frame(1, state("running"), steps(1), sent=BEGIN))
+    shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"], BEGIN + 31))
+    shelf.append(frame(2, steps(2), sent=BEGIN + 1), now=BEGIN + 3600)
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("lost", 2)
+
+
+def test_late_frames_do_not_revive_a_finished_run(shelf) -> None:
+    shelf.append(frame(3, state("finished")))
+    shelf.append(frame(1, state("starting")), frame(2, state("running"), steps(5)))
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("finished", 5)
+
+
+def test_a_new_attempt_starts_the_run_again_and_old_reports_do_not_touch_it(shelf) -> None:
+    shelf.append(frame(1, state("running"), steps(100), attempt=1))
+    shelf.append(frame(2, state("failed", reason="x"), attempt=1))
+    shelf.append(frame(1, state("starting", start_step=51), attempt=2), now=BEGIN + 60)
+    run = run_of(shelf)
+    assert (run["state"], run["step"], run["attempts"], run["ended"], run["reason"]) == ("starting", 50, 2, None, "")
+    shelf.append(frame(3, steps(101), state("killed"), attempt=1), now=BEGIN + 61)
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("starting", 50)
+    shelf.append(frame(2, state("running"), steps(51), attempt=2), now=BEGIN + 62)
+    assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("running", 51)
+
+
+def test_the_step_is_the_last_completed_one(shelf) -> None:
+    in_progress = rows({"my/metric": [1.0], "gpu/power_w": [300.0]}, [9])
+    shelf.append(frame(1, steps(7, 8), in_progress))
+    assert run_of(shelf)["step"] == 8
+    shelf.append(frame(2, rows({"my/metric": [1.0]}, [10])))  # logged during step 10
+    assert run_of(shelf)["step"] == 8
+    shelf.append(frame(1, rows({"acc": [0.5], "host/cpu_pct": [1.0]}, [4]), rows({"host/cpu_pct": [1.0]}, [5]), run="plain"))
+    assert run_of(shelf, "plain")["step"] == 4  # a client that times no steps is taken at its word
+    assert run_of(shelf, "plain")["state"] == "running"
+
+
+def test_a_plain_client_is_never_called_silent(shelf) -> None:
+    shelf.append(frame(1, rows({"acc": [0.5]}, [4])))
+    with shelf.database.read() as connection:
+        assert silent_sources(connection, BEGIN + 10_000, 30) == []
+
+
+def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:
+    shelf.append(frame(1, state("starting", config={"raw": b"\x00\xff", "big": 2**62})))
+    assert json.loads(run_of(shelf)["config"])["big"] == 2**62
+    shelf.append(frame(1, state("starting", config={"x": "y" * 400_000}), run="r2"))
+    assert "dropped" in json.loads(run_of(shelf, "r2")["config"])
