@@ -26,7 +26,8 @@ PRINT_EVERY = 10
 def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) -> None:
     """Trains for `steps` optimizer steps and prints a line every PRINT_EVERY steps."""
     torch.manual_seed(seed)
-    torch.set_num_threads(min(4, len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 2))
+    # Half of the cores at most: torch's threads wait for each other by spinning, and the server wants to run too.
+    torch.set_num_threads(max(1, min(4, (os.cpu_count() or 2) // 2)))
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
     model = GPT().to(device)
