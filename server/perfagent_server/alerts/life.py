@@ -102,8 +102,8 @@ class Machine:
     def _miss(self, life: Life, step: int, now: float) -> Change | None:
         if self.state == "pending":
             self.state = "inactive"
-        if self.state != "firing":
-            return None
+        if self.state != "firing" or step < self.hit_step:
+            return None  # a step before the one that fired was judged later: it says nothing about what came after
         self.misses += 1
         if self.misses < life.clear_steps or now - self.hit < life.clear_s:
             return None

@@ -38,7 +38,7 @@ class ProcessCrash:
             what = "was preempted (SIGTERM)" if first.state == "preempted" else "was interrupted from the keyboard"
         else:
             what = "failed" if first.state == "failed" else "was killed"
-        said = first.exception or first.reason
+        said = first.reason or first.exception
         return Finding(
             rule=self.id,
             severity="critical" if crashes else "info",

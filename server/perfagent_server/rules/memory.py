@@ -47,7 +47,7 @@ class OomObserved:
             else ""
         )
         what = f"{device} memory ran out" if device else "Memory ran out"
-        said = first.exception or first.reason
+        said = first.reason or first.exception
         return Finding(
             rule=self.id,
             severity="critical",

@@ -49,6 +49,7 @@ SIGNALS: dict[str, Signal] = {
     "lr": Signal(64, max),
     "grad/norm": Signal(64, max),
     "grad/nonfinite": Signal(64, sum),
+    "grad/local_square_sum": Signal(64, sum),  # of sharded parameters: each rank sends its part
     "amp/scale": Signal(64, min),
     "amp/skipped": Signal(64, max),
     "step_time_s": Signal(64, median),
@@ -58,7 +59,7 @@ SIGNALS: dict[str, Signal] = {
 _ORDER = {name: place for place, name in enumerate(SIGNALS)}
 UTILIZATION = "gpu/utilization_pct"
 _UTILIZATION_KEPT_S = 330
-_FINITE_NAMES = ("loss", "grad/norm", "grad/nonfinite")
+_FINITE_NAMES = ("loss", "grad/norm", "grad/nonfinite", "grad/local_square_sum")
 
 
 @dataclass(slots=True)

@@ -1,0 +1,336 @@
+"""The engine on a real database: exactly one alert whatever is killed, and silence that no clock can fake."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from random import Random
+
+import pytest
+from perfagent.wire import Alert, Event, Frame, Group
+from perfagent_server.alerts import channels
+from perfagent_server.database import Database, open_database
+from perfagent_server.rules.engine import Engine
+from perfagent_server.settings import Settings
+from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.tables import alert, channel, cursor, delivery, rule_state, run, source
+from sqlalchemy import select
+
+NOW = 1_700_000_000.0
+
+
+class Clock:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class Bench:
+    """A database with one enabled channel, and frames of one run after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(data=folder)
+        self.database: Database = open_database(self.settings)
+        self.store = SqlStore(self.database)
+        self.seq: dict[str, int] = {}
+        with self.database.read() as connection:
+            known = connection.execute(select(channel.c.id)).first() is not None
+        if not known:
+            new = channels.NewChannel(name="hook", url="https://example.org/hook")
+            self.database.write(lambda connection: channels.create(connection, new, NOW))
+
+    def send(
+        self, values: dict[str, Sequence[float]], steps: Sequence[int], *, name: str = "r", rank: int = 0, now: float = NOW,
+        events: Sequence[Event] = (), attempt: int = 1,
+    ) -> None:  # fmt: skip
+        ident = f"{name}-{attempt}-{rank}"
+        self.seq[ident] = self.seq.get(ident, 0) + 1
+        times = [now + 0.1 * step for step in steps]
+        groups = [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
+        made = Frame(
+            project="p", run=name, source=ident, attempt=attempt, rank=rank, seq=self.seq[ident], groups=groups, events=list(events)
+        )
+        self.database.write(lambda connection: self.store.append(connection, [made], now))
+
+    def engine(self, **options: object) -> Engine:
+        return Engine(self.database, self.store, **options)  # type: ignore[arg-type]
+
+    def rows(self, table: object) -> list:
+        with self.database.read() as connection:
+            return list(connection.execute(select(table)).mappings())  # type: ignore[call-overload]
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.database.close()
+
+
+def told(state: str, **data: object) -> Event:
+    return Event(kind="state", time=NOW, data={"state": state, **data})
+
+
+def test_what_was_acked_but_not_judged_fires_once_after_a_restart(bench: Bench) -> None:
+    bench.send({"loss": [1.0, math.nan]}, [1, 2])  # acked; the server dies before it judges
+    bench.engine().run_once()
+    bench.engine().run_once()
+    assert [row["rule"] for row in bench.rows(alert)] == ["nonfinite_loss"]
+    assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing"]
+
+
+def test_alert_deliveries_and_snapshot_are_one_transaction(bench: Bench) -> None:
+    bench.send({"loss": [1.0, math.nan]}, [1, 2])
+
+    def fails(name: str) -> str:
+        raise RuntimeError(f"the disk is gone while the delivery of {name} is written")
+
+    with pytest.raises(RuntimeError):
+        bench.engine(link=fails).run_once()
+    assert bench.rows(alert) == bench.rows(delivery) == bench.rows(rule_state) == []
+    bench.engine().run_once()
+    assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 1
+
+
+def test_a_failed_commit_is_judged_again_by_the_same_engine(bench: Bench) -> None:
+    bench.send({"loss": [1.0, math.nan]}, [1, 2])
+    failing = [True]
+
+    def link(name: str) -> str:
+        if failing:
+            failing.clear()
+            raise RuntimeError("once")
+        return name
+
+    engine = bench.engine(link=link)
+    with pytest.raises(RuntimeError):
+        engine.run_once()
+    engine.run_once()
+    assert len(bench.rows(alert)) == len(bench.rows(delivery)) == 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(bench: Bench, tmp_path: Path, seed: int) -> None:
+    draw = Random(seed)
+    other = Bench(tmp_path / "other")
+    try:
+        living, dying = other.engine(), bench.engine()
+        step = 1
+        while step < 900:
+            rows = draw.randint(1, 60)
+            steps = range(step, step + rows)
+            columns = {
+                "loss": [math.nan if at in (650, 651) else 3.0 + draw.gauss(0, 0.02) + (400 <= at < 440) for at in steps],
+                "step_time_s": [0.1] * rows,
+                "phase/data_s": [0.05 if at > 750 else 0.0 for at in steps],
+            }
+            for one in (bench, other):
+                one.send(columns, steps)
+            step += rows
+            living.run_once()
+            if draw.random() < 0.5:
+                dying.run_once()
+            if draw.random() < 0.2:
+                dying.checkpoint()
+            if draw.random() < 0.3:
+                dying = bench.engine()
+        living.run_once()
+        bench.engine().run_once()
+        facts = [sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert)) for one in (bench, other)]
+        assert facts[0] == facts[1]
+        assert {fact[1] for fact in facts[0]} == {"loss_spike", "nonfinite_loss", "data_bound"}
+        sent = [sorted((row["alert"], row["event"]) for row in one.rows(delivery)) for one in (bench, other)]
+        assert sent[0] == sent[1]
+    finally:
+        other.database.close()
+
+
+KILLED = """
+import math, os, signal, sys
+from pathlib import Path
+sys.path[:0] = [{here!r}]
+from test_engine import Bench
+bench = Bench(Path({folder!r}))
+die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+bench.send({{"loss": [1.0, math.nan], "grad/norm": [1.0, math.nan]}}, [1, 2])
+if {moment!r} == "after the ack":
+    die()
+engine = bench.engine(
+    link=die if {moment!r} == "inside the transaction" else str,
+    on_deliveries=die if {moment!r} == "after the commit" else None,
+)
+engine.run_once()
+die()
+"""
+
+
+@pytest.mark.parametrize("moment", ["after the ack", "inside the transaction", "after the commit"])
+def test_a_server_killed_at_any_point_of_judging_a_nan_tells_it_once(tmp_path: Path, moment: str) -> None:
+    script = KILLED.format(here=str(Path(__file__).parent), folder=str(tmp_path), moment=moment)
+    ended = subprocess.run([sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
+    assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
+    bench = Bench(tmp_path)
+    try:
+        bench.engine().run_once()
+        assert [row["rule"] for row in bench.rows(alert)] == ["nonfinite_loss"]
+        assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing"]
+    finally:
+        bench.database.close()
+
+
+def test_the_cursor_follows_so_that_the_tail_can_be_compacted(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [1.0] * 10}, range(1, 11))
+    engine.run_once()
+    engine.checkpoint()
+    [row] = bench.rows(cursor)
+    assert (row["name"], row["tail_id"]) == ("rules", 1)
+    assert len(bench.rows(rule_state)) == 1
+    engine.checkpoint()
+    assert engine.counters["checkpoints"] == 1
+
+
+def test_the_thread_is_woken_and_publishes_the_alert(bench: Bench) -> None:
+    import threading
+
+    came = threading.Event()
+
+    class Hub:
+        def publish_alert(self, alert: Alert) -> None:
+            assert alert.rule == "nonfinite_loss"
+            came.set()
+
+    engine = Engine(bench.database, bench.store, Hub())
+    engine.start()
+    try:
+        bench.send({"loss": [math.nan]}, [1])
+        engine.wake()
+        assert came.wait(10)
+    finally:
+        engine.stop()
+    assert bench.rows(cursor)[0]["tail_id"] == 1
+
+
+def test_a_deleted_run_is_forgotten_and_its_frames_are_passed_over(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [1.0]}, [1])
+    engine.run_once()
+    bench.send({"loss": [math.nan]}, [2])
+    bench.database.write(lambda connection: bench.store.delete(connection, "r"))
+    engine.drop("r")
+    engine.run_once()
+    engine.checkpoint()
+    assert bench.rows(alert) == bench.rows(run) == bench.rows(rule_state) == []
+
+
+def test_verdict_and_findings_survive_a_restart(bench: Bench) -> None:
+    bench.send({"step_time_s": [0.1] * 60, "phase/data_s": [0.06] * 60}, range(1, 61))
+    bench.send({}, [], events=[told("finished")])
+    first = bench.engine()
+    first.run_once()
+    first.checkpoint()
+    second = bench.engine()
+    assert second.verdict("r").rule == first.verdict("r").rule == "data_bound"
+    assert [found.rule for found in second.findings("r")] == ["data_bound"]
+    assert second.verdict("no such run").rule == "healthy"
+
+
+def test_an_alert_resolved_by_hand_stays_resolved_within_its_cool_down(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [1.0, math.nan]}, [1, 2])
+    engine.run_once()
+    [row] = bench.rows(alert)
+    assert engine.resolve("r", row["id"], "by hand")
+    assert not engine.resolve("r", row["id"], "by hand")
+    assert bench.rows(alert)[0]["state"] == "resolved"
+    assert sorted(one["event"] for one in bench.rows(delivery)) == ["alert.firing", "alert.resolved"]
+
+
+def test_a_muted_alert_tells_nobody(bench: Bench) -> None:
+    engine = bench.engine(clock=Clock(NOW))
+    bench.send({"loss": [1.0, math.nan]}, [1, 2])
+    engine.run_once()
+    bench.database.write(lambda connection: connection.execute(alert.update().values(muted_until=NOW + 3600)))
+    bench.send({"loss": [1.0] * 60}, range(3, 63))
+    engine.run_once()
+    assert bench.rows(alert)[0]["state"] == "resolved"
+    assert [one["event"] for one in bench.rows(delivery)] == ["alert.firing"]
+
+
+# --- silence ------------------------------------------------------------------------------------------------------------------
+
+
+def _silent(bench: Bench) -> list[str]:
+    return [row["state"] for row in bench.rows(alert) if row["rule"] == "lost_contact"]
+
+
+def test_silence_of_thirty_seconds_is_lost_contact_and_reversible(bench: Bench) -> None:
+    wall, mono = Clock(NOW), Clock(1000.0)
+    engine = bench.engine(clock=wall, monotonic=mono)
+    mono.at += 100
+    bench.send({"loss": [1.0]}, [1], events=[told("running")])
+    engine.run_once()
+    engine.look_for_silence()
+    for clock in (wall, mono):
+        clock.at += 29
+    engine.look_for_silence()
+    assert _silent(bench) == []
+    for clock in (wall, mono):
+        clock.at += 2
+    engine.look_for_silence()
+    assert _silent(bench) == ["firing"]
+    assert bench.rows(source)[0]["state"] == bench.rows(run)[0]["state"] == "lost"
+    assert engine.verdict("r").rule == "lost_contact"
+    bench.send({"loss": [1.0]}, [2], now=wall.at)
+    engine.run_once()
+    engine.look_for_silence()
+    assert _silent(bench) == ["resolved"]
+    assert bench.rows(run)[0]["state"] == "running"
+
+
+def test_nobody_is_lost_in_the_first_minute_after_a_start(bench: Bench) -> None:
+    wall, mono = Clock(NOW), Clock(1000.0)
+    bench.send({"loss": [1.0]}, [1], events=[told("running")])
+    wall.at += 86400  # the server was down for a day
+    engine = bench.engine(clock=wall, monotonic=mono)
+    for _ in range(5):
+        engine.run_once()
+        engine.look_for_silence()
+        for clock in (wall, mono):
+            clock.at += 11
+    assert _silent(bench) == []
+    for clock in (wall, mono):
+        clock.at += 11
+    engine.look_for_silence()
+    assert _silent(bench) == ["firing"]
+
+
+@pytest.mark.parametrize("jump", [86400.0, -86400.0])
+def test_a_jump_of_the_wall_clock_is_no_silence(bench: Bench, jump: float) -> None:
+    wall, mono = Clock(NOW), Clock(1000.0)
+    engine = bench.engine(clock=wall, monotonic=mono)
+    mono.at += 100
+    for step in range(1, 20):
+        bench.send({"loss": [1.0]}, [step], now=wall.at, events=[told("running")] if step == 1 else [])
+        engine.run_once()
+        engine.look_for_silence()
+        wall.at += 5 + (jump if step == 10 else 0)
+        mono.at += 5
+    assert _silent(bench) == []
+
+
+def test_a_program_that_only_logs_over_http_is_never_lost(bench: Bench) -> None:
+    wall, mono = Clock(NOW), Clock(1000.0)
+    engine = bench.engine(clock=wall, monotonic=mono)
+    bench.send({"loss": [1.0]}, [1])  # no state was ever told: no agent
+    engine.run_once()
+    mono.at += 1000
+    engine.look_for_silence()
+    assert _silent(bench) == []

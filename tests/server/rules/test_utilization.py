@@ -1,0 +1,106 @@
+"""Where the step's time goes: data_bound and low_gpu_utilization."""
+
+from __future__ import annotations
+
+import pytest
+from judging import fired, frame, judge_series
+from perfagent_server.diagnosis.verdict import verdict
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.rules.utilization import LowGpuUtilization, spell_s
+
+
+def test_a_loader_that_sleeps_is_told_in_words_and_figures_within_a_short_run() -> None:
+    steps = 40
+    changes, evaluator = judge_series({"step_time_s": [0.06] * steps, "phase/data_s": [0.05] * steps}, rows=10)
+    [alert] = fired(changes, "data_bound")
+    assert alert.step == 25
+    assert alert.finding.severity == "critical"
+    assert "waiting 50 ms of 60 ms (83 %)" in alert.finding.message
+    assert alert.finding.gain_pct == pytest.approx(83.3, abs=0.1)
+    for word in ("num_workers", "pin_memory", "persistent_workers", "prefetch_factor", "cache"):
+        assert word in alert.finding.fix
+    assert verdict(evaluator).rule == "data_bound"
+
+
+@pytest.mark.parametrize(("wait", "severity"), [(0.009, None), (0.012, "warning"), (0.025, "critical")])
+def test_the_share_of_the_wait_decides(wait: float, severity: str | None) -> None:
+    changes, _ = judge_series({"step_time_s": [0.1] * 60, "phase/data_s": [wait] * 60})
+    assert [change.finding.severity for change in fired(changes)] == ([severity] if severity else [])
+
+
+def test_tiny_steps_with_a_tiny_wait_are_silent() -> None:
+    changes, _ = judge_series({"step_time_s": [0.0015] * 200, "phase/data_s": [0.0005] * 200})
+    assert changes == []
+
+
+def test_the_first_batch_of_an_epoch_is_no_fault() -> None:
+    waits = [3.0 if step % 50 == 0 else 0.001 for step in range(300)]
+    changes, _ = judge_series({"step_time_s": [0.1 + wait for wait in waits], "phase/data_s": waits})
+    assert changes == []
+
+
+def test_workers_that_deliver_in_bursts_are_found() -> None:
+    waits = [0.2 if step % 4 == 0 else 0.0 for step in range(100)]
+    changes, _ = judge_series({"step_time_s": [0.05 + wait for wait in waits], "phase/data_s": waits})
+    assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
+
+
+def test_one_slow_rank_is_not_the_loader_of_all() -> None:
+    evaluator = Evaluator("r")
+    evaluator.window.world_size = 4
+    changes = []
+    for begin in range(1, 101, 10):
+        for rank in range(4):
+            wait = 0.05 if rank == 0 else 0.0
+            columns = {"step_time_s": [0.06] * 10, "phase/data_s": [wait] * 10}
+            changes += evaluator.take(frame(columns, range(begin, begin + 10), rank=rank, ident=begin * 4 + rank))
+    assert changes == []
+
+
+def test_a_healed_loader_is_resolved_and_does_not_flap_at_the_threshold() -> None:
+    shares = [0.3] * 60 + [0.101 if step % 2 else 0.099 for step in range(200)] + [0.0] * 60
+    changes, _ = judge_series({"step_time_s": [0.1] * len(shares), "phase/data_s": [0.1 * share for share in shares]})
+    assert [change.kind for change in changes] == ["fire", "resolve"]
+
+
+def test_a_loop_without_a_loader_says_nothing_about_it() -> None:
+    changes, evaluator = judge_series({"step_time_s": [0.1] * 100, "loss": [1.0] * 100})
+    assert changes == []
+    assert verdict(evaluator).rule == "healthy"
+
+
+def _train_with_gpu(pct: float, seconds: int, *, pause: range = range(0), known: bool = True) -> tuple[list, Evaluator]:
+    """One step a second, utilization sampled once a second; no steps in `pause`."""
+    evaluator = Evaluator("r")
+    changes = []
+    for second in range(1, seconds + 1):
+        columns = {"step_time_s": [1.0], "phase/data_s": [0.0], "phase/other_s": [0.7], "phase/forward_s": [0.3]}
+        if second not in pause:
+            changes += evaluator.take(frame(columns, [second], ident=2 * second, step_s=1.0))
+        if known:
+            changes += evaluator.take(frame({"gpu/utilization_pct": [pct]}, [second], ident=2 * second + 1, step_s=1.0))
+    return changes, evaluator
+
+
+@pytest.mark.parametrize(("pct", "severity"), [(5.0, "warning"), (45.0, "info"), (95.0, None)])
+def test_a_gpu_that_idles_for_five_minutes_is_found_with_its_cause(pct: float, severity: str | None) -> None:
+    changes, _ = _train_with_gpu(pct, 330)
+    found = fired(changes, "low_gpu_utilization")
+    assert [change.finding.severity for change in found] == ([severity] if severity else [])
+    if found:
+        assert "Python code outside the model" in found[0].finding.evidence["cause"]
+        assert found[0].finding.evidence["over_s"] >= 300
+
+
+def test_less_than_five_minutes_of_stepping_is_too_little_to_judge() -> None:
+    assert fired(_train_with_gpu(5.0, 280)[0]) == []
+    assert fired(_train_with_gpu(5.0, 340, pause=range(100, 250))[0]) == []
+
+
+def test_without_a_gpu_the_rule_abstains() -> None:
+    assert fired(_train_with_gpu(0.0, 400, known=False)[0]) == []
+
+
+def test_thresholds_are_values() -> None:
+    assert LowGpuUtilization(for_s=10).for_s == 10
+    assert [spell_s(value) for value in (0.05, 1.25, 0.00018, 250.0)] == ["50 ms", "1.25 s", "180 µs", "250 s"]

@@ -1,0 +1,122 @@
+"""The window: ranks put together, bounded memory, and nothing lost in a snapshot."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import msgspec
+import pytest
+from judging import fired, frame, state
+from perfagent_server.alerts.life import Change
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.rules.window import PATIENCE_S
+from perfagent_server.store.interface import Stored
+
+
+def test_a_step_is_judged_when_every_rank_has_reported_it() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    evaluator.take(frame({"loss": [1.0, 2.0]}, [1, 2], rank=0, ident=2))
+    assert evaluator.window.track("loss") is None
+    evaluator.take(frame({"loss": [3.0, 4.0]}, [1, 2], rank=1, ident=3))
+    track = evaluator.window.track("loss")
+    assert track is not None
+    assert track.last(5) == [2.0, 3.0]
+
+
+def test_a_silent_rank_keeps_a_step_waiting_only_so_long() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    evaluator.take(frame({"loss": [1.0]}, [1], rank=0, ident=2))
+    assert evaluator.needs_tick()
+    evaluator.tick(evaluator.window.now + PATIENCE_S - 0.1)
+    assert evaluator.window.track("loss") is None
+    evaluator.tick(evaluator.window.now + 0.2)
+    track = evaluator.window.track("loss")
+    assert track is not None
+    assert track.last(1) == [1.0]
+    assert not evaluator.needs_tick()
+
+
+def test_a_series_that_only_one_rank_logs_does_not_wait_for_the_others_for_ever() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=8)]))
+    for step in range(1, 200):
+        evaluator.take(frame({"loss": [float(step)]}, [step], rank=0, ident=1 + step))
+    track = evaluator.window.track("loss")
+    assert track is not None
+    assert track.value == 199.0
+
+
+def test_a_nan_does_not_wait_for_other_ranks() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=512)]))
+    changes = evaluator.take(frame({"loss": [math.nan]}, [1], rank=7, ident=2))
+    assert [change.finding.ranks for change in fired(changes)] == [[7]]
+    assert "rank 7" in changes[0].finding.message
+
+
+def test_memory_is_bounded_however_long_the_run_and_however_late_a_rank() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    for begin in range(1, 20_001, 500):
+        columns = {"loss": [1.0] * 500, "step_time_s": [0.1] * 500, "my/own_name": [1.0] * 500}
+        evaluator.take(frame(columns, range(begin, begin + 500), ident=begin + 1, received=1.0))
+    window = evaluator.window
+    assert "my/own_name" not in window.tracks
+    assert all(len(track.values) <= 2 * track.size + 1000 and len(track.pending) <= 1100 for track in window.tracks.values())
+    assert len(evaluator.snapshot()) < 64 * 1024
+
+
+def _story(seed: int) -> list[Stored]:
+    """Two ranks, noise, a NaN, a spike, a slow loader, overflow and an end, in frames of any size."""
+    draw = random.Random(seed)
+    frames: list[Stored] = [frame({}, [], events=[state("starting", world_size=2)])]
+    step, ident = 1, 2
+    while step < 900:
+        rows = draw.randint(1, 40)
+        steps = range(step, step + rows)
+        for rank in (0, 1):
+            loss = [3.0 + draw.gauss(0, 0.02) + (1.0 if 400 <= at < 430 else 0.0) for at in steps]
+            if 600 in steps and rank == 1:
+                loss[600 - step] = math.nan
+            columns = {
+                "loss": loss, "step_time_s": [0.1] * rows, "phase/data_s": [0.05 if at > 700 else 0.0 for at in steps],
+                "lr": [1e-3] * rows, "grad/norm": [math.inf if at % 211 == 0 else 1.0 for at in steps],
+                "amp/scale": [2.0 ** (20 - at // 211) for at in steps], "gpu/utilization_pct": [10.0] * rows,
+            }  # fmt: skip
+            frames.append(frame(columns, steps, rank=rank, ident=ident, step_s=1.0))
+            ident += 1
+        step += rows
+    for rank in (0, 1):
+        frames.append(frame({}, [], rank=rank, ident=ident + rank, received=frames[-1].received, events=[state("finished", step=step)]))
+    return frames
+
+
+def _told(changes: list[Change]) -> list[tuple[str, str, str, int, str]]:
+    return [(change.kind, change.alert, change.finding.rule, change.step, change.finding.message) for change in changes]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_judging_goes_on_from_a_snapshot_as_if_nothing_had_happened(seed: int) -> None:
+    frames = _story(seed)
+    whole = Evaluator("r")
+    expected = [change for one in frames for change in whole.take(one)]
+    rules = {change.finding.rule for change in expected}
+    assert {"nonfinite_loss", "loss_spike", "data_bound", "low_gpu_utilization"} <= rules
+    draw = random.Random(seed)
+    broken, found = Evaluator("r"), []
+    for one in frames:
+        found += broken.take(one)
+        if draw.random() < 0.3:
+            broken = Evaluator.restore(broken.snapshot())
+    assert _told(found) == _told(expected)
+
+
+def test_a_snapshot_holds_plain_values_only() -> None:
+    evaluator = Evaluator("r")
+    for one in _story(1)[:20]:
+        evaluator.take(one)
+    state_ = msgspec.msgpack.decode(evaluator.snapshot())
+    assert set(state_) == {"upto", "window", "machines"}
