@@ -292,8 +292,10 @@ def sqlite_engine(path: Path) -> Engine:
     @event.listens_for(engine, "connect")
     def configure(connection: sqlite3.Connection, _record: object) -> None:
         connection.isolation_level = None  # the driver's own BEGIN would come too late for DDL and too weak for writing
+        if connection.execute("PRAGMA page_count").fetchone() == (0,):
+            # Before the first table, else without effect; and then only, because setting it writes and wants the lock.
+            connection.execute("PRAGMA auto_vacuum=INCREMENTAL")
         for pragma in (
-            "auto_vacuum=INCREMENTAL",  # before the first table, else without effect
             "journal_mode=WAL",
             "synchronous=FULL",
             "foreign_keys=ON",

@@ -35,13 +35,17 @@ def current(connection: Connection) -> str | None:
 
 def upgrade(engine: Engine, where: str) -> None:
     """Runs what is missing, all in one transaction. Raises ConfigError for a revision from a newer version."""
-    with engine.connect().execution_options(perfagent_write=True) as connection, connection.begin():
+    scripts = ScriptDirectory.from_config(config())
+    newest = scripts.get_current_head()
+    with engine.connect() as connection, connection.begin():
         found = current(connection)
-        scripts = ScriptDirectory.from_config(config())
-        if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
-            raise ConfigError(
-                f"the database {where} has schema version {found!r}, which this perfagent does not know (newest here: "
-                f"{scripts.get_current_head()!r}): upgrade perfagent, or restore a backup made with this version"
-            )
-        if found != scripts.get_current_head():
+    if found == newest:
+        return
+    if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
+        raise ConfigError(
+            f"the database {where} has schema version {found!r}, which this perfagent does not know (newest here: {newest!r}): "
+            "upgrade perfagent, or restore a backup made with this version"
+        )
+    with engine.connect().execution_options(perfagent_write=True) as connection, connection.begin():
+        if current(connection) != newest:  # another process may have been faster
             command.upgrade(config(connection), "head")

@@ -1,5 +1,5 @@
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from perfagent_server.store.blocks import Samples, axis_of, decode_axis, decode_payload, encode_axis, encode_payloads, merged
@@ -9,15 +9,13 @@ any_bits = st.integers(0, 2**64 - 1)
 quiet = st.floats(allow_nan=True, allow_infinity=True)
 
 
-@given(
-    steps=st.lists(st.integers(0, 2**53), min_size=1, max_size=200).map(sorted),
-    bits=st.lists(st.one_of(any_bits, quiet), min_size=200, max_size=200),
-    times=st.lists(st.floats(0, 4e9), min_size=200, max_size=200),
-)
-def test_a_block_returns_every_bit_of_steps_times_and_values(steps, bits, times):
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 2**53), st.one_of(any_bits, quiet), st.floats(0, 4e9)), min_size=1, max_size=40))
+def test_a_block_returns_every_bit_of_steps_times_and_values(samples):
+    steps = sorted(step for step, _, _ in samples)
     step = np.array(steps, np.int64)
-    time = np.array(times[: len(step)])
-    value = np.array([np.uint64(item).view("f8") if isinstance(item, int) else item for item in bits[: len(step)]])
+    time = np.array([time for _, _, time in samples])
+    value = np.array([np.uint64(item).view("f8") if isinstance(item, int) else item for _, item, _ in samples])
     (payload,) = encode_payloads(encode_axis(step, time), value[None])
     found = decode_payload(payload)
     assert found.step.tolist() == steps
@@ -57,7 +55,8 @@ def test_samples_of_one_step_are_ordered_by_time_then_arrival():
     assert merged([first, late]).value.tolist() == [90.0, 10.0, 11.0, 20.0]
 
 
-@given(st.lists(st.tuples(st.integers(0, 1023), quiet), min_size=1, max_size=300), st.booleans())
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 1023), quiet), min_size=1, max_size=60), st.booleans())
 def test_cells_survive_as_bytes(samples, narrow):
     samples.sort(key=lambda item: item[0])
     step = np.array([item[0] for item in samples])

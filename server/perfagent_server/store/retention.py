@@ -1,0 +1,136 @@
+"""What is dropped with time, so that the disk does not fill: full resolution first, whole runs only when told to.
+
+A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and wider.
+A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the disk a little at
+a time, so that no writer waits long. Every step is an essential job: it runs when the disk is full, which is when it counts.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from sqlalchemy import Connection, func, select, update
+
+from perfagent_server.database import Database, StorageError
+from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.tables import block, run, tail
+
+__all__ = ["Retention", "RetentionPolicy"]
+
+_log = logging.getLogger(__name__)
+DAY_S = 86_400.0
+BLOCKS_AT_ONCE = 2000
+PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RetentionPolicy:
+    """samples_days: how long full resolution is kept; runs_days: how long runs are kept after their end. None: for ever."""
+
+    samples_days: float | None = None
+    runs_days: float | None = None
+    pause_s: float = 3600.0
+    full_pause_s: float = 30.0  # between two rounds while the disk is full
+
+
+class Retention:
+    """`counters`: for /self."""
+
+    def __init__(
+        self,
+        database: Database,
+        store: MetricStore,
+        policy: RetentionPolicy | None = None,
+        *,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._database, self._store, self._clock = database, store, clock
+        self.policy = policy or RetentionPolicy()
+        self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0}
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        self._thread = threading.Thread(target=self._run, name="perfagent-retention", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self) -> None:
+        while not self._stop.wait(self.policy.full_pause_s if self._database.full else self.policy.pause_s):
+            try:
+                self.run_once()
+            except StorageError:
+                continue
+            except Exception:  # noqa: BLE001 - the thread must live as long as the server
+                _log.exception("retention failed and is tried again")
+
+    def run_once(self) -> None:
+        """Drops what is over age and returns the room to the disk."""
+        now = self._clock()
+        if self.policy.runs_days is not None:
+            self._delete_runs(now - self.policy.runs_days * DAY_S)
+        if self.policy.samples_days is not None:
+            self._thin(now - self.policy.samples_days * DAY_S)
+        self._shrink()
+
+    def _delete_runs(self, before: float) -> None:
+        with self._database.read() as connection:
+            old = connection.execute(
+                select(run.c.id).where(func.coalesce(run.c.ended, run.c.updated) < before, run.c.updated < before)
+            )
+            ids = old.scalars().all()
+        for each in ids:  # one at a time: between two of them other writers have their turn
+            self._database.write(functools.partial(self._store.delete, run=each), essential=True)
+            self.counters["runs_deleted"] += 1
+
+    def _thin(self, before: float) -> None:
+        while not self._stop.is_set():
+            thinned = self._database.write(functools.partial(_thin_some, before=before), essential=True)
+            self.counters["blocks_thinned"] += thinned
+            if thinned < BLOCKS_AT_ONCE:
+                return
+
+    def _shrink(self) -> None:
+        if self._database.engine.dialect.name != "sqlite":
+            return
+        while not self._stop.is_set():
+            returned = self._database.write(_shrink_some, essential=True)
+            self.counters["pages_returned"] += returned
+            if returned < PAGES_AT_ONCE:
+                return
+
+
+def _thin_some(connection: Connection, before: float) -> int:
+    rows = connection.execute(
+        select(block.c.series, block.c.attempt, block.c.block)
+        .where(block.c.last_time < before, block.c.payload.is_not(None))
+        .limit(BLOCKS_AT_ONCE)
+    ).all()
+    for series_id, attempt, number in rows:
+        here = (block.c.series == series_id) & (block.c.attempt == attempt) & (block.c.block == number)
+        connection.execute(update(block).where(here).values(payload=None))
+    return len(rows)
+
+
+def _shrink_some(connection: Connection) -> int:
+    free: int = connection.exec_driver_sql("PRAGMA freelist_count").scalar() or 0
+    # What compaction frees it needs again at once: only a free part that is large is worth moving pages for.
+    busy = connection.execute(select(func.count()).select_from(tail)).scalar() or 0
+    spare = free - max(PAGES_AT_ONCE, 4 * busy)
+    if spare <= 0:
+        return 0
+    pages = min(spare, PAGES_AT_ONCE)
+    # Straight to the driver: the pragma works page by page as its (columnless) rows are fetched.
+    driver = connection.connection.driver_connection
+    assert driver is not None
+    driver.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+    return pages

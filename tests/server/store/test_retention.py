@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from frames import BEGIN, frame, rows, state
+from sqlalchemy import func, select
+
+from perfagent_server.store import tables
+from perfagent_server.store.retention import DAY_S, Retention, RetentionPolicy
+
+
+def test_old_blocks_lose_their_samples_and_charts_stay_exact(shelf) -> None:
+    value = np.random.default_rng(1).standard_normal(5000)
+    shelf.append(frame(1, rows({"loss": value}, range(5000))))
+    shelf.compact()
+    before = shelf.store.series("r1", "loss", points=200)
+    Retention(shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 40 * DAY_S).run_once()
+    with shelf.database.read() as connection:
+        assert connection.execute(select(func.count(tables.block.c.payload))).scalar() == 0
+    assert shelf.store.series("r1", "loss", points=200) == before
+    near = shelf.store.series("r1", "loss", from_step=100, to_step=131, points=1000)
+    assert (near.exact, near.count) == (False, [16, 16, 16])  # cells of 16 steps are what is left
+    assert list(shelf.store.samples("r1")) == []
+    # A late piece still counts
+    shelf.append(frame(2, rows({"loss": [99.0]}, [120])))
+    shelf.compact()
+    assert max(shelf.store.series("r1", "loss", points=200).max) == 99.0
+    assert sum(shelf.store.series("r1", "loss", points=200).count) == 5001
+
+
+def test_young_blocks_keep_their_samples(shelf) -> None:
+    shelf.append(frame(1, rows({"loss": [1.0] * 10}, range(10))))
+    shelf.compact()
+    Retention(shelf.database, shelf.store, RetentionPolicy(samples_days=30), clock=lambda: BEGIN + 20 * DAY_S).run_once()
+    assert len(list(shelf.store.samples("r1"))) == 10
+
+
+@pytest.mark.parametrize("ended", [True, False])
+def test_runs_over_age_are_deleted_whole(shelf, ended: bool) -> None:
+    pieces = [state("finished"), rows({"loss": [1.0]}, [1])] if ended else [rows({"loss": [1.0]}, [1])]
+    shelf.append(frame(1, *pieces, run="old"))
+    shelf.append(frame(1, rows({"loss": [1.0]}, [1]), run="new"), now=BEGIN + 50 * DAY_S)
+    retention = Retention(shelf.database, shelf.store, RetentionPolicy(runs_days=30), clock=lambda: BEGIN + 60 * DAY_S)
+    retention.run_once()
+    assert retention.counters["runs_deleted"] == 1
+    assert shelf.store.names("old") == []
+    assert shelf.store.names("new") == ["loss"]
+
+
+def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
+    noise = np.random.default_rng(1).standard_normal(200_000)
+    for seq in range(1, 9):
+        shelf.append(frame(seq, rows({"loss": noise}, np.arange(200_000) + seq * 200_000)))
+    shelf.compact()
+    shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
+    path = place.data / "perfagent.db"
+
+    def size() -> int:
+        with shelf.database.engine.connect() as connection:
+            connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return path.stat().st_size
+
+    before = size()
+    Retention(shelf.database, shelf.store).run_once()
+    assert size() < before * 0.7
