@@ -35,8 +35,8 @@ class Fault:
     settle_s: float = 20.0
 
     def begins(self, steps: int) -> int:
-        """The step at which it happens: the middle of the run, for a spike near its end (the rule first learns what is usual)."""
-        return steps - SPIKE_STEPS - 5 if self.name == "spike" else max(3, steps // 2)
+        """The step at which it happens: the middle of the run, for a spike its end (the rule first learns what is usual)."""
+        return steps - SPIKE_STEPS + 1 if self.name == "spike" else max(3, steps // 2)
 
 
 FAULTS: dict[str, Fault] = {
@@ -50,7 +50,7 @@ FAULTS: dict[str, Fault] = {
         ),
         Fault(
             name="spike",
-            story=f"late in the run, {SPIKE_STEPS} batches whose targets are noise (a corrupt shard of data)",
+            story=f"at the end, {SPIKE_STEPS} batches whose targets are noise (a corrupt shard of data)",
             expects=("loss_spike",),
             min_steps=300,  # the rule watches 200 steps before it judges, and compares with the 128 before
         ),

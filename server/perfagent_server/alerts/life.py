@@ -64,6 +64,7 @@ class Machine:
     absorbed: bool = False  # the alert belongs to another machine, which leads
     hits: int = 0
     judged: int = 0
+    open_at_end: bool = False  # it was firing when the run ended
     finding: Finding | None = None
 
     def observe(self, life: Life, found: Finding | None, step: int, now: float, seed: str) -> Change | None:

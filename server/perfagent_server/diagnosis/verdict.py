@@ -2,7 +2,7 @@
 
 A decision tree over what the rules found. Sick comes before slow: a run that crashed, or trains on NaN, has no use for advice
 on its data loader. Among slow ones, the cause comes before what follows from it: a loader that keeps the step waiting is also
-why the GPU idles. A run that ended keeps the verdict of how it ended, or of what held it back most of the time.
+why the GPU idles. A run that ended keeps the verdict of how it ended, or of what held it back at its end or most of the time.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ _SAID_BY_PEOPLE = len(ORDER)  # rules that are not in the tree come before the u
 
 
 def findings(judge: Evaluator) -> list[Finding]:
-    """What is so now, worst first; for a run that ended also what held most of the time it ran."""
+    """What is so now, worst first; for a run that ended also what was so at its end, or most of the time it ran."""
     found = judge.findings()
     if judge.window.ended:
         known = {finding.rule for finding in found}
         found += [
-            one for machine in judge.machines.values() if (one := _dominated(machine)) is not None and one.rule not in known
+            one for machine in judge.machines.values() if (one := _held(machine)) is not None and one.rule not in known
         ]
     return sorted(found, key=_rank)
 
@@ -63,9 +63,10 @@ def _rank(finding: Finding) -> tuple[bool, int, int]:
     return finding.severity == "info", place, -SEVERITIES.index(finding.severity)
 
 
-def _dominated(machine: Machine) -> Finding | None:
-    """The finding of a rule that held in at least half of the steps it judged."""
-    return machine.finding if machine.finding is not None and machine.judged and 2 * machine.hits >= machine.judged else None
+def _held(machine: Machine) -> Finding | None:
+    """The finding of a rule that was firing when the run ended, or held in at least half of the steps it judged."""
+    held = machine.open_at_end or (machine.judged and 2 * machine.hits >= machine.judged)
+    return machine.finding if held else None
 
 
 def _figures(window: Window) -> str:

@@ -158,6 +158,7 @@ class Evaluator:
         window.lost = {}
         for rule, machine in self.machines.items():
             if not self._life(rule).outlives_run:
+                machine.open_at_end = machine.open_at_end or machine.state == "firing"
                 change = machine.close(window.step, window.now, f"the run ended ({state})")
                 if change is not None:
                     changes.append(change)
