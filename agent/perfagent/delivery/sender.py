@@ -51,6 +51,7 @@ _log = logging.getLogger("perfagent")
 MAX_ROWS = 50_000
 HEARTBEAT_S = 5.0
 DEFERRED_S = 60.0
+LAST_ROWS_S = 0.25
 ORPHAN_AGE_S = 7 * 86400.0
 COURIER_STUCK_S = 25.0
 URGENT = ("alert", "finding", "state")
@@ -275,7 +276,8 @@ class Sender:
             self._last_sync = now
             self.spool.sync()  # while the server takes everything within a second, power loss is its concern
 
-    def _drain(self, now: float) -> None:
+    def _drain(self, now: float, *, last: bool = False) -> None:
+        """last: rows that are still on the device are given up."""
         if len(self.rows) == MAX_ROWS:
             self.counters["overflows"] += 1
             self._once(
@@ -290,12 +292,10 @@ class Sender:
                 try:
                     if head.ready():
                         rows.append(head.row())
-                    elif self._deferred_since == 0.0:
-                        self._deferred_since = now
-                        break
-                    elif now - self._deferred_since < DEFERRED_S and self._closing is None:
-                        break
                     else:
+                        self._deferred_since = self._deferred_since or now
+                        if now - self._deferred_since < DEFERRED_S and not last:
+                            break
                         self.counters["dropped"] += 1
                 except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
                     self.counters["dropped"] += 1
@@ -549,6 +549,10 @@ class Sender:
         for source in self._sources:
             source.poll()
         self._drain(now)
+        while self.rows and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
+            time.sleep(0.01)
+            self._drain(time.monotonic())
+        self._drain(time.monotonic(), last=True)
         if self.config.record is not None:
             self._identified = self._identified or self.identity.poll()
             if self._identified:

@@ -1,0 +1,400 @@
+from __future__ import annotations
+
+import gc
+import logging
+import math
+import os
+import random
+import threading
+import time
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import until
+from ingest_server import IngestServer
+
+from perfagent.config import AgentConfig
+from perfagent.delivery.sender import Sender
+from perfagent.delivery.spool import Spool
+from perfagent.delivery.transport import RecordingTransport
+from perfagent.errors import ServerUnreachable
+from perfagent.identity import Identity
+from perfagent.wire import Frame
+
+NAMES = ("loss", "lr")
+
+
+def config(folder: Path, **more: Any) -> AgentConfig:
+    return AgentConfig(state_dir=folder / "state", **{"server": "http://127.0.0.1:9", **more})
+
+
+def row(step: int, loss: float = 0.5) -> tuple[Any, ...]:
+    return step, time.time(), time.monotonic(), NAMES, (loss, 1e-3)
+
+
+def make(folder: Path, transport: Any = None, **more: Any) -> Sender:
+    settings = config(folder, **more)
+    return Sender(settings, Identity(project="p", run="r", attempt=1), transport=transport)
+
+
+@pytest.fixture
+def transport() -> RecordingTransport:
+    return RecordingTransport()
+
+
+@pytest.fixture
+def sender(tmp_path: Path, transport: RecordingTransport) -> Iterator[Sender]:
+    made = make(tmp_path, transport)
+    made.start()
+    yield made
+    made.close("finished")
+
+
+def steps(frames: list[Frame], name: str = "loss") -> list[int]:
+    return [step for frame in frames for group in frame.groups if name in group.values for step in group.steps()]
+
+
+def test_rows_and_events_arrive_in_order_and_once(sender: Sender, transport: RecordingTransport) -> None:
+    for step in range(1000):
+        sender.rows.append(row(step))
+    sender.event("phase", {"name": "eval", "duration_s": 1.0}, step=7)
+    assert sender.flush(10)
+    assert steps(transport.frames) == list(range(1000))
+    assert [(e.kind, e.step) for f in transport.frames for e in f.events] == [("phase", 7)]
+    assert (transport.frames[0].project, transport.frames[0].run, transport.frames[0].attempt) == ("p", "r", 1)
+    assert sender.counters["acked"] == 2000
+
+
+def test_frames_are_numbered_from_one_without_gaps(sender: Sender, transport: RecordingTransport) -> None:
+    for n in range(5):
+        sender.rows.append(row(n))
+        assert sender.flush(10)
+    assert [frame.seq for frame in transport.frames] == [1, 2, 3, 4, 5]
+
+
+def test_a_clean_end_leaves_no_folder_behind(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.rows.append(row(1))
+    sender.close("finished", "done")
+    assert [e.data for f in transport.frames for e in f.events] == [{"state": "finished", "reason": "done"}]
+    assert list((tmp_path / "state" / "spool").iterdir()) == []
+
+
+def test_close_is_final_and_may_be_called_twice(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.close("finished")
+    sender.close("failed")
+    sender.event("alert", {"title": "late"})
+    assert sender.disabled
+    assert [e.data["state"] for f in transport.frames for e in f.events] == ["finished"]
+
+
+def test_a_nonfinite_loss_is_sent_at_once(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport, flush_s=3600.0)
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: len(transport.frames) == 1, why="the first frame")
+    sender.rows.append(row(2))
+    until(lambda: sender.counters["spooled"] == 4)
+    assert len(transport.frames) == 1  # an ordinary row waits for the hour to pass
+    sender.rows.append(row(3, math.nan))
+    until(lambda: len(transport.frames) == 2, within_s=5, why="NaN must not wait for the flush")
+    assert steps(transport.frames) == [1, 2, 3]
+    sender.close("finished")
+
+
+@pytest.mark.parametrize("kind", ["alert", "finding", "state"])
+def test_events_that_matter_are_sent_at_once(tmp_path: Path, transport: RecordingTransport, kind: str) -> None:
+    sender = make(tmp_path, transport, flush_s=3600.0)
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: len(transport.frames) == 1)
+    sender.event(kind, {"state": "running", "title": "x"})
+    until(lambda: any(f.events for f in transport.frames), within_s=5, why=f"{kind} must not wait")
+    sender.close("")
+
+
+def test_in_steady_state_there_is_about_one_request_a_second(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    began = time.monotonic()
+    while time.monotonic() - began < 3.2:
+        sender.rows.append(row(int(1000 * (time.monotonic() - began))))
+        time.sleep(0.005)
+    assert 2 <= len(transport.frames) <= 5
+    sender.close("finished")
+
+
+def test_a_quiet_process_gives_a_sign_of_life_within_seven_seconds(sender: Sender, transport: RecordingTransport) -> None:
+    until(lambda: transport.frames, within_s=7, why="no sign of life")
+    assert (transport.frames[0].groups, transport.frames[0].events) == ([], [])
+    assert not list(sender.spool.folder.glob("*.ticks"))
+
+
+def test_commands_of_the_reply_reach_the_callbacks_and_a_raising_one_harms_nobody(
+    sender: Sender, transport: RecordingTransport
+) -> None:
+    seen: list[Any] = []
+
+    def bad(_: Any) -> None:
+        raise RuntimeError("callback")
+
+    sender.on_command += [bad, seen.append]
+    transport.commands.append({"kind": "profile", "steps": 5})
+    sender.rows.append(row(1))
+    assert sender.flush(10)
+    assert seen == [{"kind": "profile", "steps": 5}]
+    assert sender.counters["errors"] == 1
+
+
+class OnDevice:
+    def __init__(self, step: int) -> None:
+        self.step, self.arrived = step, False
+
+    def ready(self) -> bool:
+        return self.arrived
+
+    def row(self) -> tuple[Any, ...]:
+        return row(self.step)
+
+
+def test_a_row_that_is_still_on_the_device_holds_back_those_behind_it(sender: Sender, transport: RecordingTransport) -> None:
+    waiting = OnDevice(2)
+    sender.rows.extend([row(1), waiting, row(3)])
+    until(lambda: sender.counters["spooled"] == 2)
+    waiting.arrived = True
+    assert sender.flush(10)
+    assert steps(transport.frames) == [1, 2, 3]
+
+
+class LostDevice:
+    def ready(self) -> bool:
+        raise RuntimeError("CUDA error: device lost")
+
+    def row(self) -> tuple[Any, ...]:
+        raise AssertionError("never ready")
+
+
+def test_a_row_whose_device_was_lost_is_dropped_and_counted(sender: Sender, transport: RecordingTransport) -> None:
+    sender.rows.extend([LostDevice(), row(1)])
+    assert sender.flush(10)
+    assert steps(transport.frames) == [1]
+    assert sender.counters["dropped"] == 1
+
+
+def test_a_row_that_never_arrives_does_not_hold_up_the_end(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.rows.extend([OnDevice(1), row(2)])
+    sender.close("finished")
+    assert steps(transport.frames) == [2]
+    assert sender.counters["dropped"] == 1
+
+
+def test_recording_writes_files_and_never_touches_the_network(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport, record=tmp_path / "record")
+    sender.start()
+    for step in range(100):
+        sender.rows.append(row(step))
+    sender.close("finished")
+    assert transport.frames == []
+    spool = Spool.open(tmp_path / "record" / sender.identity.source, recording=True)
+    frame = spool.next()
+    assert frame is not None
+    assert [s for g in frame.groups for s in g.steps()] == list(range(100))
+    assert [e.data["state"] for e in frame.events] == ["finished"]
+    assert not (tmp_path / "state").exists()
+
+
+def test_samples_wait_until_the_run_is_known(tmp_path: Path, transport: RecordingTransport) -> None:
+    settings = config(tmp_path)
+    identity = Identity(project="p", rank=1, world_size=2)
+    sender = Sender(settings, identity, transport=transport)
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: sender.counters["spooled"] == 2)
+    assert transport.frames == []
+    identity.attempt, identity.run = 5, "learned"
+    assert sender.flush(10)
+    assert {(f.run, f.attempt, f.rank) for f in transport.frames} == {("learned", 5, 1)}
+    sender.close("finished")
+
+
+def test_the_users_random_state_is_left_alone(tmp_path: Path) -> None:
+    class Down:
+        def post(self, *_: Any, **__: Any) -> Any:
+            raise ServerUnreachable("refused")
+
+        def close(self) -> None: ...
+
+        def abandon(self) -> None: ...
+
+    random.seed(1)
+    before = random.getstate()
+    sender = make(tmp_path, Down())
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: sender.counters["failed"] >= 1)
+    sender.close("finished")
+    assert random.getstate() == before
+
+
+def test_at_most_two_threads_are_running(sender: Sender) -> None:
+    sender.rows.append(row(1))
+    assert sender.flush(10)
+    ours = [thread for thread in threading.enumerate() if thread.name.startswith("perfagent")]
+    assert len(ours) == 2
+    assert all(thread.daemon for thread in ours)
+
+
+def test_a_closed_sender_can_be_collected(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.rows.append(row(1))
+    assert sender.flush(10)
+    sender.close("finished")
+    thread = sender._thread
+    assert thread is not None
+    thread.join(5)
+    gone = weakref.ref(sender)
+    del sender
+    gc.collect()
+    assert gone() is None
+
+
+def test_two_thousand_and_one_series_give_one_warning(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    for n in range(2500):
+        sender.rows.append((1, time.time(), time.monotonic(), {f"s/{n}": 1.0}))
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        assert sender.flush(10)
+    assert sender.counters["refused_series"] == 500
+    assert len([r for r in caplog.records if "series" in r.message]) == 1
+    sender.close("finished")
+
+
+# ---- A21: trouble of our own
+
+
+@pytest.mark.fault
+def test_a21_a_source_that_raises_is_switched_off_after_three_times(
+    sender: Sender, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls: list[int] = []
+
+    def bad() -> None:
+        calls.append(1)
+        raise MemoryError
+
+    sender.add_source(bad)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        until(lambda: any("failed three times" in r.message for r in caplog.records))
+    assert len(calls) == 3
+    sender.rows.append(row(1))
+    assert sender.flush(10)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("method", ["append", "next", "hold", "ack"])
+@pytest.mark.parametrize("error", [RuntimeError("fault"), MemoryError()])
+def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_spooled(
+    tmp_path: Path, transport: RecordingTransport, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sender = make(tmp_path, transport)
+    original = getattr(sender.spool, method)
+    raised: list[bool] = []
+
+    def once(*arguments: Any, **more: Any) -> Any:
+        if not raised:
+            raised.append(True)
+            raise error
+        return original(*arguments, **more)
+
+    monkeypatch.setattr(sender.spool, method, once)
+    if method == "hold":
+        transport.answers.append(ServerUnreachable("refused"))
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: raised, why=f"{method} was never called")
+    sender.rows.append(row(2))
+    assert sender.flush(20)
+    assert sender.counters["errors"] == 1
+    stored = steps(list(transport.stored.values()))
+    assert stored == ([2] if method == "append" else [1, 2])  # what was drained into a failing append never was on the disk
+    sender.close("finished")
+
+
+@pytest.mark.fault
+def test_a21_a_loop_that_fails_twice_switches_the_agent_off_with_one_warning(
+    tmp_path: Path, transport: RecordingTransport, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = make(tmp_path, transport)
+
+    def fail(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("broken")
+
+    monkeypatch.setattr(sender.spool, "append", fail)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+        for step in range(3):
+            sender.rows.append(row(step))
+            until(lambda step=step: sender.counters["errors"] > step or sender.disabled)
+    assert sender.disabled
+    assert len([r for r in caplog.records if "switched off" in r.message]) == 1
+    began = time.monotonic()
+    assert not sender.flush(5)
+    sender.close("finished")
+    assert time.monotonic() - began < 2
+
+
+@pytest.mark.fault
+def test_a21_no_thread_to_be_had_switches_the_agent_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    sender = make(tmp_path)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+    assert sender.disabled
+    assert "can't start new thread" in caplog.text
+
+
+@pytest.mark.fault
+def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from perfagent.delivery import sender as module
+
+    monkeypatch.setattr(module, "COURIER_STUCK_S", 1.0)
+    release = threading.Event()
+    with IngestServer() as server:
+        sender = make(tmp_path, server=server.url)
+        sender.add_slow_source(lambda: release.wait(60) and None)
+        sender.start()
+        sender.rows.append(row(1))
+        until(lambda: sender.counters["couriers_lost"] == 1, why="the hanging courier was never noticed")
+        sender.rows.append(row(2))
+        assert sender.flush(10)
+        assert sorted(server.values("loss")) == [1, 2]
+        release.set()
+        sender.close("finished")
+
+
+def test_a_disabled_sender_does_nothing(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport, disabled=True)
+    sender.start()
+    sender.event("alert", {"title": "x"})
+    assert not sender.flush(1)
+    sender.close("finished")
+    assert transport.frames == []
+    assert not (tmp_path / "state").exists()
+    assert os.getpid() == sender._pid

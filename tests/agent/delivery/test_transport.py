@@ -1,0 +1,241 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from email.utils import formatdate
+from typing import Any
+
+import pytest
+from builders import free_port
+from ingest_server import IngestServer, Scripted
+
+from perfagent.delivery.transport import HttpTransport, Reply, judge, packed
+from perfagent.errors import ServerUnreachable
+from perfagent.wire import Frame, encode
+
+
+Client = Callable[..., HttpTransport]
+
+
+@pytest.fixture
+def client() -> Iterator[Callable[..., HttpTransport]]:
+    """Makes transports and closes them in the end."""
+    made: list[HttpTransport] = []
+
+    def make(*arguments: Any, **more: Any) -> HttpTransport:
+        made.append(HttpTransport(*arguments, **more))
+        return made[-1]
+
+    yield make
+    for transport in made:
+        transport.close()
+
+
+def body(seq: int = 1) -> bytes:
+    return encode(Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=seq))
+
+
+def test_frames_travel_over_one_kept_connection_with_the_key(client: Client) -> None:
+    with IngestServer() as server:
+        transport = client(server.url, "pfa_ingest_key")
+        for seq in range(5):
+            assert judge(transport.post(body(seq))).kind == "acked"
+        transport.close()
+    assert server.connections == 1
+    assert {h["authorization"] for h in server.headers} == {"Bearer pfa_ingest_key"}
+    assert {h["content-type"] for h in server.headers} == {"application/x-msgpack"}
+
+
+def test_without_a_key_no_authorization_is_sent(client: Client) -> None:
+    with IngestServer() as server:
+        client(server.url).post(body())
+    assert "authorization" not in server.headers[0]
+
+
+def test_a_connection_that_the_server_closed_while_idle_is_replaced_at_once(client: Client) -> None:
+    port = free_port()
+    transport = client(f"http://127.0.0.1:{port}")
+    for _ in range(3):
+        with IngestServer(port=port) as server:
+            assert judge(transport.post(body())).kind == "acked"
+            assert transport._connection is not None
+            transport._connection.sock.shutdown(socket.SHUT_WR)  # what a server's idle time-out looks like from here
+        assert len(server.frames) == 1
+
+
+def test_deflate_is_used_only_where_it_helps() -> None:
+    zeros = bytes(10_000)
+    assert packed(zeros, loopback=False)[1] == "deflate"
+    assert packed(zeros, loopback=True) == (zeros, None)
+    assert packed(bytes(2**21), loopback=True)[1] == "deflate"
+    assert packed(b"x" * 100, loopback=False) == (b"x" * 100, None)
+
+
+@pytest.mark.fault
+def test_a01_a_closed_port_is_unreachable(client: Client) -> None:
+    with pytest.raises(ServerUnreachable):
+        client(f"http://127.0.0.1:{free_port()}").post(body())
+
+
+@pytest.mark.fault
+def test_a03_a_reply_of_a_byte_now_and_then_ends_at_the_deadline(client: Client) -> None:
+    with IngestServer(Scripted(body=b"x" * 1000, slow_s=0.2)) as server:
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachable):
+            client(server.url).post(body(), deadline_s=1.0)
+        assert time.monotonic() - began < 2.5
+
+
+@pytest.mark.fault
+def test_a03_a_server_that_accepts_and_says_nothing_ends_at_the_deadline_and_idles_meanwhile(client: Client) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        calls: list[float] = []
+        transport = client(f"http://127.0.0.1:{listener.getsockname()[1]}", idle=lambda: calls.append(time.monotonic()))
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachable):
+            transport.post(body(), deadline_s=1.0)
+        assert time.monotonic() - began < 2.5
+        assert len(calls) >= 2
+
+
+@pytest.mark.fault
+def test_a03_headers_that_never_end_end_at_the_deadline(client: Client) -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        ended = threading.Event()
+
+        def drip() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n")
+                try:
+                    while not ended.wait(0.05):
+                        connection.sendall(b"X-Filler: 1\r\n"[:4])
+                except OSError:
+                    return
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachable):
+            client(f"http://127.0.0.1:{listener.getsockname()[1]}").post(body(), deadline_s=1.0)
+        assert time.monotonic() - began < 2.5
+        ended.set()
+        thread.join(5)
+
+
+def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
+    return Reply(status, {k.replace("_", "-"): v for k, v in headers.items()}, text)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [("7", 7.0), ("0", 1.0), ("-5", 1.0), ("1e9", 300.0), ("99999999999999999999", 300.0), ("nan", None), ("inf", 300.0)]
+    + [("soon", None), ("", None), (formatdate(1_700_000_060, usegmt=True), 60.0), (formatdate(0, usegmt=True), 1.0)]
+    + [("Fri, 31 Dec 9999 23:59:59 GMT", 300.0)],
+)
+@pytest.mark.parametrize("status", [429, 503])
+def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(status: int, value: str, expected: float | None) -> None:
+    answer = judge(reply(status, retry_after=value), now=1_700_000_000.0)
+    assert (answer.kind, answer.pause_s) == ("retry", expected)
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "given",
+    [
+        reply(200, b"<html>Please log in</html>"),
+        reply(200, b""),
+        reply(200, b"{}"),
+        reply(200, b"[]"),
+        reply(200, b'{"stored": "many", "duplicate": 0}'),
+        reply(200, b"\xff\xfe"),
+        reply(200, b"[" * 100_000),
+        reply(204),
+        reply(201, b'{"stored": 1, "duplicate": 0}'),
+        reply(302, location="https://login.example"),
+        reply(301, b'{"stored": 1, "duplicate": 0}', location="/"),
+        reply(404, b"no such page"),
+        reply(405),
+    ],
+    ids=lambda given: f"{given.status}-{given.body[:12]!r}",
+)
+def test_a10_what_is_not_our_reply_is_not_an_acknowledgement(given: Reply) -> None:
+    assert judge(given).kind == "foreign"
+
+
+@pytest.mark.fault
+def test_a10_a_redirect_is_not_followed(client: Client) -> None:
+    with IngestServer() as elsewhere:
+        with IngestServer(Scripted(status=307, headers={"Location": elsewhere.url + "/api/v1/ingest"})) as server:
+            assert judge(client(server.url).post(body())).kind == "foreign"
+        assert elsewhere.frames == []
+
+
+def test_the_servers_own_words_are_in_the_reason() -> None:
+    answer = judge(reply(422, b'{"error": {"code": "bad", "message": "column loss is too short"}}'))
+    assert (answer.kind, answer.reason) == ("refused", "status 422: column loss is too short")
+
+
+@pytest.mark.fault
+def test_a24_on_loopback_the_proxy_of_the_environment_is_not_asked(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("HTTP_PROXY", f"http://127.0.0.1:{free_port()}")
+    monkeypatch.setenv("all_proxy", f"http://127.0.0.1:{free_port()}")
+    with IngestServer() as server:
+        assert judge(client(server.url).post(body())).kind == "acked"
+
+
+@pytest.mark.fault
+def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    with IngestServer() as proxy:
+        monkeypatch.setenv("http_proxy", f"http://user:word@127.0.0.1:{proxy.port}")
+        monkeypatch.delenv("no_proxy", raising=False)
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        assert judge(client("http://monitor.invalid:8420").post(body())).kind == "acked"
+    assert proxy.headers[0]["host"] == "monitor.invalid:8420"
+    assert proxy.headers[0]["proxy-authorization"] == "Basic dXNlcjp3b3Jk"
+
+
+@pytest.mark.fault
+def test_a24_a_name_that_does_not_resolve_is_unreachable(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+
+    def fail(*_: object, **__: object) -> None:
+        raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", fail)
+    with pytest.raises(ServerUnreachable, match="not known"):
+        client("http://monitor.invalid:8420").post(body())
+
+
+@pytest.mark.fault
+def test_a24_a_server_with_an_ipv6_address_is_reached(client: Client) -> None:
+    if not socket.has_ipv6:
+        pytest.skip("no IPv6 here")
+    with socket.socket(socket.AF_INET6) as listener:
+        try:
+            listener.bind(("::1", 0))
+        except OSError:
+            pytest.skip("no IPv6 here")
+        listener.listen()
+
+        def serve() -> None:
+            connection, _ = listener.accept()
+            with connection:
+                connection.recv(65536)
+                text = b'{"stored": 0, "duplicate": 0}'
+                connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(text), text))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        assert judge(client(f"http://[::1]:{listener.getsockname()[1]}").post(body())).kind == "acked"
+        thread.join(5)
