@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 import numpy.typing as npt
-from starlette.websockets import WebSocket, WebSocketDisconnect, WebSocketState
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from perfagent.wire import Alert, Group, RunSummary, metric, plain, to_json
 
@@ -288,18 +288,13 @@ class Hub:
         self._pages.add(page)
         self.counters["pages"] = len(self._pages)
         writer = asyncio.create_task(self._write(page, socket), name="live page")
-        reader = asyncio.create_task(self._read(page, socket), name="live page reader")
         try:
-            await asyncio.wait({reader, writer}, return_when=asyncio.FIRST_COMPLETED)
+            await self._read(page, socket)
         finally:
             self._leave(page)
             self._pages.discard(page)
             self.counters["pages"] = len(self._pages)
-            for task in (reader, writer):
-                task.cancel()
-            await asyncio.gather(reader, writer, return_exceptions=True)
-        if socket.client_state is WebSocketState.CONNECTED and socket.application_state is WebSocketState.CONNECTED:
-            await socket.close(1001)
+            writer.cancel()
 
     async def _read(self, page: _Page, socket: WebSocket) -> None:
         while True:
@@ -341,7 +336,7 @@ class Hub:
             try:
                 await socket.send_text(message.decode())
             except (WebSocketDisconnect, RuntimeError, OSError):
-                return
+                return  # the reader is told of the same end
             self.counters["messages"] += 1
             self.counters["bytes"] += len(message)
 

@@ -87,6 +87,11 @@ def open_services(settings: Settings) -> Services:
     hub = Hub(runs.summaries)
     ingest = Ingest(database, store)
     outbox = Outbox(database, settings.webhook_allow)
+
+    def publish_runs(changed: list[str]) -> None:
+        for summary in runs.summaries(changed):
+            hub.publish_run(summary)
+
     return Services(
         settings=settings,
         database=database,
@@ -96,7 +101,8 @@ def open_services(settings: Settings) -> Services:
         log_rows=LogRows(database, runs, ingest),
         hub=hub,
         engine=Engine(
-            database, store, hub, link=lambda run: f"{settings.url}/run/{quote(run, safe='')}", on_deliveries=outbox.wake
+            database, store, hub, link=lambda run: f"{settings.url}/run/{quote(run, safe='')}", on_deliveries=outbox.wake,
+            on_states=publish_runs,
         ),
         outbox=outbox,
         compactor=Compactor(database),

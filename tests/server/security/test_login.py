@@ -1,0 +1,174 @@
+"""How a browser comes in, and how long keys, sessions and one-time addresses live."""
+
+from __future__ import annotations
+
+import re
+import stat
+from pathlib import Path
+
+import pytest
+from api_builders import ADMIN, ADMIN_TOKEN, api
+from fastapi.testclient import TestClient
+
+from perfagent.errors import ConfigError
+from perfagent_server.security.access import Failures
+from perfagent_server.security.keys import secret_file
+
+PAGE = {"Accept": "text/html"}
+
+
+def one_time_path(client: TestClient) -> str:
+    url = client.post("/api/v1/session/links", headers=ADMIN).json()["url"]
+    return str(url).removeprefix("http://127.0.0.1:8420")
+
+
+def test_a_one_time_address_makes_an_administrator_once(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        path = one_time_path(client)
+        answer = client.get(path)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/")
+        cookie = answer.headers["set-cookie"]
+        assert "HttpOnly" in cookie and "samesite=lax" in cookie.lower() and "Secure" not in cookie
+        assert client.get("/api/v1/session").json()["may"] == ["admin", "ingest", "read"]
+        assert client.get("/api/v1/keys").status_code == 200
+        client.cookies.clear()
+        assert client.get(path).status_code == 401, "it works once"
+        assert client.get("/api/v1/keys").status_code == 401
+
+
+def test_a_session_over_https_has_the_host_cookie(tmp_path: Path) -> None:
+    with api(tmp_path, base_url="https://127.0.0.1:8420") as client:
+        cookie = client.get(one_time_path(client)).headers["set-cookie"]
+        assert cookie.startswith("__Host-perfagent=") and "Secure" in cookie and "Path=/" in cookie
+        assert client.get("/api/v1/keys").status_code == 200
+
+
+def test_a_session_survives_a_restart_and_ends_with_the_logout(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        client.get(one_time_path(client))
+        cookies = dict(client.cookies)
+    with api(tmp_path) as client:
+        client.cookies.update(cookies)
+        assert client.get("/api/v1/keys").status_code == 200
+        assert client.delete("/api/v1/session").status_code == 204
+        client.cookies.update(cookies)
+        assert client.get("/api/v1/keys").status_code == 401
+
+
+def test_an_unknown_cookie_is_no_credential(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        client.cookies.set("perfagent_session", "of another server on this machine")
+        assert client.get("/api/v1/runs").status_code == 200
+        assert client.get("/api/v1/keys").status_code == 401
+
+
+def test_pages_are_behind_the_login_where_keys_are_required(tmp_path: Path) -> None:
+    with api(tmp_path, auth="required", dashboard=True) as client:
+        answer = client.get("/", headers=PAGE)
+        assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+        assert client.get("/run/r1", headers=PAGE).status_code == 303
+        for path in ("/_dash-layout", "/_dash-dependencies", "/assets/style.css"):
+            assert client.get(path).status_code == 401, path
+        assert client.post("/_dash-update-component", json={}).status_code == 401
+        assert "password" in client.get("/login", headers=PAGE).text
+        login = client.post("/login", data={"token": ADMIN_TOKEN})
+        assert (login.status_code, login.headers["location"]) == (303, "/")
+        assert client.get("/", headers=PAGE).status_code == 200
+        assert client.get("/api/v1/keys").status_code == 200
+
+
+def test_a_read_key_logs_in_to_read(tmp_path: Path) -> None:
+    with api(tmp_path, auth="required") as client:
+        keys = {scope: client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()["key"] for scope in ("read", "ingest")}
+        assert client.post("/login", data={"token": keys["ingest"]}).status_code == 403
+        assert client.post("/login", data={"token": keys["read"]}).status_code == 303
+        assert client.get("/api/v1/session").json()["may"] == ["read"]
+        assert client.get("/api/v1/runs").status_code == 200
+        assert client.get("/api/v1/keys").status_code == 403
+        assert client.post("/api/v1/log", json={"run": "x", "metrics": {}}).status_code == 403
+
+
+def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        statuses = [client.get("/api/v1/runs", headers={"Authorization": f"Bearer wrong-{n}"}).status_code for n in range(13)]
+        assert statuses == [401] * 10 + [429] * 3
+        answer = client.get("/api/v1/runs", headers={"Authorization": "Bearer wrong"})
+        assert 0 < int(answer.headers["Retry-After"]) <= 60
+        assert client.post("/login", data={"token": "wrong"}).status_code == 429
+        assert client.get("/api/v1/runs", headers=ADMIN).status_code == 200, "a right key is not locked out by a neighbor"
+
+
+def test_failures_are_counted_by_address_and_minute() -> None:
+    now = [0.0]
+    failures = Failures(2, clock=lambda: now[0], addresses=3)
+    assert [failures.count("a") for _ in range(3)] == [0.0, 0.0, 60.0]
+    assert failures.count("b") == 0.0
+    now[0] = 59.0
+    assert failures.count("a") == 1.0
+    now[0] = 60.0
+    assert failures.count("a") == 0.0
+    for number in range(100):
+        failures.count(str(number))
+    assert len(failures._windows) == 3
+
+
+def test_a_key_is_shown_once_and_kept_as_a_digest(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        made = client.post("/api/v1/keys", json={"scope": "ingest", "name": "cluster"}, headers=ADMIN)
+        assert made.status_code == 201
+        key = made.json()["key"]
+        assert re.fullmatch(r"pfa_ingest_[0-9A-Za-z]{8}_[0-9A-Za-z]{43}", key)
+        assert key.split("_")[2] == made.json()["id"]
+        listed = client.get("/api/v1/keys", headers=ADMIN)
+        assert key.split("_")[3] not in listed.text
+        assert listed.json()["keys"][0]["name"] == "cluster"
+    for file in (tmp_path / "server-data").iterdir():
+        assert key.split("_")[3].encode() not in file.read_bytes(), file
+
+
+def test_a_key_with_another_scope_in_its_name_is_refused(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        key = client.post("/api/v1/keys", json={"scope": "read"}, headers=ADMIN).json()["key"]
+        assert client.get("/api/v1/keys", headers={"X-API-Key": key.replace("pfa_read", "pfa_admin")}).status_code == 401
+        assert client.get("/api/v1/runs", headers={"X-API-Key": key}).status_code == 200
+        used = client.get("/api/v1/keys", headers=ADMIN).json()["keys"][0]["used"]
+        assert used is not None
+
+
+def test_a_key_lives_through_a_restart_and_a_revoked_one_does_not(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        kept = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()
+        gone = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()
+        assert client.delete(f"/api/v1/keys/{gone['id']}", headers=ADMIN).status_code == 204
+        assert client.delete("/api/v1/keys/nothing", headers=ADMIN).status_code == 404
+    with api(tmp_path) as client:
+        assert client.get("/api/v1/keys", headers={"Authorization": f"Bearer {kept['key']}"}).status_code == 200
+        assert client.get("/api/v1/keys", headers={"Authorization": f"Bearer {gone['key']}"}).status_code == 401
+
+
+def test_keys_and_logins_are_in_the_audit_log(tmp_path: Path) -> None:
+    from sqlalchemy import text
+
+    with api(tmp_path) as client:
+        made = client.post("/api/v1/keys", json={"scope": "read", "name": "x"}, headers=ADMIN).json()
+        client.delete(f"/api/v1/keys/{made['id']}", headers=ADMIN)
+        client.get(one_time_path(client))
+        with client.app.state.services.database.read() as connection:  # type: ignore[attr-defined]
+            rows = connection.execute(text("SELECT who, action FROM audit ORDER BY id")).all()
+        assert [tuple(row) for row in rows] == [
+            ("admin token", "key.create"), ("admin token", "key.revoke"), ("admin token", "session.link"), ("one-time address", "session.open"),
+        ]  # fmt: skip
+
+
+def test_secrets_are_their_owners_only(tmp_path: Path) -> None:
+    path = tmp_path / "token"
+    first = secret_file(path)
+    assert secret_file(path) == first
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    path.chmod(0o644)
+    with pytest.raises(ConfigError, match="chmod 600"):
+        secret_file(path)
+    path.chmod(0o600)
+    path.write_text("")
+    with pytest.raises(ConfigError, match="delete it"):
+        secret_file(path)
