@@ -30,7 +30,9 @@ def settings_for(folder: Path, **changes: Any) -> Settings:
 
 
 @contextlib.contextmanager
-def api(folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False, **changes: Any) -> Iterator[TestClient]:
+def api(
+    folder: Path, *, base_url: str = "http://127.0.0.1:8420", dashboard: bool = False, **changes: Any
+) -> Iterator[TestClient]:
     """The app in this process, started, with a database of its own. Services: `client.app.state.services`."""
     app = create_app(settings_for(folder, **changes), dashboard=dashboard)
     with TestClient(app, base_url=base_url, follow_redirects=False) as client:
@@ -79,8 +81,8 @@ def listening(folder: Path, **changes: Any) -> Iterator[Listening]:
 
 
 def frame(
-    values: Mapping[str, Sequence[float]], *, run: str = "r1", seq: int = 1, rank: int = 0, first_step: int = 1, events: Sequence[Event] = (),
-    project: str = "p", source: str | None = None, attempt: int = 1, name: str | None = None,
+    values: Mapping[str, Sequence[float]], *, run: str = "r1", seq: int = 1, rank: int = 0, first_step: int = 1,
+    events: Sequence[Event] = (), project: str = "p", source: str | None = None, attempt: int = 1, name: str | None = None,
 ) -> Frame:  # fmt: skip
     """One frame whose columns begin at first_step, a second apart."""
     rows = max((len(column) for column in values.values()), default=0)

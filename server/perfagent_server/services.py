@@ -101,7 +101,11 @@ def open_services(settings: Settings) -> Services:
         log_rows=LogRows(database, runs, ingest),
         hub=hub,
         engine=Engine(
-            database, store, hub, link=lambda run: f"{settings.url}/run/{quote(run, safe='')}", on_deliveries=outbox.wake,
+            database,
+            store,
+            hub,
+            link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
+            on_deliveries=outbox.wake,
             on_states=publish_runs,
         ),
         outbox=outbox,

@@ -80,6 +80,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         services.database.close()
         raise
     address = settings.data / ADDRESS_FILE
+    address.touch(mode=0o600)
     address.write_text(settings.url + "\n")
     _announce(settings, services)
     helper = _take_in(settings)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +11,21 @@ from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
 
 HUGE = "9" * 5000
-TEXTS = ["", "%00", "%ff", "%ed%a0%80", "NaN", "-1", HUGE[:300], "1e999", "../../etc/passwd", "%2e%2e%2f", "<script>", "'; DROP TABLE run;--", "\u202e"]
+TEXTS = [
+    "",
+    "%00",
+    "%ff",
+    "%ed%a0%80",
+    "NaN",
+    "-1",
+    HUGE[:300],
+    "1e999",
+    "../../etc/passwd",
+    "%2e%2e%2f",
+    "<script>",
+    "'; DROP TABLE run;--",
+    "\u202e",
+]
 
 BODIES: list[bytes] = [
     b"",
@@ -105,7 +118,16 @@ def test_steps_at_the_edges_of_integers(client: TestClient, step: int) -> None:
 
 
 @pytest.mark.parametrize("body", BODIES, ids=range(len(BODIES)))
-@pytest.mark.parametrize(("method", "path"), [("PATCH", "/api/v1/runs/r1"), ("POST", "/api/v1/keys"), ("POST", "/api/v1/log"), ("POST", "/login"), ("POST", "/api/v1/session/links")])
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("PATCH", "/api/v1/runs/r1"),
+        ("POST", "/api/v1/keys"),
+        ("POST", "/api/v1/log"),
+        ("POST", "/login"),
+        ("POST", "/api/v1/session/links"),
+    ],
+)
 def test_odd_bodies_are_answered_below_500(client: TestClient, method: str, path: str, body: bytes) -> None:
     client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
     answer = client.request(method, path, content=body, headers={**ADMIN, "Content-Type": "application/json"})
@@ -117,7 +139,15 @@ def test_odd_bodies_are_answered_below_500(client: TestClient, method: str, path
 
 @pytest.mark.parametrize("path", ["/api/v1/runs/r1", "/api/v1/keys", "/api/v1/log", "/api/v1/ingest"])
 def test_odd_media_types_are_answered_below_500(client: TestClient, path: str) -> None:
-    for media in ("", "text/plain", "application/json; charset=utf-7", "multipart/form-data", "multipart/form-data; boundary=x", "\xff", "application/x-www-form-urlencoded"):
+    for media in (
+        "",
+        "text/plain",
+        "application/json; charset=utf-7",
+        "multipart/form-data",
+        "multipart/form-data; boundary=x",
+        "\xff",
+        "application/x-www-form-urlencoded",
+    ):
         for method in ("PATCH", "POST", "PUT", "DELETE"):
             fine(client.request(method, path, content=b"x=1", headers={**ADMIN, "Content-Type": media.encode("latin-1")}))
 
@@ -133,7 +163,17 @@ def test_unknown_api_paths_are_json_404_and_wrong_methods_405(client: TestClient
 
 
 def test_odd_authorization_headers_are_answered_below_500(client: TestClient) -> None:
-    for value in ("", "Bearer", "Bearer ", "Basic x", "Bearer pfa_", "Bearer pfa_read_a_b", "Bearer " + "x" * 5000, "Bearer \xff", "\xff"):
+    for value in (
+        "",
+        "Bearer",
+        "Bearer ",
+        "Basic x",
+        "Bearer pfa_",
+        "Bearer pfa_read_a_b",
+        "Bearer " + "x" * 5000,
+        "Bearer \xff",
+        "\xff",
+    ):
         client.app.state.access.failures.__init__()  # type: ignore[attr-defined]
         answer = client.get("/api/v1/runs", headers={"Authorization": value.encode("latin-1")})
         assert answer.status_code == 401, value

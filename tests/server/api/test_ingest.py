@@ -93,5 +93,9 @@ def test_a_key_of_one_project_sends_to_no_other(tmp_path: Path) -> None:
         mine = client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]}, project="mine")), headers=headers)
         other = client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]}, project="other", run="r2")), headers=headers)
         assert (mine.status_code, other.status_code) == (200, 403)
-        row = client.post("/api/v1/log", json={"project": "other", "run": "x", "metrics": {"a": 1}}, headers=headers | {"Content-Type": "application/json"})
+        row = client.post(
+            "/api/v1/log",
+            json={"project": "other", "run": "x", "metrics": {"a": 1}},
+            headers=headers | {"Content-Type": "application/json"},
+        )
         assert row.status_code == 403

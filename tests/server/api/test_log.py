@@ -42,7 +42,11 @@ def test_a_list_of_rows_is_one_call(tmp_path: Path) -> None:
 
 
 def test_numbers_that_are_none_arrive_as_they_are(tmp_path: Path) -> None:
-    body = '{"run": "a", "metrics": {"n": NaN, "big": 1e999, "text": "NaN", "up": "Infinity", "down": "-Infinity", "huge": 1' + "0" * 400 + "}}"
+    body = (
+        '{"run": "a", "metrics": {"n": NaN, "big": 1e999, "text": "NaN", "up": "Infinity", "down": "-Infinity", "huge": 1'
+        + "0" * 400
+        + "}}"
+    )
     with api(tmp_path) as client:
         answer = client.post("/api/v1/log", content=body, headers=JSON)
         assert answer.status_code == 200, answer.text

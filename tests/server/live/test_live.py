@@ -118,7 +118,19 @@ def test_an_alert_arrives(tmp_path: Path) -> None:
         assert (alert["run"], alert["rule"], alert["since_step"]) == ("r1", "nonfinite_loss", 2)
 
 
-@pytest.mark.parametrize("text", ["", "no json", "[]", "{}", '{"subscribe": 1}', '{"subscribe": {"runs": [1]}}', "[" * 50_000, '{"subscribe": {"runs": "r1"}}'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "no json",
+        "[]",
+        "{}",
+        '{"subscribe": 1}',
+        '{"subscribe": {"runs": [1]}}',
+        "[" * 50_000,
+        '{"subscribe": {"runs": "r1"}}',
+    ],
+)
 def test_a_message_that_is_no_subscription_is_answered_and_the_page_lives_on(tmp_path: Path, text: str) -> None:
     with listening(tmp_path) as server, open_page(server) as page:
         page.send(text)
@@ -188,7 +200,9 @@ def test_publishing_never_raises(tmp_path: Path) -> None:
         odd.values["x"] = b"123"  # no whole number of items
         hub.publish([Stored(id=1, run="r1", attempt=1, rank=0, source="s", seq=1, received=1.0, groups=[odd], events=[])])
         assert receive(page, "lagged") is True
-        odd_alert = Alert(id="a", state="firing", run="r1", rule="x", severity="info", message="", since="", evidence={"x": object()})
+        odd_alert = Alert(
+            id="a", state="firing", run="r1", rule="x", severity="info", message="", since="", evidence={"x": object()}
+        )
         hub.publish_alert(odd_alert)
         post(server, frame({"loss": [1.0]}))
         assert receive(page, "samples")

@@ -30,13 +30,18 @@ def test_the_name_in_a_host_header(host: str, name: str) -> None:
     assert host_name(host) == name
 
 
-@pytest.mark.parametrize("host", ["localhost", "localhost:1", "127.0.0.1:8420", "[::1]:8420", "LOCALHOST", "mine.example:443", "a.lan.example"])
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:1", "127.0.0.1:8420", "[::1]:8420", "LOCALHOST", "mine.example:443", "a.lan.example"]
+)
 def test_own_hosts_are_served(tmp_path: Path, host: str) -> None:
     with api(tmp_path, allowed_hosts=(".lan.example",), public_url="https://mine.example") as client:
         assert client.get("/healthz", headers={"Host": host}).status_code == 200
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "", "[", "lan.example"])
+@pytest.mark.parametrize(
+    "host",
+    ["evil.example", "evil.example:8420", "127.0.0.1.evil.example", "localhost.evil.example", "10.0.0.1", "", "[", "lan.example"],
+)
 def test_foreign_hosts_are_refused_with_the_cause(tmp_path: Path, host: str) -> None:
     with api(tmp_path, allowed_hosts=(".lan.example",)) as client:
         answer = client.get("/api/v1/runs", headers={"Host": host})
@@ -66,7 +71,12 @@ def test_a_public_address_is_served_by_its_number_but_not_by_any_name(tmp_path: 
 )
 def test_a_change_from_another_sites_page_is_refused(tmp_path: Path, headers: dict[str, str]) -> None:
     with api(tmp_path) as client:
-        for method, path in (("POST", "/api/v1/log"), ("POST", "/api/v1/ingest"), ("DELETE", "/api/v1/runs/r1"), ("PATCH", "/api/v1/runs/r1")):
+        for method, path in (
+            ("POST", "/api/v1/log"),
+            ("POST", "/api/v1/ingest"),
+            ("DELETE", "/api/v1/runs/r1"),
+            ("PATCH", "/api/v1/runs/r1"),
+        ):
             answer = client.request(method, path, headers={**ADMIN, **headers})
             assert answer.status_code == 403, (method, path)
             assert answer.json()["error"]["code"] == "cross_origin"
@@ -75,7 +85,12 @@ def test_a_change_from_another_sites_page_is_refused(tmp_path: Path, headers: di
 
 @pytest.mark.parametrize(
     "headers",
-    [{}, {"Origin": "http://127.0.0.1:8420"}, {"Origin": "http://127.0.0.1:8420", "Sec-Fetch-Site": "same-origin"}, {"Sec-Fetch-Site": "none"}],
+    [
+        {},
+        {"Origin": "http://127.0.0.1:8420"},
+        {"Origin": "http://127.0.0.1:8420", "Sec-Fetch-Site": "same-origin"},
+        {"Sec-Fetch-Site": "none"},
+    ],
 )
 def test_our_own_page_and_programs_may_change(tmp_path: Path, headers: dict[str, str]) -> None:
     with api(tmp_path) as client:
@@ -171,7 +186,7 @@ def test_an_idle_connection_between_requests_is_kept(tmp_path: Path) -> None:
         b"\x00\x01\x02\r\n\r\n",
         b"GET / HTTP/9.9\r\n\r\n",
         b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nContent-Length: -5\r\nConnection: close\r\n\r\n",
-        b"POST /api/v1/log HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\nConnection: close\r\n\r\nabcdef",
+        b"POST /api/v1/log HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\nabcdef",
         b"POST /api/v1/log HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999999999999\r\nConnection: close\r\n\r\n",
         b"POST /api/v1/log HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\nZZ\r\n",
         b"GET /%ff%fe HTTP/1.1\r\nHost: \xff\xff\r\nConnection: close\r\n\r\n",
@@ -197,4 +212,9 @@ def test_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
         assert client.post("/api/v1/ingest", content=bomb, headers=headers).status_code == 413
         grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
         assert grown * 1024 < 2 * 32 * 2**20
-        assert client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]}, seq=2)), headers={"Content-Type": "application/x-msgpack"}).status_code == 200
+        assert (
+            client.post(
+                "/api/v1/ingest", content=encode(frame({"loss": [1.0]}, seq=2)), headers={"Content-Type": "application/x-msgpack"}
+            ).status_code
+            == 200
+        )

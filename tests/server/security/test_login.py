@@ -79,7 +79,9 @@ def test_pages_are_behind_the_login_where_keys_are_required(tmp_path: Path) -> N
 
 def test_a_read_key_logs_in_to_read(tmp_path: Path) -> None:
     with api(tmp_path, auth="required") as client:
-        keys = {scope: client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()["key"] for scope in ("read", "ingest")}
+        keys = {
+            scope: client.post("/api/v1/keys", json={"scope": scope}, headers=ADMIN).json()["key"] for scope in ("read", "ingest")
+        }
         assert client.post("/login", data={"token": keys["ingest"]}).status_code == 403
         assert client.post("/login", data={"token": keys["read"]}).status_code == 303
         assert client.get("/api/v1/session").json()["may"] == ["read"]
@@ -156,8 +158,11 @@ def test_keys_and_logins_are_in_the_audit_log(tmp_path: Path) -> None:
         with client.app.state.services.database.read() as connection:  # type: ignore[attr-defined]
             rows = connection.execute(text("SELECT who, action FROM audit ORDER BY id")).all()
         assert [tuple(row) for row in rows] == [
-            ("admin token", "key.create"), ("admin token", "key.revoke"), ("admin token", "session.link"), ("one-time address", "session.open"),
-        ]  # fmt: skip
+            ("admin token", "key.create"),
+            ("admin token", "key.revoke"),
+            ("admin token", "session.link"),
+            ("one-time address", "session.open"),
+        ]
 
 
 def test_secrets_are_their_owners_only(tmp_path: Path) -> None:

@@ -22,7 +22,12 @@ def test_every_field_is_read_from_its_variable() -> None:
         "PERFAGENT_ADMIN_TOKEN": "x" * 32,
     }
     settings = Settings.from_env(environ)
-    assert (settings.data, settings.port, settings.auth, settings.insecure_no_auth) == (Path("/somewhere"), 9000, "required", True)
+    assert (settings.data, settings.port, settings.auth, settings.insecure_no_auth) == (
+        Path("/somewhere"),
+        9000,
+        "required",
+        True,
+    )
     assert settings.allowed_hosts == ("a.example", "b.example")
     assert settings.webhook_allow == ("10.0.0.0/8", "hook.lan:9000")
     assert settings.read_timeout_s == 2.5

@@ -1,0 +1,96 @@
+"""perfagent runs, show, export and delete against a real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import pytest
+from api_builders import ADMIN_TOKEN, Listening, frame, listening
+from builders import free_port, job_environment
+
+from perfagent.wire import encode
+
+VALUES = [1 / 3, 0.1, 1e-300]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
+    with listening(tmp_path_factory.mktemp("server")) as running:
+        body = encode(frame({"loss": VALUES}, name="my run", project="demo"))
+        headers = {"Content-Type": "application/x-msgpack"}
+        httpx.post(f"{running.url}/api/v1/ingest", content=body, headers=headers, trust_env=False).raise_for_status()
+        yield running
+
+
+def perfagent(server: Listening, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = job_environment(folder, PERFAGENT_SERVER=server.url, **env)
+    return subprocess.run(
+        [sys.executable, "-m", "perfagent", *arguments], capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+def test_runs_are_listed(server: Listening, tmp_path: Path) -> None:
+    table = perfagent(server, tmp_path, "runs")
+    assert table.returncode == 0, table.stderr
+    assert "my run" in table.stdout and "demo" in table.stdout
+    found = json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "demo").stdout)
+    assert [run["name"] for run in found["runs"]] == ["my run"]
+    assert json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "other").stdout) == {"runs": []}
+    assert perfagent(server, tmp_path, "runs", "--state", "sleeping").returncode == 1
+
+
+@pytest.mark.parametrize("run", ["r1", "my run"])
+def test_show_takes_an_id_or_a_name(server: Listening, tmp_path: Path, run: str) -> None:
+    shown = perfagent(server, tmp_path, "show", run, "--json")
+    assert shown.returncode == 0, shown.stderr
+    told = json.loads(shown.stdout)
+    assert {"run", "project", "name", "state", "step", "verdict", "findings", "latest"} <= told.keys()
+    assert (told["run"], told["step"], told["latest"]) == ("r1", 3, {"loss": VALUES[-1]})
+    assert {"rule", "severity", "message", "since_step", "since", "ranks", "evidence", "fix"} <= told["verdict"].keys()
+    text = perfagent(server, tmp_path, "show", run)
+    assert "my run" in text.stdout and "loss" in text.stdout
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv"])
+def test_export_writes_to_standard_output_or_a_file(server: Listening, tmp_path: Path, kind: str) -> None:
+    printed = perfagent(server, tmp_path, "export", "my run", "--format", kind)
+    assert printed.returncode == 0, printed.stderr
+    for value in VALUES:
+        assert repr(value) in printed.stdout
+    target = tmp_path / "out"
+    written = perfagent(server, tmp_path, "export", "my run", "--format", kind, "-o", str(target))
+    assert (written.returncode, written.stdout) == (0, "")
+    assert target.read_text() == printed.stdout
+    assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
+
+
+def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_path: Path) -> None:
+    for arguments in (
+        ("show", "nothing"),
+        ("export", "nothing"),
+        ("delete", "nothing"),
+        ("export", "r1", "-o", "/no/such/folder/file"),
+        ("export", "r1", "--format", "parquet"),
+    ):
+        ended = perfagent(server, tmp_path, *arguments)
+        assert ended.returncode == 1, arguments
+        assert len(ended.stderr.strip().splitlines()) == 1, ended.stderr
+    assert perfagent(server, tmp_path, "show").returncode == 2
+    assert perfagent(server, tmp_path, "export", "r1", "--format", "xml").returncode == 2
+    assert perfagent(server, tmp_path, "runs", "--limit", "0").returncode == 2
+    nobody = perfagent(server, tmp_path, "runs", "--server", f"http://127.0.0.1:{free_port()}")
+    assert nobody.returncode == 1 and "perfagent up" in nobody.stderr
+
+
+def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> None:
+    httpx.post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}, trust_env=False).raise_for_status()
+    refused = perfagent(server, tmp_path, "delete", "short")
+    assert refused.returncode == 1 and "administrator" in refused.stderr
+    deleted = perfagent(server, tmp_path, "delete", "short", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
+    assert deleted.returncode == 0, deleted.stderr
+    assert perfagent(server, tmp_path, "show", "short").returncode == 1

@@ -1,0 +1,189 @@
+"""perfagent up, db and keys, as real processes."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import socket
+import sqlite3
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from builders import ServerProcess, free_port, job_environment, server_process, until
+
+
+def perfagent(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "perfagent", *arguments],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env=job_environment(folder, **env),
+    )
+
+
+def one_line(text: str) -> bool:
+    return len(text.strip().splitlines()) == 1 and "Traceback" not in text
+
+
+def test_up_says_where_it_is_and_lets_the_administrator_in(tmp_path: Path) -> None:
+    with server_process(tmp_path / "s") as server:
+        said = server.log
+        assert f"http://127.0.0.1:{server.port}" in said
+        assert "server-data" in said
+        link = re.search(r"http://\S+/login\?token=\S+", said)
+        assert link is not None
+        with httpx.Client(trust_env=False, base_url=server.url) as browser:
+            answer = browser.get(link[0])
+            assert (answer.status_code, answer.headers["location"]) == (303, "/")
+            assert browser.get("/api/v1/keys").status_code == 200
+            page = browser.get("/")
+            assert page.status_code == 200 and "perfagent" in page.text
+            assert browser.get("/run/anything").headers["content-type"].startswith("text/html")
+            assert browser.get("/api/nothing").json()["error"]["code"] == "not_found"
+        data = server.folder / "server-data"
+        assert stat.S_IMODE(data.stat().st_mode) == 0o700
+        for file in data.iterdir():
+            assert stat.S_IMODE(file.stat().st_mode) & 0o077 == 0, file
+        assert "token=" not in server.log.replace(link[0], ""), "no token may get into a log"
+
+
+def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(tmp_path: Path) -> None:
+    with server_process(tmp_path / "s") as server:
+        port = perfagent(tmp_path, "up", "--port", str(server.port), "--data", str(tmp_path / "other"))
+        assert port.returncode == 1
+        assert one_line(port.stderr), port.stderr
+        assert f"port {server.port}" in port.stderr and "--port" in port.stderr
+        folder = perfagent(tmp_path, "up", "--port", "0", "--data", str(server.folder / "server-data"))
+        assert folder.returncode == 1
+        assert one_line(folder.stderr), folder.stderr
+        assert server.url in folder.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("--host", "0.0.0.0"), "perfagent keys create"),
+        (("--host", "no.such.host.example."), "not an address"),
+        (("--folder", "/does/not/exist"), "not a folder"),
+        (("--metrics", "clickhouse://x"), "not available"),
+        (("--data", "/proc/nothing"), "--data"),
+        (("--database", "sqlite://"), "sqlite:////"),
+    ],
+)
+def test_up_refuses_what_cannot_work_with_the_cure(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    ended = perfagent(tmp_path, "up", "--port", "0", *arguments)
+    assert ended.returncode == 1, ended.stderr
+    assert one_line(ended.stderr), ended.stderr
+    assert says in ended.stderr
+
+
+def test_a_public_server_starts_with_a_key_and_lets_only_keys_in(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    made = perfagent(tmp_path, "keys", "create", "read", "--data", str(folder / "server-data"))
+    assert made.returncode == 0, made.stderr
+    key = made.stdout.strip()
+    assert key.startswith("pfa_read_")
+    with server_process(folder, "--host", "0.0.0.0") as server:
+        assert httpx.get(f"{server.url}/api/v1/runs", trust_env=False).status_code == 401
+        headers = {"Authorization": f"Bearer {key}"}
+        assert httpx.get(f"{server.url}/api/v1/runs", headers=headers, trust_env=False).status_code == 200
+        evil = httpx.get(f"{server.url}/api/v1/runs", headers={**headers, "Host": "evil.example"}, trust_env=False)
+        assert evil.status_code == 403
+
+
+def test_keys_are_managed_from_the_command_line(tmp_path: Path) -> None:
+    with server_process(tmp_path / "s") as server:
+        data = str(server.folder / "server-data")
+        made = perfagent(
+            tmp_path, "keys", "create", "ingest", "--name", "cluster", "--expires-days", "1", "--json", "--data", data
+        )
+        key = json.loads(made.stdout)
+        assert key["expires"] is not None
+        listed = perfagent(tmp_path, "keys", "list", "--data", data)
+        assert key["id"] in listed.stdout and "cluster" in listed.stdout and key["key"] not in listed.stdout
+        revoked = perfagent(tmp_path, "keys", "revoke", key["id"], "--data", data)
+        assert revoked.returncode == 0, revoked.stderr
+        assert json.loads(perfagent(tmp_path, "keys", "list", "--json", "--data", data).stdout)["keys"][0]["revoked"]
+        assert perfagent(tmp_path, "keys", "revoke", "nothing", "--data", data).returncode == 1
+        assert perfagent(tmp_path, "keys", "login", "--data", data).stdout.startswith(f"{server.url}/login?token=")
+        nobody = perfagent(tmp_path, "keys", "list", "--server", server.url, "--data", str(tmp_path / "elsewhere"))
+        assert nobody.returncode == 1 and one_line(nobody.stderr)
+    assert perfagent(tmp_path, "keys", "list", "--server", f"http://127.0.0.1:{free_port()}").returncode == 1
+    assert perfagent(tmp_path, "keys", "create", "root").returncode == 2
+
+
+def log_row(server: ServerProcess, run: str, value: float) -> None:
+    body = {"run": run, "metrics": {"loss": value}}
+    httpx.post(f"{server.url}/api/v1/log", json=body, trust_env=False, timeout=30).raise_for_status()
+
+
+def test_a_backup_taken_while_writing_is_restored(tmp_path: Path) -> None:
+    copy = tmp_path / "copy.db"
+    with server_process(tmp_path / "s") as server:
+        data = str(server.folder / "server-data")
+        for number in range(20):
+            log_row(server, "before", float(number))
+        saved = perfagent(tmp_path, "db", "backup", str(copy), "--data", data)
+        assert saved.returncode == 0, saved.stderr
+        assert stat.S_IMODE(copy.stat().st_mode) == 0o600
+        again = perfagent(tmp_path, "db", "backup", str(copy), "--data", data)
+        assert again.returncode == 1 and one_line(again.stderr)
+        log_row(server, "after", 1.0)
+        running = perfagent(tmp_path, "db", "restore", str(copy), "--data", data)
+        assert running.returncode == 1 and "stop it" in running.stderr
+        server.stop()
+        nonsense = tmp_path / "nonsense"
+        nonsense.write_bytes(b"no database" * 1000)
+        assert perfagent(tmp_path, "db", "restore", str(nonsense), "--data", data).returncode == 1
+        restored = perfagent(tmp_path, "db", "restore", str(copy), "--data", data)
+        assert restored.returncode == 0, restored.stderr
+        server.start()
+        runs = server.get("/runs")["runs"]
+        assert [(run["name"], run["step"]) for run in runs] == [("before", 20)]
+        kept = [path for path in Path(data).iterdir() if ".before-" in path.name]
+        with sqlite3.connect(kept[0]) as connection:
+            assert connection.execute("SELECT count(*) FROM run").fetchone() == (2,)
+        connection.close()
+
+
+def test_upgrade_makes_the_tables(tmp_path: Path) -> None:
+    done = perfagent(tmp_path, "db", "upgrade", "--data", str(tmp_path / "d"))
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "d" / "perfagent.db").exists()
+
+
+@pytest.mark.fault
+def test_s08_a_stop_during_ingest_is_quick_and_keeps_what_was_acknowledged(tmp_path: Path) -> None:
+    with server_process(tmp_path / "s") as server:
+        acknowledged = 0
+        assert server.process is not None
+        with httpx.Client(trust_env=False, timeout=30) as client:
+            idle = socket.create_connection(("127.0.0.1", server.port))
+            began: float | None = None
+            while True:
+                try:
+                    client.post(f"{server.url}/api/v1/log", json={"run": "a", "metrics": {"x": 1.0}}).raise_for_status()
+                except httpx.HTTPError:
+                    break
+                acknowledged += 1
+                if acknowledged == 50:
+                    os.kill(server.process.pid, signal.SIGTERM)
+                    began = time.monotonic()
+            idle.close()
+        assert began is not None
+        server.process.wait(timeout=20)
+        assert time.monotonic() - began < 10
+        server.start()
+        (run,) = server.get("/runs")["runs"]
+        found: Any = until(lambda: server.get(f"/runs/{run['run']}/series", name="x", points=20_000))
+        assert sum(found["count"]) >= acknowledged
+        assert sum(found["count"]) <= acknowledged + 1, "the one in flight may be stored, nothing else"
