@@ -24,5 +24,5 @@ class WireError(PerfagentError, ValueError):
     """Bytes or values on the wire are not what the schema says."""
 
 
-class ServerUnreachable(PerfagentError):
+class ServerUnreachable(PerfagentError):  # noqa: N818 - the name of the interface document
     """The server refused the connection, timed out, or gave an answer that is not ours."""

@@ -19,7 +19,10 @@ import msgspec
 
 from perfagent.errors import WireError
 
-__all__ = ["EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "WIRE_VERSION", "Event", "Frame", "Group", "decode", "encode"]
+__all__ = [
+    "EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "WIRE_VERSION", "Event", "Frame", "Group", "decode",
+    "encode",
+]
 
 WIRE_VERSION = 1
 MAX_SENT_BYTES = 8 * 2**20
@@ -168,7 +171,8 @@ def _version_of(data: bytes | bytearray | memoryview) -> object:
 
 
 def _unknown_version(version: object) -> str:
-    return f"wire version {version!r} is not known here; this side speaks version {WIRE_VERSION}: upgrade the older of agent and server"
+    ours = f"this side speaks version {WIRE_VERSION}"
+    return f"wire version {version!r} is not known here; {ours}: upgrade the older of agent and server"
 
 
 def _pack(code: str, values: Any) -> bytes:
