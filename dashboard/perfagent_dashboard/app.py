@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from dash.development.base_component import Component
     from fastapi import FastAPI
 
-__all__ = ["Source", "mount", "mount_on"]
+__all__ = ["Source", "mount", "mount_on", "page_of"]
 
 ASSETS = Path(__file__).with_name("assets")
 HEAD_SCRIPT = "theme.js"  # runs before the first paint, so it is named in the head and not among Dash's scripts
@@ -79,8 +79,9 @@ def mount(api: FastAPI, client: Source, *, title: str = "perfagent") -> Dash:
     # the start would come without scripts and styles. Its own catch-all belongs to whichever Dash of the process came last,
     # so the pages that exist have routes of their own.
     app._setup_server()  # type: ignore[no-untyped-call]
-    for path in ("/run/{rest:path}", "/alerts"):
-        api.add_api_route(path, _page(app), methods=["GET"], include_in_schema=False, response_class=HTMLResponse)
+    api.add_api_route(
+        "/run/{rest:path}", _page(app), methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
+    )
     api.state.dashboard_csp = content_security_policy(app)
     return app
 
@@ -129,13 +130,18 @@ def register(app: Dash) -> None:
 
     @app.callback(Output(ids.PAGE, "children"), Input(ids.LOCATION, "pathname"))
     def show(pathname: str | None) -> Component:
-        path = unquote(pathname or "/")
-        if path == "/":
-            return fleet.layout()
-        head, _, name = path.lstrip("/").partition("/")
-        if head == "run" and name.strip("/"):
-            return run.layout(name.strip("/"))
-        return missing(path)
+        return page_of(pathname or "/")
+
+
+def page_of(pathname: str) -> Component:
+    """The page that stands at an address."""
+    path = unquote(pathname)
+    if path == "/":
+        return fleet.layout()
+    head, _, name = path.lstrip("/").partition("/")
+    if head == "run" and name.strip("/"):
+        return run.layout(name.strip("/"))
+    return missing(path)
 
 
 def missing(path: str) -> Component:

@@ -18,6 +18,9 @@
     return node;
   };
 
+  /** Text with `names in backticks` as code. */
+  pa.prose = (text) => text.split(/`([^`]+)`/).map((part, i) => (i % 2 ? pa.el("code", null, part) : part));
+
   /** Replaces what is in a node; what is absent is left out, as in pa.el. */
   pa.put = (node, ...children) => node.replaceChildren(...children.flat().filter((child) => child != null && child !== false));
 

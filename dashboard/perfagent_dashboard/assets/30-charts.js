@@ -479,6 +479,10 @@
       pa.setText(this.unit, `${scale.unit}, ${words.where_unit}`);
       pa.setText(this.total, pa.si(binned.mean / scale.by));
       const sum = Object.values(binned.totals).reduce((a, b) => a + b, 0);
+      this.shares = Object.entries(binned.totals).map(([phase, seconds]) => ({
+        title: pa.metric(`phase/${phase}_s`).title, share: seconds / sum, color: data[PHASES.indexOf(phase)].fillcolor,
+      }));
+      if (!this.board.range) this.board.onShares?.(this.shares);
       pa.put(this.legend,
         ...Object.entries(binned.totals).map(([phase, seconds]) => {
           const swatch = pa.el("i", { "aria-hidden": "true" });
@@ -578,9 +582,9 @@
   // --- all of them ---------------------------------------------------------------------------------------------------------------
 
   pa.Board = class {
-    /** run: id; host: the grid; onChange(chart): its data changed; onRange(): the range changed. */
-    constructor({ run, host, onChange, onRange }) {
-      Object.assign(this, { run, host, onChange, onRange });
+    /** run: id; host: the grid; onChange(chart): its data changed; onRange(): the range changed; onShares(list): phases of a step. */
+    constructor({ run, host, onChange, onRange, onShares }) {
+      Object.assign(this, { run, host, onChange, onRange, onShares });
       this.charts = new Map();
       this.hiddenNames = [];
       this.extra = [];

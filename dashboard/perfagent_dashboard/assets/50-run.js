@@ -157,7 +157,7 @@
       this.run = root.dataset.run;
       this.values = new Map();
       this.alerts = [];
-      this.admin = false;
+      this.mayAct = false;
       this.part = (name) => root.querySelector(`#run-${name}`);
       document.title = `${this.run} · ${pa.config.title}`;
       pa.put(this.part("verdict"), pa.el("p", { class: "quiet" }, words.loading));
@@ -190,6 +190,7 @@
         host: this.part("charts"),
         onChange: () => this.showFigures(),
         onRange: () => this.#rangeChanged(),
+        onShares: (shares) => this.#showShares(shares),
       });
       this.#readAddress();
       this.figures = new Figures(this, this.part("figures"));
@@ -257,11 +258,11 @@
 
     async loadSession() {
       try {
-        this.admin = (await pa.api("/session")).may.includes("admin");
+        this.mayAct = (await pa.api("/session")).may.includes("ingest"); // what the API asks of who acknowledges
       } catch {
-        this.admin = false;
+        this.mayAct = false;
       }
-      if (this.admin) {
+      if (this.mayAct) {
         this.showVerdict();
         this.showAlerts();
       }
@@ -346,7 +347,7 @@
       this.board.started = pa.unix(summary.started);
       this.board.saw(summary.step);
       const started = pa.unix(summary.started);
-      const ended = pa.unix(summary.ended);
+      const ended = pa.unix(summary.ended) ?? (summary.state === "lost" ? pa.unix(summary.updated) : null);
       document.title = `${summary.name || summary.run} · ${pa.config.title}`;
       const key = JSON.stringify([summary.name, summary.state, summary.project, summary.world_size, summary.attempts, summary.tags, summary.host, summary.ended]);
       if (key !== this.headKey) {
@@ -381,7 +382,7 @@
     }
 
     #tick() {
-      if (!ENDED.has(this.summary.state) && !document.hidden) this.showSummary(this.summary);
+      if (!ENDED.has(this.summary.state) && this.summary.state !== "lost" && !document.hidden) this.showSummary(this.summary);
     }
 
     // --- verdict -----------------------------------------------------------------------------------------------------------------
@@ -391,7 +392,7 @@
       const verdict = this.verdict;
       if (!verdict) return;
       const tone = pa.tone(verdict);
-      const key = JSON.stringify([verdict, this.findings, this.admin, this.alerts.map((a) => [a.id, a.state, a.acknowledged, a.muted_until])]);
+      const key = JSON.stringify([verdict, this.findings, this.mayAct, this.alerts.map((a) => [a.id, a.state, a.acknowledged, a.muted_until])]);
       if (key === this.verdictKey) return;
       this.verdictKey = key;
       host.className = `verdict card ${tone}`;
@@ -409,6 +410,7 @@
       const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
       const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
       const alert = this.alerts.find((one) => one.rule === verdict.rule && one.state === "firing");
+      const past = this.alerts.filter((one) => one.state === "resolved" && one.resolved).slice(0, 2);
       pa.put(host,
         pa.el("header", null, pa.severityMark(tone), pa.el("h2", null, verdict.message)),
         when || ranks ? pa.el("p", { class: "when", title: since ? pa.fullTime(since) : null }, [when, ranks].filter(Boolean).join(" · ")) : null,
@@ -416,12 +418,52 @@
           ? pa.el("dl", { class: "evidence", "aria-label": words.evidence }, facts.slice(0, 8).map(([label, value]) => pa.el("div", null, pa.el("dt", null, label), pa.el("dd", null, value))))
           : null,
         steps.length
-          ? pa.el("div", { class: "fix" }, pa.el("h3", null, words.fix), steps.length > 1 ? pa.el("ol", null, steps.map((step) => pa.el("li", null, step.replace(/^\d+[.)]\s*/, "")))) : pa.el("p", null, steps[0]))
+          ? pa.el("div", { class: "fix" }, pa.el("h3", null, words.fix), steps.length > 1 ? pa.el("ol", null, steps.map((step) => pa.el("li", null, pa.prose(step.replace(/^\d+[.)]\s*/, ""))))) : pa.el("p", null, pa.prose(steps[0])))
           : null,
         verdict.gain_pct ? pa.el("p", { class: "gain" }, pa.say("gain", { gain: pa.si(verdict.gain_pct) })) : null,
-        ...others.map((finding) => pa.el("p", { class: "also" }, pa.severityMark(pa.tone(finding)), ` ${finding.message}`)),
+        others.length ? this.#lines(words.also, others, () => "") : null,
+        tone === "healthy" && past.length
+          ? this.#lines(words.earlier, past, (one) => ` · ${pa.say("resolved", { time: pa.shortTime(pa.unix(one.resolved)) })}`)
+          : null,
         alert ? this.#actions(alert) : null,
+        tone === "healthy" ? this.sharesNode : null,
       );
+    }
+
+    #lines(title, findings, more) {
+      return pa.el(
+        "div",
+        { class: "also" },
+        pa.el("h3", null, title),
+        findings.map((finding) => pa.el("p", null, pa.severityMark(pa.tone(finding)), ` ${finding.message}${more(finding)}`)),
+      );
+    }
+
+    /** Where a step goes, as one bar: what a healthy run has to say. */
+    #showShares(shares) {
+      this.sharesNode ??= pa.el("div", { class: "bar-of-step" });
+      const segment = ({ title, share, color }) => {
+        const node = pa.el("i", { title: `${title} ${(100 * share).toFixed(1)} %` });
+        node.style.flexGrow = String(share);
+        node.style.background = color;
+        return node;
+      };
+      pa.put(
+        this.sharesNode,
+        pa.el("h3", null, words.where),
+        pa.el("div", { class: "segments", "aria-hidden": "true" }, shares.map(segment)),
+        pa.el(
+          "div",
+          { class: "shares" },
+          shares.map(({ title, share, color }) => {
+            const swatch = pa.el("i", { "aria-hidden": "true" });
+            swatch.style.background = color;
+            return pa.el("span", { class: "share" }, swatch, title, pa.el("b", null, `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`));
+          }),
+        ),
+      );
+      const host = this.part("verdict");
+      if (host.classList.contains("healthy") && this.sharesNode.parentElement !== host) host.append(this.sharesNode);
     }
 
     #actions(alert) {
@@ -430,21 +472,17 @@
       const parts = [];
       if (acknowledged) parts.push(pa.el("span", { class: "done", title: pa.fullTime(acknowledged) }, pa.say("acknowledged", { time: pa.shortTime(acknowledged) })));
       if (muted && muted > Date.now() / 1000) parts.push(pa.el("span", { class: "done", title: pa.fullTime(muted) }, pa.say("muted", { time: pa.shortTime(muted) })));
-      if (this.admin && !acknowledged) parts.push(this.#action(alert, "ack", words.acknowledge));
-      if (this.admin && !(muted && muted > Date.now() / 1000)) parts.push(this.#action(alert, "mute", words.mute, { for_s: MUTE_S }));
+      if (this.mayAct && !acknowledged) parts.push(this.#action(alert, "ack", words.acknowledge));
+      if (this.mayAct && !(muted && muted > Date.now() / 1000)) parts.push(this.#action(alert, "mute", words.mute, `?seconds=${MUTE_S}`));
       return parts.length ? pa.el("div", { class: "actions" }, parts) : null;
     }
 
-    #action(alert, verb, label, body) {
+    #action(alert, verb, label, query) {
       const button = pa.el("button", { type: "button", class: "button", "data-action": verb }, label);
       button.addEventListener("click", async () => {
         button.disabled = true;
         try {
-          await pa.api(`/alerts/${encodeURIComponent(alert.id)}/${verb}`, {
-            method: "POST",
-            headers: { "Content-Type": "application/json" },
-            body: JSON.stringify(body ?? {}),
-          });
+          await pa.api(`/alerts/${encodeURIComponent(alert.id)}/${verb}${query ?? ""}`, { method: "POST" });
           await this.loadAlerts();
         } catch (problem) {
           button.disabled = false;
@@ -665,7 +703,7 @@
                 since ? " · " : "",
                 since ? pa.timeNode(since) : null,
               ),
-              alert.fix && alert.state !== "resolved" ? pa.el("p", { class: "quiet" }, alert.fix) : null,
+              alert.fix && alert.state !== "resolved" ? pa.el("p", { class: "quiet" }, pa.prose(alert.fix)) : null,
             ),
             alert.state === "firing" ? this.#actions(alert) : null,
           );

@@ -1,0 +1,129 @@
+"""A real server with recorded runs, and a real Chromium that notes everything it asks for and complains about."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from builders import ServerProcess, server_process
+from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
+
+CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+ARGUMENTS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+NO_BROWSER = (
+    "no Chromium found: install one (apt-get install chromium, or playwright install chromium), "
+    "or name it: PERFAGENT_TEST_BROWSER=/path"
+)
+DRAWN = "n => [...document.querySelectorAll('.plot')].filter((plot) => Number(plot.dataset.points) >= 2).length >= n"
+
+
+def find_chromium(playwright_path: str) -> str | None:
+    named = os.environ.get("PERFAGENT_TEST_BROWSER")
+    for candidate in ([named] if named else []) + list(CANDIDATES):
+        found = shutil.which(candidate)
+        if found:
+            return found
+    return playwright_path if Path(playwright_path).exists() else None
+
+
+@pytest.fixture(scope="session")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        path = find_chromium(playwright.chromium.executable_path)
+        if path is None:
+            pytest.fail(NO_BROWSER, pytrace=False)
+        chromium = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="session")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One server for all tests of pages; each test brings a run of its own."""
+    with server_process(tmp_path_factory.mktemp("site")) as server:
+        yield server
+
+
+@dataclass
+class Tab:
+    """A page, the hosts it asked, and what it complained about. expected: parts of complaints that belong to the test."""
+
+    page: Page
+    hosts: set[str] = field(default_factory=set)
+    requests: list[str] = field(default_factory=list)
+    complaints: list[str] = field(default_factory=list)
+    expected: list[str] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.page.on("request", lambda request: self._asked(request.url))
+        self.page.on("websocket", lambda socket: self._asked(socket.url))
+        self.page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
+        self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
+
+    def _asked(self, url: str) -> None:
+        parts = urlsplit(url)
+        if parts.scheme in ("data", "blob"):
+            return
+        self.hosts.add(parts.hostname or url)
+        self.requests.append(parts.path + (f"?{parts.query}" if parts.query else ""))
+
+    def wait(self, expression: str, *, argument: Any = None, timeout_s: float = 30.0) -> Any:
+        """Waits until the JavaScript expression is true in the page."""
+        return self.page.wait_for_function(expression, arg=argument, timeout=timeout_s * 1000)
+
+    def drawn(self, at_least: int) -> None:
+        """Waits until so many charts have lines of at least two points."""
+        self.wait(DRAWN, argument=at_least)
+
+    def check(self) -> None:
+        assert self.hosts <= {"127.0.0.1"}, f"the page asked other hosts: {self.hosts}"
+        left = [text for text in self.complaints if not any(part in text for part in self.expected)]
+        assert left == [], "the page complained in its console"
+
+
+OpenTab = Callable[..., Tab]
+
+
+@pytest.fixture
+def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
+    """Opens a path in a fresh context; at the end nothing may have left this machine and nothing may be in the console."""
+    contexts: list[BrowserContext] = []
+    tabs: list[Tab] = []
+
+    def open_tab(
+        path: str,
+        *,
+        width: int = 1600,
+        height: int = 2200,
+        scheme: str = "light",
+        server: ServerProcess | None = None,
+        **more: Any,
+    ) -> Tab:
+        context = browser.new_context(
+            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **more
+        )
+        contexts.append(context)
+        opened = Tab(context.new_page())
+        tabs.append(opened)
+        opened.page.goto((server or site).url + path)
+        return opened
+
+    yield open_tab
+    for opened in tabs:
+        opened.check()
+    for context in contexts:
+        context.close()

@@ -1,0 +1,110 @@
+"""The fleet page in a real browser, on a real server."""
+
+from __future__ import annotations
+
+import math
+import uuid
+from typing import TYPE_CHECKING
+
+import pytest
+from builders import ServerProcess, server_process
+from recorded import log, record_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+
+def row(run: str) -> str:
+    return f'tr[data-run="{run}"]'
+
+
+@pytest.fixture
+def run() -> str:
+    return f"run-{uuid.uuid4().hex[:8]}"
+
+
+def test_run_is_one_line_with_state_verdict_and_values(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run)
+    page = tab("/")
+    page.wait(f"() => document.querySelector('{row(run)} .spark path')")
+    line = page.page.locator(row(run))
+    assert line.locator(".state").inner_text().split()[-1] == "running"
+    assert line.locator(".state i").inner_text(), "a state has a shape, not only a colour"
+    assert line.locator(".of-step").inner_text() == "400"
+    assert line.locator(".of-gpu").inner_text() == "n/a"
+    assert line.locator("td.of-verdict").inner_text().strip()
+    assert "tok/s" in line.locator(".of-throughput").inner_text()
+
+
+def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    page = tab("/")
+    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    record_run(site, run, steps=50)
+    page.wait(f"() => document.querySelector('{row(run)} .of-loss')?.textContent !== 'n/a'")
+    before = len([request for request in page.requests if request.startswith("/api/v1/runs?")])
+    for step in range(51, 56):
+        log(site, run, step, loss=7.25, step_time_s=0.1)
+    page.wait(f"() => document.querySelector('{row(run)} .of-loss').textContent === '7.25'")
+    page.wait(f"() => document.querySelector('{row(run)} .of-step').textContent === '55'")
+    assert len([request for request in page.requests if request.startswith("/api/v1/runs?")]) == before
+
+
+def test_verdict_of_a_line_follows_its_alerts(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=50)
+    page = tab("/")
+    page.wait(f"() => document.querySelector('{row(run)} td.of-verdict .severity')")
+    log(site, run, 51, loss=math.nan)
+    page.wait(f"() => document.querySelector('{row(run)} td.of-verdict .severity.critical')")
+    page.wait(f"() => document.querySelector('{row(run)} .of-loss').textContent === 'NaN'")
+
+
+def test_search_and_project_filter_are_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=20, project=f"project-{run}")
+    record_run(site, f"{run}-b", steps=20)
+    page = tab("/")
+    page.wait(f"() => document.querySelector('{row(run)}')")
+    visible = "() => [...document.querySelectorAll('.runs tr[data-run]')].filter(r => !r.hidden).map(r => r.dataset.run)"
+    page.page.locator("#fleet-text").fill(f"{run}-B")
+    assert page.page.evaluate(visible) == [f"{run}-b"]
+    page.page.locator("#fleet-text").fill("")
+    page.page.locator("#fleet-project select").select_option(f"project-{run}")
+    assert page.page.evaluate(visible) == [run]
+    assert f"project=project-{run}" in page.page.url
+    reopened = tab(f"/?project=project-{run}&state=finished")
+    reopened.wait("() => document.querySelector('#fleet-note .hint')")
+    reopened.page.locator("#fleet-note button").click()
+    assert run in reopened.page.evaluate(visible)
+
+
+def test_click_opens_the_run_and_back_returns(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run)
+    page = tab("/")
+    page.page.locator(f"{row(run)} .name").click()
+    page.wait("() => location.pathname.startsWith('/run/')")
+    page.drawn(12)
+    page.page.go_back()
+    page.wait("() => document.querySelector('.runs tr[data-run]')")
+    sockets = [request for request in page.requests if request == "/ws/live"]
+    assert len(sockets) == 3, "one connection a page"
+
+
+def test_empty_fleet_shows_both_ways_to_attach(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "empty") as server:
+        page = tab("/", server=server)
+        page.wait("() => document.querySelector('.welcome')")
+        code = page.page.locator(".welcome .way code").all_inner_texts()
+        assert any("perfagent run train.py" in text and server.url in text for text in code)
+        assert any("perfagent.attach(model, optimizer)" in text for text in code)
+        record_run(server, "first", steps=20)
+        page.wait(f"() => document.querySelector('{row('first')}')")
+        assert page.page.locator(".welcome").count() == 0
+
+
+def test_page_that_does_not_exist_says_so(tab: OpenTab) -> None:
+    page = tab("/elsewhere")
+    page.wait("() => document.querySelector('.notice')")
+    assert "/elsewhere" in page.page.locator(".notice").inner_text()

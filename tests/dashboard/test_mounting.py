@@ -1,0 +1,92 @@
+"""What a browser gets from the mounted dashboard before any script runs: assets, policy, and what stays the API's."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+from api_builders import api
+from fastapi import FastAPI
+from fastapi.testclient import TestClient
+
+from perfagent_dashboard import app as dashboard
+from perfagent_dashboard import ids
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Iterator[TestClient]:
+    with api(tmp_path, dashboard=True) as running:
+        yield running
+
+
+def test_deep_link_as_the_first_request_gets_every_asset(client: TestClient) -> None:
+    page = client.get("/run/some-run").text
+    sources = re.findall(r'(?:src|href)="([^"]+)"', page)
+    for name in (
+        "theme.js",
+        "00-plotly-cartesian.min.js",
+        "10-style.css",
+        "10-format.js",
+        "30-charts.js",
+        "50-run.js",
+        "60-start.js",
+    ):
+        found = [source for source in sources if name in source]
+        assert len(found) == 1, f"{name} is in the page {len(found)} times"
+        assert client.get(found[0]).status_code == 200
+
+
+def test_every_address_in_the_page_is_ours(client: TestClient) -> None:
+    for source in re.findall(r'(?:src|href)="([^"]+)"', client.get("/").text):
+        parts = urlsplit(source)
+        assert not parts.scheme, source
+        assert not parts.netloc, source
+
+
+def test_mistyped_api_path_is_a_json_404(client: TestClient) -> None:
+    answer = client.get("/api/v1/rnus")
+    assert answer.status_code == 404
+    assert answer.json()["error"]["code"] == "not_found"
+
+
+def test_api_routes_stay_the_servers(client: TestClient) -> None:
+    assert client.get("/api/v1/runs").json() == {"runs": [], "next": None}
+    assert client.get("/healthz").status_code == 200
+
+
+def test_no_script_may_come_from_elsewhere_or_stand_in_the_page(client: TestClient) -> None:
+    policy = client.get("/run/x").headers["content-security-policy"]
+    directives = dict(part.strip().split(" ", 1) for part in policy.split(";"))
+    assert directives["default-src"] == "'self'"
+    assert "unsafe" not in directives["script-src"]
+    assert "http" not in policy
+
+
+def test_text_in_the_data_block_cannot_end_it(client: TestClient) -> None:
+    page = client.get("/").text
+    block = page.split(f'<script id="{ids.CONFIG}" type="application/json">')[1].split("</script>")[0]
+    assert "<" not in block
+    assert json.loads(block)["words"]["fleet"] == "Fleet"
+
+
+def test_two_apps_of_one_process_both_have_their_callbacks_and_pages(tmp_path: Path) -> None:
+    apps = []
+    for _ in range(2):
+        server = FastAPI()
+        apps.append((dashboard.mount_on(server, server_url="http://127.0.0.1:1"), server))
+    for mounted, server in apps:
+        assert len(mounted.callback_map) == 1
+        assert "30-charts.js" in TestClient(server).get("/run/a").text
+
+
+def test_router_shows_the_page_of_the_address() -> None:
+    pages = {
+        path: dashboard.page_of(path).to_plotly_json()["props"]["data-page"]
+        for path in ("/", "/run/a", "/run/a%2Fb", "/elsewhere")
+    }
+    assert pages == {"/": "fleet", "/run/a": "run", "/run/a%2Fb": "run", "/elsewhere": "missing"}
+    assert dashboard.page_of("/run/a%2Fb").to_plotly_json()["props"]["data-run"] == "a/b"

@@ -1,0 +1,300 @@
+"""The run page in a real browser, on a real server."""
+
+from __future__ import annotations
+
+import math
+import time
+import uuid
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from builders import ServerProcess, server_process
+from recorded import CPU_NAMES, log, record_run, send
+
+from perfagent.wire import Event
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from conftest import OpenTab
+
+pytestmark = pytest.mark.browser
+
+LAST = "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n"
+# The finite extremes that are in the drawn traces of a chart.
+EXTREMES = """name => {
+  const plot = document.querySelector(`[data-name="${name}"] .plot`);
+  const drawn = plot.data.slice(0, 3).flatMap((trace) => trace.y).filter((y) => y != null);
+  return [Math.min(...drawn), Math.max(...drawn)];
+}"""
+# How high a chart's upper outline reaches, as a share of the plot's height: from the path that is on screen.
+DRAWN_HEIGHT = """name => {
+  const plot = document.querySelector(`[data-name="${name}"] .plot`);
+  const lines = [...plot.querySelectorAll('.scatterlayer path.js-line')].map((path) => path.getBBox().height);
+  return Math.max(...lines) / plot._fullLayout.yaxis._length;
+}"""
+
+
+@pytest.fixture
+def run() -> str:
+    return f"run-{uuid.uuid4().hex[:8]}"
+
+
+def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    assert page.page.locator(".chart").count() >= len(CPU_NAMES)
+    caption = page.page.locator('[data-name="step_time_s"] figcaption')
+    assert caption.locator("h2").inner_text() == "Step time"
+    assert caption.locator(".unit").inner_text() == "ms"
+    assert 80 < float(caption.locator(".now").inner_text()) < 140
+    assert page.page.locator('[data-name="process/rss_bytes"] .unit').inner_text() == "GiB"
+
+
+def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    before = len(page.requests)
+    for step in range(401, 411):
+        log(site, run, step, loss=9.5)
+    page.wait(LAST, argument=410)
+    page.wait("() => document.querySelector('[data-name=\"loss\"] .now').textContent === '9.50'")
+    asked = [request for request in page.requests[before:] if "/series" in request]
+    assert asked == [], "live points must come over the WebSocket, not by fetching series"
+
+
+def test_metric_that_is_new_gets_a_chart_at_once(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=50)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    for step in (51, 52, 53):
+        log(site, run, step, my__accuracy=0.5)
+    page.wait("() => document.querySelector('[data-name=\"my/accuracy\"] .plot')?.dataset.points >= 2")
+
+
+def test_nan_is_written_out_and_marked(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=100)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    log(site, run, 101, loss=math.nan)
+    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value').textContent === 'NaN'")
+    page.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[4].x.length === 1")
+    page.wait("() => document.querySelector('.verdict.critical')")
+
+
+def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=20_000)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    box = page.page.locator('[data-name="loss"] .nsewdrag').first.bounding_box()
+    assert box is not None
+    before = len(page.requests)
+    page.page.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 40)
+    page.page.mouse.down()
+    page.page.mouse.move(box["x"] + box["width"] * 0.5, box["y"] + 44, steps=6)
+    page.page.mouse.up()
+    page.wait("() => /x=\\d+-\\d+/.test(location.search)")
+    first, last = (int(part) for part in page.page.evaluate("new URLSearchParams(location.search).get('x')").split("-"))
+    assert 4_500 < first < 5_500
+    assert 9_500 < last < 10_500
+    page.wait(
+        "([a, b]) => [...document.querySelectorAll('.plot')].filter(p => p.data?.[2]?.x?.length > 2)"
+        ".every(p => p.data[2].x[0] >= a && p.data[2].x.at(-1) <= b)",
+        argument=[first, last],
+    )
+    asked = [request for request in page.requests[before:] if "/series" in request]
+    assert len(asked) >= 12
+    assert all(f"from={first}&to={last}" in request for request in asked)
+
+    reopened = tab(f"/run/{run}?x={first}-{last}")
+    reopened.drawn(12)
+    assert reopened.page.locator(".zoomed").inner_text() == f"Steps {first:,} to {last:,}"
+    reopened.page.locator('[data-name="loss"] .nsewdrag').first.dblclick()
+    reopened.wait("() => !location.search.includes('x=')")
+    reopened.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[2].x[0] === 1")
+
+
+def test_one_spike_in_a_million_points_is_visible_at_every_zoom(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    total, piece, spike = 1_000_000, 125_000, 654_321
+    for seq, start in enumerate(range(0, total, piece), 1):
+        steps = np.arange(start + 1, start + piece + 1)
+        loss = 2 + 0.1 * np.sin(steps / 500.0)
+        if start < spike <= start + piece:
+            loss[spike - start - 1] = 1e6
+        send(site, run, {"loss": loss}, steps, seq=seq)
+    for width in (total, 100_000, 10_000, 1_000, 100, 10):
+        first = max(1, spike - width // 2)
+        query = "" if width == total else f"?x={first}-{first + width}"
+        page = tab(f"/run/{run}{query}")
+        page.drawn(1)
+        assert page.page.evaluate(EXTREMES, "loss")[1] == 1e6, f"lost at a width of {width}"
+        assert page.page.evaluate(DRAWN_HEIGHT, "loss") > 0.85, f"not drawn at a width of {width}"
+        if width > 1000:
+            assert page.page.evaluate(EXTREMES, "loss")[0] < 3
+
+
+def test_chart_is_fetched_again_before_it_holds_too_many_points(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=400)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    for seq in range(2, 6):
+        steps = np.arange(400 * (seq - 1) + 1, 400 * seq + 1)
+        send(site, run, {"loss": np.full(400, 2.0)}, steps, seq=seq)
+        page.wait(LAST.replace(">= n", ">= n - 300"), argument=int(steps[-1]))
+    page.wait("() => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.points) <= 1600")
+
+
+def test_theme_follows_the_system_and_the_button_is_remembered(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=30)
+    page = tab(f"/run/{run}", scheme="dark")
+    page.drawn(12)
+    background = "getComputedStyle(document.body).backgroundColor"
+    line = "document.querySelector('[data-name=\"loss\"] .plot').data[2].line.color"
+    assert page.page.evaluate(background) == "rgb(14, 18, 23)"
+    assert page.page.evaluate(line) == "#5cb3ff"
+    page.page.locator("#theme").click()
+    page.wait("() => document.documentElement.dataset.theme === 'light'")
+    page.wait(f"() => {line} === '#0067b1'")
+    page.page.reload()
+    page.wait("() => document.documentElement.dataset.theme === 'light'")
+    assert page.page.evaluate(background) == "rgb(245, 247, 249)"
+
+
+@pytest.mark.parametrize("path", ["/", "/run/{run}"], ids=["fleet", "run"])
+def test_phone_has_no_horizontal_scroll(site: ServerProcess, tab: OpenTab, run: str, path: str) -> None:
+    record_run(site, run, steps=200, name="a-run-with-a-name-that-is-much-longer-than-a-phone-is-wide-" * 2)
+    page = tab(path.format(run=run), width=390, height=844, is_mobile=True, has_touch=True)
+    page.wait("() => document.querySelector('.runs tr[data-run], .figure .value')")
+    if path != "/":
+        page.page.evaluate("document.querySelector('#run-charts').scrollIntoView()")
+        page.drawn(1)
+    assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_unknown_run_is_a_clear_page(tab: OpenTab) -> None:
+    page = tab("/run/nobody-knows-me")
+    page.expected.append("404")
+    page.wait("() => document.querySelector('.notice h1')")
+    assert page.page.locator(".notice h1").inner_text() == "There is no run nobody-knows-me"
+    page.page.locator(".notice a").click()
+    page.wait("() => location.pathname === '/'")
+
+
+def test_names_and_messages_of_others_are_text(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    evil = "<img src=x onerror=\"document.title='taken'\"><script>document.title='taken'</script>"
+    events = [
+        Event(kind="log", time=time.time(), step=1, data={"lines": [evil], "stream": "stdout"}),
+        Event(kind="alert", time=time.time(), step=1, data={"title": evil, "text": evil, "level": "critical"}),
+    ]
+    x = np.arange(1, 31)
+    send(site, run, {"loss": 1.0 / x, evil: x * 1.0}, x, name=evil, project=evil, events=events)
+    page = tab(f"/run/{run}")
+    page.drawn(2)
+    page.page.locator("#run-below details", has_text="Console").locator("summary").click()
+    page.wait("() => document.querySelector('.console').textContent.includes('<img')")
+    assert page.page.locator(".run-head h1").inner_text() == evil
+    assert evil in page.page.locator(".chart h2").all_inner_texts()
+    fleet = tab("/")
+    fleet.wait("text => [...document.querySelectorAll('.runs .name')].some(a => a.textContent === text)", argument=evil)
+    for shown in (page, fleet):
+        assert shown.page.locator("img, main script").count() == 0
+        assert "taken" not in shown.page.title()[:5]
+
+
+def test_failed_run_shows_exception_and_traceback(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    traceback = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: too wide\n'
+    ending = Event(
+        kind="state", time=time.time(), step=30,
+        data={"state": "failed", "reason": "ValueError: too wide", "exception": "ValueError: too wide", "traceback": traceback},
+    )  # fmt: skip
+    record_run(site, run, steps=30, events=[ending])
+    page = tab(f"/run/{run}")
+    page.wait("() => document.querySelector('.ending .console')")
+    assert page.page.locator(".ending .console").inner_text().strip() == traceback.strip()
+    assert page.page.locator(".run-head .state").inner_text().split()[-1] == "failed"
+
+
+def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=60)
+    page = tab(f"/run/{run}")
+    page.drawn(12)
+    log(site, run, 61, loss=math.nan)
+    page.wait("() => document.querySelector('.alert.firing')")
+    page.wait("() => document.querySelector('[data-name=\"loss\"] .plot').layout.shapes.length === 1")
+    page.page.locator(".verdict [data-action=ack]").click()
+    page.wait("() => document.querySelector('.verdict .done')")
+    assert page.page.locator(".verdict .done").inner_text().startswith("Acknowledged")
+
+
+def test_axis_smoothing_and_log_are_kept_in_the_address(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run)
+    page = tab(f"/run/{run}?axis=clock&log=1&smooth=0.8")
+    page.drawn(12)
+    layout, traces = page.page.evaluate(
+        "(() => { const plot = document.querySelector('[data-name=\"loss\"] .plot'); return [plot.layout, plot.data] })()"
+    )
+    assert layout["xaxis"]["type"] == "date"
+    assert layout["yaxis"]["type"] == "log"
+    assert len(traces[3]["y"]) == len(traces[2]["y"]), "the smoothed line"
+    assert traces[2]["opacity"] < 1, "the raw line stays visible behind it"
+    page.page.locator(".segment button", has_text="Relative").click()
+    page.wait("() => new URLSearchParams(location.search).get('axis') === 'relative'")
+
+
+def test_absent_metric_is_not_a_zero(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    x = np.arange(1, 41)
+    send(site, run, {"loss": 1.0 / x}, x)
+    page = tab(f"/run/{run}")
+    page.drawn(1)
+    page.wait("() => document.querySelector('[data-figure=\"loss\"] .value').textContent !== 'n/a'")
+    for name in ("throughput", "step_time", "grad", "device", "memory", "data"):
+        assert page.page.locator(f'[data-figure="{name}"] .value').inner_text() == "n/a", name
+
+
+def test_ranks_are_a_band_and_a_map(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    x = np.arange(1, 201)
+    for rank in range(4):
+        event = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "world_size": 4})
+        send(
+            site,
+            run,
+            {"loss": 2 + 0.1 * rank + 0.0 * x, "step_time_s": 0.1 + 0.02 * (rank == 3) + 0.0 * x},
+            x,
+            rank=rank,
+            events=[event],
+        )
+    page = tab(f"/run/{run}")
+    page.drawn(2)
+    low, high = page.page.evaluate(EXTREMES, "loss")
+    assert high - low < 0.35
+    page.wait("() => document.querySelector('[data-name=\"ranks\"] .plot')?.data?.[0].z.length === 4")
+    z = page.page.evaluate("document.querySelector('[data-name=\"ranks\"] .plot').data[0].z.map(row => row[0])")
+    assert z == pytest.approx([1, 1, 1, 1.2], abs=0.01)
+
+
+def test_page_stays_when_the_server_goes_and_fills_the_gap_when_it_is_back(tmp_path: Path, tab: OpenTab) -> None:
+    with server_process(tmp_path / "own") as server:
+        record_run(server, "r", steps=100)
+        page = tab("/run/r", server=server)
+        page.expected += [
+            "ERR_CONNECTION_REFUSED",
+            "WebSocket connection",
+            "503",
+            "ERR_SOCKET_NOT_CONNECTED",
+            "ERR_CONNECTION_RESET",
+        ]
+        page.drawn(12)
+        page.wait("() => document.getElementById('feed').classList.contains('live')")
+        server.kill()
+        page.wait("() => /^stale since \\d\\d:\\d\\d/.test(document.getElementById('feed').textContent)")
+        assert page.page.locator(".chart").count() >= 12
+        server.start()
+        x = np.arange(101, 151)
+        send(server, "r", {"loss": 1.0 / x}, x, seq=2)
+        page.wait("() => document.getElementById('feed').classList.contains('live')", timeout_s=60)
+        page.wait(LAST, argument=150)
