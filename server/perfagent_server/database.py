@@ -198,6 +198,9 @@ class Database:
         connection = self._connection
         try:
             with connection.begin():
+                if len(batch) == 1:  # no neighbor to protect: the transaction itself is undone with it
+                    batch[0].outcome = batch[0].run(connection)
+                    return
                 for job in batch:
                     job.failure = None
                     try:
@@ -209,13 +212,19 @@ class Database:
                         job.failure = error
                         for hook in self.on_rollback:
                             hook()
-        except BaseException:
-            # After SQLITE_FULL the transaction is gone already and an explicit ROLLBACK would fail: take a fresh connection.
-            self._connection = None
+        except Exception as error:
+            if len(batch) == 1 and not isinstance(error, DBAPIError) and connection.in_transaction() is False:
+                raise  # the job's own failure, undone in good order: the connection is as good as before
+            self._drop_connection()
+            raise
+
+    def _drop_connection(self) -> None:
+        """After SQLITE_FULL the transaction is gone already and a ROLLBACK fails: the next batch takes a fresh connection."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
             with contextlib.suppress(DBAPIError, sqlite3.Error):
                 connection.invalidate()
             connection.close()
-            raise
 
     def _wait_for_lock(self, batch: list[_Job]) -> None:
         """Another program holds the lock: jobs go back to the front until their patience is over."""

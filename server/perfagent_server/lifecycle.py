@@ -81,6 +81,11 @@ _RUN_COLUMNS = (
     "group_name",
     "host",
 )
+# Built once: on the ack path building a statement costs more than running it.
+_load_sources = select(
+    *(sources.c[name] for name in ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor"))
+).where(sources.c.id.in_(bindparam("ids", expanding=True)))
+_load_runs = select(runs.c.id, *(runs.c[name] for name in _RUN_COLUMNS)).where(runs.c.id.in_(bindparam("ids", expanding=True)))
 _update_source = (
     update(sources).where(sources.c.id == bindparam("_id")).values({name: bindparam(name) for name in _SOURCE_COLUMNS})
 )
@@ -96,8 +101,9 @@ _describe_run = (
 
 def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The rows of these sources as far as they exist."""
-    rows = connection.execute(select(sources).where(sources.c.id.in_(list(ids)))).mappings()
-    return {row["id"]: dict(row) for row in rows}
+    rows = connection.execute(_load_sources, {"ids": list(ids)})
+    names = list(rows.keys())
+    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
 
 
 def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[str, Any]], now: float) -> None:
@@ -105,10 +111,9 @@ def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[s
     if not seen:
         return
     wanted = {item.frame.run for item in seen}
-    rows = connection.execute(
-        select(runs.c.id, *(runs.c[name] for name in _RUN_COLUMNS), runs.c.started).where(runs.c.id.in_(wanted))
-    ).mappings()
-    book = _Book(connection, {row["id"]: dict(row) for row in rows}, known, now)
+    rows = connection.execute(_load_runs, {"ids": list(wanted)})
+    names = list(rows.keys())
+    book = _Book(connection, {row[0]: dict(zip(names, row, strict=True)) for row in rows}, known, now)
     for item in seen:
         book.enter(item)
     book.close()

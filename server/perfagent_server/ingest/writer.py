@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from sqlalchemy import Connection
 
 from perfagent.wire import Frame
-from perfagent_server.database import Database, QueueFull
+from perfagent_server.database import Database, QueueFull, StorageError
 from perfagent_server.store.interface import MetricStore, Receipt, Stored
 
 __all__ = ["Ingest"]
@@ -101,12 +101,13 @@ class Ingest:
         if first:  # whoever finds the place empty calls the writer; the others are taken along
             self._call_writer()
 
-    def _call_writer(self) -> None:
-        batch = _Batch(self)
+    def _call_writer(self, deliveries: list[_Delivery] | None = None) -> None:
+        """Has a batch stored: these deliveries, or whatever waits when the writer comes to it."""
+        batch = _Batch(self, deliveries)
         try:
             self._database.submit(batch.store).add_done_callback(batch.done)
         except QueueFull as error:
-            for delivery in self._take(None):
+            for delivery in self._take(None) if deliveries is None else deliveries:
                 delivery.outcome = error
                 self._wake([delivery])
 
@@ -145,9 +146,7 @@ class Ingest:
         counters = self.counters
         counters["commits"] += 1
         for delivery in deliveries:
-            if isinstance(delivery.outcome, Exception):
-                counters["refused_frames"] += len(delivery.frames)
-                continue
+            assert not isinstance(delivery.outcome, Exception)
             counters["frames"] += len(delivery.outcome)
             for receipt in delivery.outcome:
                 counters["samples"] += receipt.stored
@@ -178,33 +177,14 @@ class Ingest:
 class _Batch:
     """One job of the writer: the deliveries it took, and what it stored of them."""
 
-    def __init__(self, ingest: Ingest) -> None:
+    def __init__(self, ingest: Ingest, deliveries: list[_Delivery] | None) -> None:
         self._ingest = ingest
-        self._deliveries: list[_Delivery] | None = None
+        self._deliveries = deliveries
 
     def store(self, connection: Connection) -> list[Stored]:
         if self._deliveries is None:  # the writer may run a job again, after it waited for a lock
             self._deliveries = self._ingest._take(MAX_FRAMES)
-        try:
-            with connection.begin_nested():
-                return self._ingest._append(connection, self._deliveries)
-        except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-            _log.warning("a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error)
-            for hook in self._ingest._database.on_rollback:
-                hook()
-            return self._one_by_one(connection, self._deliveries)
-
-    def _one_by_one(self, connection: Connection, deliveries: list[_Delivery]) -> list[Stored]:
-        stored: list[Stored] = []
-        for delivery in deliveries:
-            try:
-                with connection.begin_nested():
-                    stored += self._ingest._append(connection, [delivery])
-            except (ValueError, TypeError, ArithmeticError, LookupError) as error:
-                delivery.outcome = error
-                for hook in self._ingest._database.on_rollback:
-                    hook()
-        return stored
+        return self._ingest._append(connection, self._deliveries)
 
     def done(self, future: Future[list[Stored]]) -> None:
         """After COMMIT, or after the writer gave up; on the writer thread."""
@@ -213,6 +193,11 @@ class _Batch:
             self._ingest._committed(self._deliveries or [], future.result())
             return
         deliveries = self._deliveries if self._deliveries is not None else self._ingest._take(None)
+        if not isinstance(error, StorageError) and len(deliveries) > 1:
+            _log.warning("a frame could not be stored (%s: %s); storing its neighbors one by one", type(error).__name__, error)
+            for delivery in deliveries:
+                self._ingest._call_writer([delivery])
+            return
         for delivery in deliveries:
             delivery.outcome = error if isinstance(error, Exception) else RuntimeError(str(error))
             self._ingest.counters["refused_frames"] += len(delivery.frames)

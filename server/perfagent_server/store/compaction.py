@@ -307,8 +307,9 @@ def _matrix(groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]) -> 
     for at, name in enumerate(names):
         columns = [group.values[name] for group, _ in groups]
         width = len(columns[0]) // rows[0]
-        if all(len(column) == width * count for column, count in zip(columns, rows, strict=True)):
-            value[at] = np.frombuffer(b"".join(columns), f"<f{width}")
+        joined = b"".join(columns)
+        if len(joined) == width * len(step):  # 4 or 8 bytes an item: only columns of one width come to this sum
+            value[at] = np.frombuffer(joined, f"<f{width}")
         else:
             value[at] = np.concatenate(
                 [np.frombuffer(column, f"<f{len(column) // count}") for column, count in zip(columns, rows, strict=True)]

@@ -9,6 +9,7 @@ Steps of an attempt that a later attempt has started again are cut from view her
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -91,9 +92,23 @@ def unpack_tail(frame: bytes) -> list[TailGroup]:
     return _group_decoder.decode(frame)[0]
 
 
+@functools.cache
+def _claim_frames(dialect: str) -> Any:
+    """Built once, as are all statements of the ack path: building one costs more than running it."""
+    return _insert(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.source, ledger.c.seq)
+
+
+_keep_frames = insert(tail).returning(tail.c.id, tail.c.source, tail.c.seq)
+_keep_events = insert(event)
+
+
+def _insert(dialect: str) -> Any:
+    return postgresql.insert if dialect == "postgresql" else sqlite.insert
+
+
 def insert_into(connection: Connection, table: Any) -> Any:
     """An INSERT that knows ON CONFLICT, in the connection's dialect."""
-    return (postgresql.insert if connection.dialect.name == "postgresql" else sqlite.insert)(table)
+    return _insert(connection.dialect.name)(table)
 
 
 def rolled_until(last_block: int) -> int:
@@ -178,9 +193,10 @@ class SqlStore:
                 claims.setdefault((frame.source, frame.seq), at)
         if not claims:
             return []
-        statement = insert_into(connection, ledger).on_conflict_do_nothing().returning(ledger.c.source, ledger.c.seq)
-        rows = connection.execute(statement, [{"source": source_id, "seq": seq} for source_id, seq in claims])
-        return sorted(claims[row.source, row.seq] for row in rows)
+        rows = connection.execute(
+            _claim_frames(connection.dialect.name), [{"source": source_id, "seq": seq} for source_id, seq in claims]
+        )
+        return sorted(claims[source_id, seq] for source_id, seq in rows)
 
     def _names(self, connection: Connection, run: str, rank: int) -> dict[str, int]:
         """Names and ids of a rank's series."""
@@ -252,8 +268,7 @@ class SqlStore:
         ]
         if not rows:
             return {}
-        found = connection.execute(insert(tail).returning(tail.c.id, tail.c.source, tail.c.seq), rows)
-        ids = {(row.source, row.seq): row.id for row in found}
+        ids = {(source_id, seq): tail_id for tail_id, source_id, seq in connection.execute(_keep_frames, rows)}
         happened = [
             {
                 "run": frame.run,
@@ -269,7 +284,7 @@ class SqlStore:
             for item in frame.events
         ]
         if happened:
-            connection.execute(insert(event), happened)
+            connection.execute(_keep_events, happened)
         return ids
 
     def delete(self, connection: Connection, run: str) -> None:

@@ -1,0 +1,174 @@
+"""Our store beside a row-per-point SQLite table, MLflow's store and trackio's, in one interleaved run.
+
+    PYTHONPATH=benchmarks python benchmarks/store/measure.py [--quick] [--batches N] [--engines a,b] [--write]
+
+Every store has a process (peers: an environment) of its own and gets the same 10,240 samples in turn; who begins changes from
+batch to batch. Commits are waited for, compaction is counted. The peers are slower by two orders of magnitude and get the
+first batches only. --write puts the table into docs/benchmarks.md.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import venv
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tables import figure, machine, replace, table
+
+HERE = Path(__file__).resolve().parent
+PEERS = {"mlflow": ["mlflow==3.17.2"], "trackio": ["trackio==0.43.0", "numpy"]}
+TITLES = {
+    "rows": "SQLite, a row a point (synchronous=NORMAL)",
+    "rows-full": "SQLite, a row a point (synchronous=FULL)",
+    "perfagent": "**perfagent** (synchronous=FULL, compaction included)",
+    "mlflow": "MLflow 3.17.2 SqlAlchemyStore",
+    "trackio": "trackio 0.43.0 SQLiteStorage",
+}
+CASES = {
+    "ranks": "16 frames of 640 samples (16 ranks x 40 metrics x 16 steps)",
+    "frame": "one frame of 10,240 samples (40 metrics x 256 steps)",
+}
+
+
+@dataclass
+class Child:
+    """One store's process and what it has answered."""
+
+    name: str
+    process: subprocess.Popen[str]
+    seconds: list[float] = field(default_factory=list)
+    cpu: float = 0.0
+    compaction: float = 0.0
+
+    def ask(self, **command: Any) -> dict[str, Any]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write(json.dumps(command) + "\n")
+        self.process.stdin.flush()
+        line = self.process.stdout.readline()
+        if not line:
+            raise SystemExit(f"the process of {self.name} ended with {self.process.wait()}")
+        found: dict[str, Any] = json.loads(line)
+        return found
+
+    def close(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        self.process.wait(60)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="80 batches a case instead of 400, two of them for the peers")
+    parser.add_argument("--batches", type=int)
+    parser.add_argument("--engines", default="rows,rows-full,perfagent,mlflow,trackio")
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(tempfile.gettempdir()) / "perfagent-bench-store",
+        help="where the peers' environments lie",
+    )
+    parser.add_argument("--write", action="store_true")
+    options = parser.parse_args()
+    batches = options.batches or (80 if options.quick else 400)
+    peer_batches = 2 if options.quick else 4
+    pythons = {name: _python(options.folder, name) for name in options.engines.split(",")}
+    names = [name for name, python in pythons.items() if python is not None]
+    sections = []
+    for case, words in CASES.items():
+        with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as folder:
+            children = [_start(name, str(pythons[name]), Path(folder) / name) for name in names]
+            rows = _case(children, case, batches, peer_batches)
+        head = [
+            "store",
+            "samples/s",
+            "to rows",
+            "CPU s per million",
+            "ack p50 ms",
+            "p99 ms",
+            "bytes/sample",
+            "series of 1000 ms",
+            "latest of all ms",
+        ]
+        text = table(head, rows)
+        print(f"\n{words}, {batches} batches\n{text}", flush=True)
+        sections.append(f"{words}, {batches} batches (peers: {peer_batches}):\n\n{text}")
+    if options.write:
+        note = (
+            f"{machine('sqlalchemy', 'numpy', 'zstandard')}. samples/s: all samples by all time, compaction and its last round included; "
+            '"to rows": ratio to the first line over the same batches. Every store got the same batches in turn. bytes/sample: pages in use.'
+        )
+        replace("store", "\n\n".join([note, *sections]))
+
+
+def _case(children: list[Child], case: str, batches: int, peer_batches: int) -> list[list[str]]:
+    for number in range(batches):
+        turn = number % len(children)
+        for child in children[turn:] + children[:turn]:
+            if child.name in PEERS and number >= peer_batches:
+                continue
+            answer = child.ask(batch=number, case=case)
+            child.seconds.append(answer["seconds"])
+            child.cpu += answer["cpu"]
+            child.compaction += answer["compaction"]
+        if sys.stderr.isatty():
+            print(f"\r  {case}: {number + 1}/{batches}", end="", file=sys.stderr, flush=True)
+    rows = []
+    base = children[0]
+    for child in children:
+        end = child.ask(finish=True)
+        points = 10_240 * len(child.seconds)
+        if end["points"] != points:
+            raise SystemExit(f"{child.name} holds {end['points']} samples of {points}")
+        total = sum(child.seconds) + end["seconds"]
+        same = sum(base.seconds[: len(child.seconds)])
+        series, latest = (child.ask(query=query, case=case)["seconds"] for query in ("series", "latest"))
+        quantiles = statistics.quantiles(child.seconds, n=100) if len(child.seconds) > 1 else child.seconds * 99
+        rows.append(
+            [
+                TITLES[child.name],
+                f"{points / total:,.0f}",
+                figure(same / total) if child is not base else "1",
+                figure((child.cpu + end["cpu"]) / points * 1e6),
+                figure(statistics.median(child.seconds) * 1e3),
+                figure(quantiles[98] * 1e3),
+                figure(end["bytes"] / points),
+                figure(series * 1e3),
+                figure(latest * 1e3),
+            ]
+        )
+        child.close()
+    return rows
+
+
+def _start(name: str, python: str, folder: Path) -> Child:
+    command = [python, str(HERE / "engine.py"), name, str(folder)]
+    return Child(name, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
+
+
+def _python(folder: Path, name: str) -> Path | None:
+    """The interpreter for a store; None, with a line that says why, if a peer cannot be installed here."""
+    if name not in PEERS:
+        return Path(sys.executable)
+    home = folder / name
+    python = home / "bin" / "python"
+    if not (home / "ready").exists():
+        print(f"  environment of {name}: {', '.join(PEERS[name])}", file=sys.stderr, flush=True)
+        venv.create(home, with_pip=True, clear=True)
+        command = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *PEERS[name]]
+        if subprocess.run(command, check=False).returncode:
+            print(f"  {name} cannot be installed here and is left out", file=sys.stderr)
+            return None
+        (home / "ready").touch()
+    return python
+
+
+if __name__ == "__main__":
+    main()
