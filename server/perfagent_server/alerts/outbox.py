@@ -4,8 +4,8 @@ One scheduling thread and a few sending ones. Each channel has its own share of 
 else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves the table's waiting rows only when a 2xx was
 seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
 
-Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones put in
-front, because most failures of receivers last a moment. "Resolved" waits until "firing" has arrived.
+Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones among the
+first, because most failures of receivers last a moment. "Resolved" waits until "firing" has arrived.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ __all__ = ["DISABLE_AFTER_S", "RETRY_AFTER_S", "Outbox", "next_try"]
 log = logging.getLogger("perfagent.server")
 
 # Seconds to wait after the first, second, ... failed try.
-RETRY_AFTER_S = (1.0, 5.0, 20.0, 60.0, 300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0, 86400.0)
+RETRY_AFTER_S = (
+    *(1.0, 2.0, 4.0, 5.0, 10.0, 30.0, 60.0),
+    *(300.0, 1800.0, 7200.0, 18000.0, 36000.0, 50400.0, 72000.0, 86400.0, 86400.0),
+)
 DISABLE_AFTER_S = 5 * 86400.0
 _LONGEST_RETRY_AFTER_S = 6 * 3600.0
 _PER_CHANNEL = 4
@@ -143,15 +146,14 @@ class Outbox:
             busy[one] = busy.get(one, 0) + 1
         blocked = _waiting_for_firing()
         with self._database.read() as connection:
-            waiting = connection.execute(
-                select(delivery.c.channel, func.min(delivery.c.due))
-                .where(delivery.c.state == "waiting")
-                .group_by(delivery.c.channel)
-            ).all()
+            state = delivery.c.state == "waiting"
+            ripe = connection.execute(select(delivery.c.channel).where(state, delivery.c.due <= now).distinct()).scalars().all()
+            # Not the earliest of all: one that waits for another delivery, or for its channel, may have been due for long.
+            following = connection.execute(select(func.min(delivery.c.due)).where(state, delivery.c.due > now)).scalar()
             due = []
-            for name, earliest in waiting:
+            for name in ripe:
                 free = _PER_CHANNEL - busy.get(name, 0)
-                if earliest > now or free <= 0:
+                if free <= 0:
                     continue
                 enabled = or_(channel.c.enabled.is_(True), delivery.c.event == "channel.test")
                 query = (
@@ -164,8 +166,7 @@ class Outbox:
                 due += [row for row in connection.execute(query).mappings() if row["id"] not in flying][:free]
         for row in due:
             self._launch(row)
-        later = [float(earliest) - now for _, earliest in waiting if earliest > now]
-        return max(0.02, min([_IDLE_S, *later]))
+        return _IDLE_S if following is None else min(_IDLE_S, max(0.02, float(following) - now))
 
     def _launch(self, row: RowMapping) -> None:
         if self._pool is None or self._stopping:
@@ -283,7 +284,7 @@ def next_try(tries: int, now: float, retry_after: str | None = None) -> float | 
     honoured within reason."""
     if tries > len(RETRY_AFTER_S):
         return None
-    wait = RETRY_AFTER_S[tries - 1] * random.uniform(0.8, 1.0 if tries < 3 else 1.2)  # noqa: S311 - spreads load, hides nothing
+    wait = RETRY_AFTER_S[tries - 1] * random.uniform(0.8, 1.0 if tries < 5 else 1.2)  # noqa: S311 - spreads load, hides nothing
     asked = _seconds_asked(retry_after, now)
     return now + (wait if asked is None else max(wait, min(asked, _LONGEST_RETRY_AFTER_S)))
 

@@ -63,7 +63,8 @@ class Listener(Protocol):
 class Engine:
     """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
 
-    link: the address of a run's page, for webhooks. on_deliveries: called after deliveries were written (wakes the outbox).
+    link: the address of a run's page, for webhooks. on_deliveries: called after deliveries were written (wakes the outbox);
+    on_states: with the runs that were just called lost.
     clock: wall clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock looks like nothing.
     """
 
@@ -78,11 +79,13 @@ class Engine:
         rules: Sequence[Rule] = RULES,
         link: Callable[[str], str] = "http://127.0.0.1:8420/run/{}".format,
         on_deliveries: Callable[[], None] | None = None,
+        on_states: Callable[[list[str]], None] | None = None,
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
         self._clock, self._monotonic = clock, monotonic
         self._rules, self._link, self.on_deliveries = rules, link, on_deliveries
+        self.on_states = on_states
         self._checkpoint_s = checkpoint_s
         self._lost_after_s = next((rule.after_s for rule in rules if isinstance(rule, LostContact)), 30.0)
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
@@ -306,7 +309,14 @@ class Engine:
                 if run in self._judges
                 for change in self._judges[run].silence(ranks, now)
             ]
-            self._commit(changes, lambda connection: lifecycle.mark_lost(connection, newly, now))
+            lost: list[str] = []
+
+            def mark(connection: Connection) -> None:
+                lost[:] = lifecycle.mark_lost(connection, newly, now)
+
+            self._commit(changes, mark)
+            if lost and self.on_states is not None:
+                self.on_states(lost)
 
     # --- evaluators ----------------------------------------------------------------------------------------------------------
 

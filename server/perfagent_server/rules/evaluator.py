@@ -28,6 +28,7 @@ _REPORTED_LIFE = Life(outlives_run=True)
 _USER_LIFE = Life(cooldown_s=60.0)
 _MAX_MACHINES = 256  # a script that gives each of its alerts another title must not fill the memory
 _MAX_ENDS = 64
+_NOTED = ("loss", "lr")  # the window itself takes a note of each of their steps
 _LEVELS = {"warn": "warning", "error": "critical"}
 
 _encoder = msgspec.msgpack.Encoder()
@@ -204,16 +205,25 @@ class Evaluator:
                 for rule in rules:
                     changes += self._observe(rule, rule.judge(window))
                 continue
+            if name not in _NOTED and not any(self._wants(rule) for rule in rules):
+                window.tracks[name].show_all()
+                continue
             while window.advance(name):
                 for rule in rules:
                     if rule.urgent:
-                        if window.bad_at(rule.urgent, window.at) is None:  # the others were judged when they came
-                            machine = self.machines.get(rule.id)
-                            if machine is not None and machine.state != "inactive":
-                                changes += self._observe(rule, None)
+                        # Steps with a bad value were judged when they came; here it counts that this one has none.
+                        if self._wants(rule) and window.bad_at(rule.urgent, window.at) is None:
+                            changes += self._observe(rule, None)
                     else:
                         changes += self._observe(rule, rule.judge(window))
         return changes
+
+    def _wants(self, rule: Rule) -> bool:
+        """Whether a rule has something to say about single steps: one that judges urgently has, only while an alert is open."""
+        if not rule.urgent:
+            return True
+        machine = self.machines.get(rule.id)
+        return machine is not None and machine.state != "inactive"
 
     def _judge_all(self, cause: str) -> list[Change]:
         self.window.at = self.window.step

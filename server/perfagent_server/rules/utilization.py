@@ -39,6 +39,8 @@ class DataBound:
         if took is None or waits.total < self.steps + self.skip_steps:
             return None
         last = waits.last(self.steps)
+        if sum(last) < self.least_wait_s * (self.steps - 1):
+            return None  # nearly every step of a healthy run ends here
         if waits.last_steps(self.steps) == took.last_steps(self.steps):
             times = took.last(self.steps)
         else:  # measured by different rows: pair them by step

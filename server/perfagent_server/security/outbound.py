@@ -30,12 +30,18 @@ Resolver = Callable[[str, int], Sequence[str]]
 
 TOTAL_S = 10.0
 _KEPT_HEADERS = ("retry-after", "location")
-# is_global alone is no guard: it holds for NAT64 and 6to4 forms of loopback and for multicast. The rest is cloud metadata
-# under a public address (Azure), a deprecated relay prefix, and site-local.
+# is_global alone is no guard: it holds for NAT64 and 6to4 forms of loopback and for multicast, and what it says of the special
+# ranges differs between versions of Python. The rest is cloud metadata under a public address (Azure), a deprecated relay
+# prefix, and site-local.
 _NEVER = tuple(
     ipaddress.ip_network(text)
-    for text in ("168.63.129.16/32", "192.88.99.0/24", "64:ff9b:1::/48", "fec0::/10", "::/96", "2001::/32", "100:0:0:1::/64")
-)
+    for text in (
+        "0.0.0.0/8", "10.0.0.0/8", "100.64.0.0/10", "127.0.0.0/8", "168.63.129.16/32", "169.254.0.0/16", "172.16.0.0/12",
+        "192.0.0.0/24", "192.0.2.0/24", "192.88.99.0/24", "192.168.0.0/16", "198.18.0.0/15", "198.51.100.0/24", "203.0.113.0/24",
+        "224.0.0.0/3", "::/96", "64:ff9b:1::/48", "100::/64", "100:0:0:1::/64", "2001::/23", "2001:db8::/32", "3fff::/20",
+        "5f00::/16", "fc00::/7", "fe80::/10", "fec0::/10", "ff00::/8",
+    )
+)  # fmt: skip
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")
 
 

@@ -12,6 +12,8 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from sqlalchemy import select
+
 from perfagent.wire import Alert, Event, Frame, Group
 from perfagent_server.alerts import channels
 from perfagent_server.database import Database, open_database
@@ -19,7 +21,6 @@ from perfagent_server.rules.engine import Engine
 from perfagent_server.settings import Settings
 from perfagent_server.store.sql import SqlStore
 from perfagent_server.store.tables import alert, channel, cursor, delivery, rule_state, run, source
-from sqlalchemy import select
 
 NOW = 1_700_000_000.0
 
@@ -55,7 +56,14 @@ class Bench:
         times = [now + 0.1 * step for step in steps]
         groups = [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
         made = Frame(
-            project="p", run=name, source=ident, attempt=attempt, rank=rank, seq=self.seq[ident], groups=groups, events=list(events)
+            project="p",
+            run=name,
+            source=ident,
+            attempt=attempt,
+            rank=rank,
+            seq=self.seq[ident],
+            groups=groups,
+            events=list(events),
         )
         self.database.write(lambda connection: self.store.append(connection, [made], now))
 
@@ -143,7 +151,9 @@ def test_engines_that_die_at_any_moment_come_to_the_alerts_of_one_that_lived(ben
                 dying = bench.engine()
         living.run_once()
         bench.engine().run_once()
-        facts = [sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert)) for one in (bench, other)]
+        facts = [
+            sorted((row["id"], row["rule"], row["state"], row["since_step"]) for row in one.rows(alert)) for one in (bench, other)
+        ]
         assert facts[0] == facts[1]
         assert {fact[1] for fact in facts[0]} == {"loss_spike", "nonfinite_loss", "data_bound"}
         sent = [sorted((row["alert"], row["event"]) for row in one.rows(delivery)) for one in (bench, other)]

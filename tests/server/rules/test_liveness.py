@@ -6,6 +6,7 @@ import math
 
 import pytest
 from judging import fired, frame, judge_series, state
+
 from perfagent.wire import Event
 from perfagent_server.diagnosis.verdict import findings, verdict
 from perfagent_server.rules.evaluator import Evaluator
@@ -38,7 +39,7 @@ def test_an_exception_is_a_crash_with_the_last_lines_of_its_traceback() -> None:
         ("preempted", {"reason": "SIGTERM"}, "process_crash", "info"),
         ("failed", {"reason": "KeyboardInterrupt", "exception": "KeyboardInterrupt"}, "process_crash", "info"),
         ("oom", {"reason": "the control group's limit"}, "oom_observed", "critical"),
-        ("failed", {"reason": "OutOfMemoryError: CUDA out of memory. Tried to allocate", "exception": "OutOfMemoryError"}, "oom_observed", "critical"),
+        ("failed", {"reason": "CUDA out of memory.", "exception": "OutOfMemoryError"}, "oom_observed", "critical"),
         ("failed", {"reason": "RuntimeError: DefaultCPUAllocator: can't allocate memory"}, "oom_observed", "critical"),
     ],
 )  # fmt: skip
@@ -126,7 +127,13 @@ def test_silence_of_an_older_attempt_or_after_the_end_says_nothing() -> None:
 
 def test_what_the_agent_found_is_an_alert_under_its_own_rule() -> None:
     evaluator = _trained()
-    told = {"rule": "oom_observed", "severity": "critical", "message": "CUDA out of memory in step 7", "since_step": 7, "fix": "less"}
+    told = {
+        "rule": "oom_observed",
+        "severity": "critical",
+        "message": "CUDA out of memory in step 7",
+        "since_step": 7,
+        "fix": "less",
+    }
     event = Event(kind="finding", time=1.0, step=7, data=told)
     changes = evaluator.take(frame({}, [], ident=evaluator.upto + 1, events=[event]))
     changes += _end(evaluator, "oom", reason="OutOfMemoryError")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 from judging import fired, frame, judge_series
+
 from perfagent_server.diagnosis.verdict import verdict
 from perfagent_server.rules.evaluator import Evaluator
 from perfagent_server.rules.utilization import LowGpuUtilization, spell_s

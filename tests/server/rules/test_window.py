@@ -8,6 +8,7 @@ import random
 import msgspec
 import pytest
 from judging import fired, frame, state
+
 from perfagent_server.alerts.life import Change
 from perfagent_server.rules.evaluator import Evaluator
 from perfagent_server.rules.window import PATIENCE_S
@@ -90,7 +91,9 @@ def _story(seed: int) -> list[Stored]:
             ident += 1
         step += rows
     for rank in (0, 1):
-        frames.append(frame({}, [], rank=rank, ident=ident + rank, received=frames[-1].received, events=[state("finished", step=step)]))
+        frames.append(
+            frame({}, [], rank=rank, ident=ident + rank, received=frames[-1].received, events=[state("finished", step=step)])
+        )
     return frames
 
 

@@ -1,0 +1,177 @@
+"""The guard against server-side request forgery: nothing inside is reached, in whatever form it is written."""
+
+from __future__ import annotations
+
+import ipaddress
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpcore
+import pytest
+from builders import Receiver
+
+from perfagent.errors import ConfigError
+from perfagent_server.security.outbound import AddressNotAllowed, Guard, _Backend, is_public, post
+
+INSIDE = [
+    "127.0.0.1", "127.1", "127.0.1", "2130706433", "0x7f000001", "0177.0.0.1", "0x7f.1", "127.255.255.254", "0.0.0.0", "0",
+    "localhost", "LOCALHOST", "localhost.",
+    "10.0.0.1", "10.255.255.255", "172.16.0.1", "172.31.255.255", "192.168.1.1", "100.64.0.1", "100.100.100.200",
+    "169.254.169.254", "169.254.0.1", "2852039166", "0xa9fea9fe", "168.63.129.16", "192.0.0.192", "198.18.0.1", "192.0.2.1",
+    "224.0.0.1", "239.255.255.250", "255.255.255.255", "240.0.0.1", "192.88.99.1",
+    "[::1]", "[::]", "[::ffff:127.0.0.1]", "[::ffff:10.0.0.1]", "[::127.0.0.1]", "[::ffff:a9fe:a9fe]",
+    "[64:ff9b::7f00:1]", "[64:ff9b::a00:1]", "[64:ff9b:1::1]", "[2002:7f00:1::]", "[2002:a9fe:a9fe::1]", "[2001:0:7f00:1::]",
+    "[fe80::1]", "[fec0::1]", "[fc00::1]", "[fd00:ec2::254]", "[ff02::1]", "[2001:db8::1]", "[100::1]",
+]  # fmt: skip
+PUBLIC = ["93.184.216.34", "8.8.8.8", "2606:2800:220:1::1", "64:ff9b::808:808", "2002:808:808::1", "::ffff:8.8.8.8"]
+
+
+@pytest.mark.parametrize("host", INSIDE)
+def test_no_form_of_an_inner_address_is_sent_to(host: str) -> None:
+    guard = Guard()
+    with pytest.raises((AddressNotAllowed, OSError)):
+        post(guard, f"http://{host}:8420/x", b"{}", {}, total_s=3.0)
+
+
+def test_the_corpus_is_large_enough() -> None:
+    assert len(INSIDE) >= 40
+
+
+def test_the_message_says_address_not_allowed_and_what_to_set() -> None:
+    with pytest.raises(AddressNotAllowed, match=r"address not allowed: .*PERFAGENT_WEBHOOK_ALLOW=127\.1:9000"):
+        Guard().check_url("http://127.1:9000/x")
+
+
+@pytest.mark.parametrize("text", PUBLIC)
+def test_public_addresses_pass(text: str) -> None:
+    assert is_public(ipaddress.ip_address(text))
+    assert Guard(resolver=lambda host, port: [text]).addresses("example.org", 443) == [text]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "file:///etc/passwd", "ftp://example.org/", "gopher://example.org/", "unix:///var/run/docker.sock", "http+unix://%2Fvar%2Frun/x",
+        "http://", "http:///x", "//example.org/x", "http://user:secret@example.org/", "http://example.org:0/", "http://example.org:99999/",
+        "http://example.org/a b", "http://example.org/\r\nHost: inner", "http:\\\\127.0.0.1\\x", "javascript:alert(1)", "",
+    ],
+)  # fmt: skip
+def test_only_plain_http_and_https_urls_are_receivers(url: str) -> None:
+    with pytest.raises(ConfigError):
+        Guard(resolver=lambda host, port: ["8.8.8.8"]).check_url(url)
+
+
+def test_one_inner_address_among_public_ones_is_refused() -> None:
+    with pytest.raises(AddressNotAllowed):
+        Guard(resolver=lambda host, port: ["8.8.8.8", "127.0.0.1"]).addresses("mixed.example", 80)
+
+
+def test_rebinding_between_check_and_request_reaches_nothing(receiver: Receiver) -> None:
+    """The name is public when it is checked and inner when it is connected to: the second answer is checked as well."""
+    answers: Iterator[list[str]] = iter([["8.8.8.8"], ["127.0.0.1"], ["127.0.0.1"]])
+    guard = Guard(resolver=lambda host, port: next(answers))
+    url = f"http://rebind.example:{receiver.address.rpartition(':')[2]}/x"
+    guard.check_url(url)
+    with pytest.raises(AddressNotAllowed):
+        post(guard, url, b"{}", {})
+    assert receiver.deliveries == []
+
+
+def test_the_socket_goes_to_the_very_address_that_was_checked(receiver: Receiver) -> None:
+    """The resolver is asked once: there is no second answer that could differ."""
+    asked: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    port = receiver.address.rpartition(":")[2]
+    guard = Guard([f"hook.example:{port}"], resolver=resolve)
+    assert post(guard, f"http://hook.example:{port}/x", b"{}", {}).status == 200
+    assert asked == ["hook.example"]
+    assert receiver.deliveries[0].headers["host"] == f"hook.example:{port}"
+
+
+def test_redirects_are_not_followed_and_the_environments_proxy_is_not_used(
+    receiver: Receiver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
+    with Receiver(lambda _: 302) as first:
+        assert post(Guard([first.address]), first.url, b"{}", {}).status == 302
+        assert len(first.deliveries) == 1
+    assert receiver.deliveries == []
+
+
+def test_a_unix_socket_is_never_opened() -> None:
+    backend = _Backend(Guard(["0.0.0.0/0"]), "x", time.monotonic() + 1)
+    with pytest.raises(AddressNotAllowed):
+        backend.connect_unix_socket("/var/run/docker.sock")
+
+
+@pytest.mark.parametrize(
+    ("entry", "allowed"),
+    [
+        ("127.0.0.1:{port}", True), ("127.0.0.1", True), ("127.0.0.0/8", True), ("localhost:{port}", True), ("localhost", True),
+        ("127.0.0.1:1", False), ("10.0.0.0/8", False), ("example.org", False), ("[::1]:{port}", False),
+    ],
+)  # fmt: skip
+def test_the_allow_list_takes_hosts_ports_and_cidrs(receiver: Receiver, entry: str, allowed: bool) -> None:
+    guard = Guard([entry.format(port=receiver.address.rpartition(":")[2])])
+    if allowed:
+        assert post(guard, receiver.url, b"{}", {}).status == 200
+    else:
+        with pytest.raises(AddressNotAllowed):
+            post(guard, receiver.url, b"{}", {})
+
+
+def test_an_allowed_address_does_not_allow_its_neighbors() -> None:
+    guard = Guard(["127.0.0.1:9000"], resolver=lambda host, port: ["127.0.0.1", "10.0.0.1"])
+    assert guard.addresses("x", 9000) == ["127.0.0.1"]
+    with pytest.raises(AddressNotAllowed):
+        guard.addresses("x", 9001)
+
+
+@pytest.mark.parametrize("entry", ["host:port", "a:b:c", "host:0", "host:70000"])
+def test_a_malformed_allow_list_is_refused_at_start(entry: str) -> None:
+    with pytest.raises(ConfigError, match="PERFAGENT_WEBHOOK_ALLOW"):
+        Guard([entry])
+
+
+def test_a_dripping_receiver_is_cut_off_after_the_total_time() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        stop = threading.Event()
+
+        def drip() -> None:
+            peer, _ = listening.accept()
+            with peer:
+                for byte in b"HTTP/1.1 200 OK\r\nX: " + b"y" * 1000:
+                    if stop.wait(0.05):
+                        return
+                    try:
+                        peer.send(bytes([byte]))
+                    except OSError:
+                        return
+
+        thread = threading.Thread(target=drip, daemon=True)
+        thread.start()
+        port = listening.getsockname()[1]
+        begun = time.monotonic()
+        with pytest.raises(httpcore.TimeoutException):
+            post(Guard(["127.0.0.1"]), f"http://127.0.0.1:{port}/", b"{}", {}, total_s=0.5)
+        assert time.monotonic() - begun < 5
+        stop.set()
+        thread.join(5)
+
+
+def test_a_resolver_that_hangs_is_cut_off() -> None:
+    hang = threading.Event()
+
+    def resolve(host: str, port: int) -> list[str]:
+        hang.wait(20)
+        return ["8.8.8.8"]
+
+    with pytest.raises(httpcore.TimeoutException):
+        post(Guard(resolver=resolve), "http://slow.example/", b"{}", {}, total_s=0.3)
+    hang.set()
