@@ -216,9 +216,9 @@ class Sender:
         self._events.clear()
         self._sources.clear()
         self._slow_sources.clear()
-        self.spool.abandon()
+        self.spool.forked()
         if self._orphan is not None:
-            self._orphan.abandon()
+            self._orphan.forked()
         if self._transport is not None:
             self._transport.abandon()
 

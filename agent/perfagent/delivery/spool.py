@@ -811,8 +811,18 @@ class Spool:
             self.folder.rmdir()
         self.abandon()
 
+    def forked(self) -> None:
+        """In a forked child: closes the files, also one that the parent's thread had opened but not yet noted down."""
+        self.abandon()
+        mine = str(self.folder) + os.sep
+        with contextlib.suppress(OSError):
+            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{name}").startswith(mine):  # noqa: PTH115
+                        os.close(int(name))
+
     def abandon(self) -> None:
-        """Closes the files and does nothing else: for a forked child, whose parent goes on using them."""
+        """Closes the files and does nothing else."""
         for name in ("_ticks_fd", "_frames_fd", "_state_fd", "_lock_fd"):
             fd = getattr(self, name)
             setattr(self, name, -1)

@@ -242,7 +242,9 @@ def test_a16_flipped_bits_never_stop_the_start_and_never_invent_samples(
     spool = Spool.open(folder)
     found = steps_of(*drain(spool))
     assert found == list(range(len(found)))
-    whole = [offset + module._FRAMING.size + len(payload) for offset, kind, payload in module.records(bytes(content)) if kind == b"T"]
+    whole = [
+        offset + module._FRAMING.size + len(payload) for offset, kind, payload in module.records(bytes(content)) if kind == b"T"
+    ]
     assert len(found) == 3 * len(whole)
     spool.abandon()
 
@@ -361,7 +363,9 @@ def test_a15_memory_is_bounded_while_the_disk_is_full_and_events_outlive_samples
     noise = random.Random(0)
     for tick in range(40):
         column = [noise.random() for _ in range(2000)]
-        spool.append([Group(step=list(range(2000)), time=column, monotonic=column, values={"x": column})], [event(str(tick))], now=0.0)
+        spool.append(
+            [Group(step=list(range(2000)), time=column, monotonic=column, values={"x": column})], [event(str(tick))], now=0.0
+        )
         spool._retry_at = 0.0
         spool.hold(now=1e9)
     assert sum(len(kept.blob or b"") for kept in spool._kept) <= 200_000

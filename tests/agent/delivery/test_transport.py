@@ -15,7 +15,6 @@ from perfagent.delivery.transport import HttpTransport, Reply, judge, packed
 from perfagent.errors import ServerUnreachable
 from perfagent.wire import Frame, encode
 
-
 Client = Callable[..., HttpTransport]
 
 
@@ -137,9 +136,20 @@ def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [("7", 7.0), ("0", 1.0), ("-5", 1.0), ("1e9", 300.0), ("99999999999999999999", 300.0), ("nan", None), ("inf", 300.0)]
-    + [("soon", None), ("", None), (formatdate(1_700_000_060, usegmt=True), 60.0), (formatdate(0, usegmt=True), 1.0)]
-    + [("Fri, 31 Dec 9999 23:59:59 GMT", 300.0)],
+    [
+        ("7", 7.0),
+        ("0", 1.0),
+        ("-5", 1.0),
+        ("1e9", 300.0),
+        ("99999999999999999999", 300.0),
+        ("nan", None),
+        ("inf", 300.0),
+        ("soon", None),
+        ("", None),
+        (formatdate(1_700_000_060, usegmt=True), 60.0),
+        (formatdate(0, usegmt=True), 1.0),
+        ("Fri, 31 Dec 9999 23:59:59 GMT", 300.0),
+    ],
 )
 @pytest.mark.parametrize("status", [429, 503])
 def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(status: int, value: str, expected: float | None) -> None:
