@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceClock", "Interval", "Reading", "Value", "collect", "ready", "take", "value_of"]
+__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "value_of"]
 
 _MOST_WAITING = 4096
 """Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
@@ -47,7 +47,7 @@ _made = 0
 
 def take(tensor: torch.Tensor) -> Value | None:
     """The value of a tensor with one element; None where it cannot be had without waiting."""
-    if tensor.device.type == "cpu":
+    if tensor.is_cpu:
         return float(tensor.item())
     return collect(tensor)
 
@@ -88,22 +88,6 @@ def value_of(value: Value) -> float:
     return value.values()[0] if isinstance(value, Reading) else value
 
 
-class Interval:
-    """Device time between two marks."""
-
-    __slots__ = ("_begin", "_clock", "_end")
-
-    def __init__(self, clock: DeviceClock, begin: Any, end: Any) -> None:
-        self._clock, self._begin, self._end = clock, begin, end
-
-    def ready(self) -> bool:
-        return bool(self._end.query())
-
-    def seconds(self) -> float:
-        """Only when ready; milliseconds of the event become seconds."""
-        return float(self._begin.elapsed_time(self._end)) / 1e3
-
-
 class DeviceClock:
     """Marks on the current CUDA stream: the host runs ahead of the device, so host time says little about a phase there."""
 
@@ -125,8 +109,9 @@ class DeviceClock:
         event.record()
         return event
 
-    def interval(self, begin: Any, end: Any) -> Interval:
-        return Interval(self, begin, end)
+    def seconds(self, begin: Any, end: Any) -> float:
+        """Device time between two marks, once the later one is reached. Any thread."""
+        return float(begin.elapsed_time(end)) / 1e3
 
     def release(self, events: list[Any]) -> None:
         """Events that nobody reads any more, to be used again."""

@@ -30,10 +30,12 @@ from perfagent.device import Reading, take
 from perfagent.errors import ConfigError
 from perfagent.governor import Governor
 from perfagent.hooks import guard
+from perfagent.hooks.account import PHASE
 from perfagent.hooks.data import timed
 from perfagent.hooks.forward import watch_forward
-from perfagent.hooks.progress import Progress, activate, active
+from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.row import EarlyLog, LoggedLater
+from perfagent.hooks.step import make_primary
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.samplers.sampler import Sampler
@@ -186,13 +188,13 @@ class Run:
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code."""
         reason = ""
         if isinstance(status, int):
-            state = "failed" if status else "finished"
+            ending = "failed" if status else "finished"
             reason = f"exit code {int(status)}" if status else ""
         else:
-            state = "finished" if status is None else status
-        if state not in END_STATES:
+            ending = "finished" if status is None else status
+        if ending not in END_STATES:
             raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
-        self._end(state, reason)
+        self._end(ending, reason)
 
     def __enter__(self) -> Run:
         return self
@@ -236,7 +238,7 @@ class Run:
             os.register_at_fork(after_in_child=_forked)
             atexit.register(_at_exit)
             _watch_exit()
-        activate(self._progress)
+        state.current = self._progress
         instrument.when_torch_is_imported(_torch_came)
         self._sender.start()
 
@@ -248,8 +250,8 @@ class Run:
         self.config.update(config)
         self.tags.extend(tag for tag in tags if tag not in self.tags)
         if config or tags or name:
-            state = "running" if self._progress.last else "starting"
-            self._sender.event("state", {"state": state, "name": self.name, "config": self.config, "tags": self.tags})
+            now = "running" if self._progress.last else "starting"
+            self._sender.event("state", {"state": now, "name": self.name, "config": self.config, "tags": self.tags})
         if model is not None:
             self._model = weakref.ref(model)
             self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -257,7 +259,7 @@ class Run:
                 self._watch_model()
         if optimizer is not None:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
-            self._progress.primary = weakref.ref(inner if hasattr(inner, "param_groups") else optimizer)
+            make_primary(self._progress, inner if hasattr(inner, "param_groups") else optimizer)
 
     def _first_step(self, optimizer: Any) -> None:  # noqa: ARG002 - the hook passes it
         torch = sys.modules["torch"]
@@ -271,7 +273,7 @@ class Run:
         found = self._model or self._progress.found
         model = found() if found is not None else None
         if model is not None and self._undo_forward is None:
-            self._progress.embedded = has_embedding(model)
+            self._progress.account.embedded = has_embedding(model)
             self._undo_forward = watch_forward(model)
 
     # ---- on the sender's thread
@@ -310,24 +312,24 @@ class Run:
         self._refused += 1
 
     def _fail(self, error: BaseException) -> None:
-        state, reason, exception, trace = _cause(error)
-        self._end(state, reason, exception=exception, traceback=trace)
+        ending, reason, exception, trace = _cause(error)
+        self._end(ending, reason, exception=exception, traceback=trace)
 
-    def _end(self, state: str, reason: str = "", **more: Any) -> None:
+    def _end(self, ending: str, reason: str = "", **more: Any) -> None:
         if self._ended or self._pid != os.getpid():
             return
         self._ended = True
         p = self._progress
         p.ended = True
         p.settle_early(None)
-        if active() is p:
-            activate(None)
+        if state.current is p:
+            state.current = None
             instrument.remove()
         if self._undo_forward is not None:
             self._undo_forward()
         if self._console is not None:
             self._console.close()
-        self._sender.close(state, reason, EXIT_S, **more)
+        self._sender.close(ending, reason, EXIT_S, **more)
 
 
 _WITH_MEMORY = ("agent/overhead_pct", *memory.NAMES)
@@ -351,13 +353,12 @@ class _Phase:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         p = self._progress
-        spent = time.perf_counter_ns() - self._started
+        ended = time.perf_counter_ns()
         if self._counts:
             p.phase_depth -= 1
         if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
-            phases = p.phases_ns = p.phases_ns or {}
-            phases[self._name] = phases.get(self._name, 0) + spent
-        data = {"name": self._name, "begin_step": self._begin_step, "duration_s": spent / 1e9}
+            p.trace.append((PHASE, self._started, ended, self._name))
+        data = {"name": self._name, "begin_step": self._begin_step, "duration_s": (ended - self._started) / 1e9}
         self._sender.event("phase", data, step=p.in_progress())
 
 
@@ -539,12 +540,12 @@ def _as_tags(tags: Any) -> list[str]:
 
 
 def _torch_came() -> None:
-    if current() is not None or active() is not None:
+    if state.current is not None:
         instrument.install()
 
 
 def _forked() -> None:
-    activate(None)
+    state.current = None
 
 
 def _watch_exit() -> None:
@@ -581,9 +582,9 @@ def _cause(error: BaseException) -> tuple[str, str, str, str]:
     """State, reason, exception and traceback of a process that an exception ended."""
     name = type(error).__name__
     message = str(error)
-    state = "oom" if _out_of_memory(error) else "failed"
+    ending = "oom" if _out_of_memory(error) else "failed"
     first = message.strip().splitlines()[0][:500] if message.strip() else ""
-    return state, f"{name}: {first}" if first else name, name, _traceback(error)
+    return ending, f"{name}: {first}" if first else name, name, _traceback(error)
 
 
 def _out_of_memory(error: BaseException | None) -> bool:

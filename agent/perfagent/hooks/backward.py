@@ -14,9 +14,9 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import DeviceClock, take
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, Root
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import Progress, active, now
-from perfagent.hooks.row import Root
+from perfagent.hooks.progress import Progress, now, state
 
 __all__ = ["watch_backward", "watch_scale"]
 
@@ -26,68 +26,42 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
-        p = active()
+        p = state.current
         if p is None or p.backward_depth or p.thread != get_ident():
             return original(tensors, *args, **kwargs)
         p.backward_depth = 1
+        _begin(p, tensors)
         try:
-            _begin(p, tensors)
             return original(tensors, *args, **kwargs)
         finally:
             p.backward_depth = 0
-            _end(p)
+            p.trace.append((BACKWARD_END, now(), None if p.clock is None else p.clock.mark()))
 
     return backward
 
 
 @guarded
 def _begin(p: Progress, tensors: Any) -> None:
-    p.backward_start = started = now()
+    began = now()
+    single = hasattr(tensors, "requires_grad")
+    if p.clock is None and single and tensors.is_cuda:
+        p.clock = DeviceClock()
+    p.trace.append((BACKWARD, began, None if p.clock is None else p.clock.mark()))
     p.opened = p.seen_backward = True
     if p.early:
         p.settle_early(p.completed + 1)
-    single = tensors if hasattr(tensors, "requires_grad") else None
-    if p.clock is None and single is not None and single.is_cuda:
-        p.clock = DeviceClock()
-    if p.clock is not None:
-        mark = p.clock.mark()
-        if p.forward_start and p.mark is not None and mark is not None:
-            p.device_forward.append((p.mark, mark))
-        p.mark = mark
-    if p.forward_starts:
-        if p.forward_start:  # the loss is computed outside the model: the forward pass ends here
-            p.forward_pending += started - p.forward_start
-            p.forward_start = 0
-        p.forward_ns = (p.forward_ns or 0) + p.forward_pending
-        if p.entered:
-            p.inside_ns += p.forward_pending
-        p.forwards += p.forward_starts
-        p.forward_pending = p.forward_starts = p.forward_depth = 0
-    p.take_batch()
     if p.entered:  # called by the optimizer's own step, through a closure
         if p.inside_roots:
             return  # LBFGS evaluates several times; the first is the loss at the current weights
         p.inside_roots = True
-    root = _root(p, single) if single is not None else _sum(p, tensors)
+    root = _root(p, tensors) if single else _sum(p, tensors)
     if root is not None:
         p.roots.append(root)
-    p.own_ns += now() - started
+    if len(p.trace) > _MOST_ENTRIES:  # gradients without an optimizer: nothing of it will be a step
+        p.trace, p.roots = [], []
 
 
-@guarded
-def _end(p: Progress) -> None:
-    if not p.backward_start:
-        return
-    spent = now() - p.backward_start
-    p.backward_start = 0
-    p.backward_ns += spent
-    if p.clock is not None and p.mark is not None:
-        mark = p.clock.mark()
-        if mark is not None:
-            p.device_backward.append((p.mark, mark))
-        p.mark = None
-    if p.entered:
-        p.inside_ns += spent
+_MOST_ENTRIES = 50_000
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:
@@ -97,9 +71,14 @@ def _root(p: Progress, tensor: Any) -> Root | None:
             return unscaled
     if tensor.numel() != 1:
         return None  # a pipeline stage passes gradients on: it has no loss
-    local = getattr(tensor, "_local_tensor", None)
-    value = take(tensor if local is None else local)
-    return None if value is None else Root(value, _divided(tensor))
+    local = getattr(tensor, "_local_tensor", tensor)
+    if local.is_cpu:
+        value = float(local.item())
+        if value - value != 0.0:  # NaN or infinite: say at once how many gradients are
+            p.measure_at = p.completed
+        return Root(value, _divided(tensor) if p.accumulates or p.roots else False)
+    later = take(local)
+    return None if later is None else Root(later, _divided(tensor))
 
 
 def _sum(p: Progress, tensors: Any) -> Root | None:
@@ -123,7 +102,7 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
-        p = active()
+        p = state.current
         if p is not None and scaled is not outputs and p.thread == get_ident():
             _remember(p, outputs, scaled)
         return scaled

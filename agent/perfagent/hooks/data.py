@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar
 
+from perfagent.hooks.account import DATA
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import Progress, active, now
+from perfagent.hooks.progress import Progress, now, state
 from perfagent.signals.throughput import reader
 
 __all__ = ["timed", "watch_iter", "watch_next"]
@@ -26,24 +27,22 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807 - the name that tracebacks show
-        p = active()
+        p = state.current
         if p is None or p.data_depth or p.phase_depth or p.thread != get_ident():
             return original(self)
         was_open = p.opened
         p.data_depth = 1
-        started = now()
-        p.fetches += 1
-        p.open()
+        began = now()
+        _open(p)
         try:
             batch = original(self)
-        except StopIteration:
-            p.opened = was_open  # no next step has started: the epoch is over, and what is logged now belongs to the last one
+        except BaseException:
+            p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
+            p.trace.append((DATA, began, now(), 0, None))
             raise
         finally:
             p.data_depth = 0
-            p.fetches -= 1
-            p.fetched(id(self), started, now())
-        _measure(p, id(self), batch)
+        _got(p, id(self), batch, began, now())
         return batch
 
     return __next__
@@ -54,28 +53,43 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:  # noqa: N807
-        p = active()
+        p = state.current
         if p is None or p.data_depth or p.phase_depth or p.thread != get_ident():
             return original(self)
         p.data_depth = 1
-        started = now()
+        began = now()
         try:
             return original(self)
         finally:
             p.data_depth = 0
-            p.data_ns += now() - started
+            p.trace.append((DATA, began, now(), 0, None))
 
     return __iter__
 
 
+def _open(p: Progress) -> None:
+    """A fetch starts: what is logged from now on belongs to the next step."""
+    p.opened = True
+    if not p.seen_backward:
+        p.fetched = True
+        if p.early:  # a whole round without a backward pass: this process does not train, at least not yet
+            p.settle_early(None)
+
+
 @guarded
-def _measure(p: Progress, loader: int, batch: Any) -> None:
-    started = now()
+def _got(p: Progress, loader: int, batch: Any, began: int, ended: int) -> None:
     measure = p.readers.get(loader)
     if measure is None:
+        if len(p.readers) > 64:
+            p.readers.clear()
         measure = p.readers[loader] = reader(batch)
-    p.queue(loader, measure(batch))
-    p.own_ns += now() - started
+    p.trace.append((DATA, began, ended, loader, measure(batch)))
+    if len(p.trace) > _MOST_ENTRIES:
+        del p.trace[: _MOST_ENTRIES // 2]
+
+
+_MOST_ENTRIES = 100_000
+"""A process that loads or evaluates and never steps an optimizer must not grow."""
 
 
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
@@ -83,24 +97,19 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
     loader = id(iterable)
     iterator = iter(iterable)
     while True:
-        if p is not active() or p.thread != get_ident():
+        if p is not state.current or p.thread != get_ident() or p.data_depth:
             yield from iterator
             return
-        depth, was_open = p.data_depth, p.opened
+        was_open = p.opened
         p.data_depth = 1  # a DataLoader below is not counted a second time
-        started = now()
-        p.fetches += 1
-        p.open()
+        began = now()
+        _open(p)
         try:
             item = next(iterator)
         except StopIteration:
             p.opened = was_open
             return
         finally:
-            p.data_depth = depth
-            p.fetches -= 1
-            if not depth:
-                p.fetched(loader, started, now())
-        if not depth:
-            _measure(p, loader, item)
+            p.data_depth = 0
+        _got(p, loader, item, began, now())
         yield item

@@ -10,64 +10,80 @@ calls without gradients, and calls in evaluation mode of a model that is trained
 
 from __future__ import annotations
 
+import gc
 import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.hooks.account import DATA, FORWARD, RETURNED
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import active, now
+from perfagent.hooks.progress import now, state
 from perfagent.signals.throughput import reader
 
 __all__ = ["watch_forward"]
 
+_ENOUGH = 3
+"""So many training calls whose output held no loss, and the hook that looks at outputs is taken off again."""
+
 
 def watch_forward(model: Any) -> Callable[[], None]:
     """Puts the hooks on a root model; the answer takes them off again."""
-    root = compiled_wrapper(model)
+    root = _compiled_wrapper(model)
+    grad_enabled = sys.modules["torch"].is_grad_enabled
     compiled_call = root.__dict__.get("_compiled_call_impl")
     if compiled_call is not None:  # module.compile(): hooks would be traced into the graph
-        root._compiled_call_impl = _around(weakref.ref(root), compiled_call)
-        return _undo(weakref.ref(root), compiled_call)
-    before = root.register_forward_pre_hook(_before, with_kwargs=True)
-    after = root.register_forward_hook(_after)
+        return _around(weakref.ref(root), compiled_call, grad_enabled)
+    without_loss = 0
+
+    @guarded
+    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        _called(module, args, kwargs, grad_enabled())
+
+    @guarded
+    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - the signature torch calls
+        nonlocal without_loss
+        if _returned(output, grad_enabled()):
+            without_loss = 0
+        elif module.training and grad_enabled():
+            without_loss += 1
+            if without_loss >= _ENOUGH:
+                handle_after.remove()
+
+    handle_before = root.register_forward_pre_hook(before, with_kwargs=True)
+    handle_after = root.register_forward_hook(after)
 
     def remove() -> None:
-        before.remove()
-        after.remove()
+        handle_before.remove()
+        handle_after.remove()
 
     return remove
 
 
-def _around(root: Any, call: Callable[..., Any]) -> Callable[..., Any]:
+def _around(root: Any, call: Callable[..., Any], grad_enabled: Callable[[], bool]) -> Callable[[], None]:
+    called, returned = guarded(_called), guarded(_returned)
+
     def compiled_call(*args: Any, **kwargs: Any) -> Any:
-        module = root()
-        _before(module, args, kwargs)
+        grad = grad_enabled()
+        called(root(), args, kwargs, grad)
         output = call(*args, **kwargs)
-        _after(module, args, output)
+        returned(output, grad)
         return output
 
-    return compiled_call
-
-
-def _undo(root: Any, call: Callable[..., Any]) -> Callable[[], None]:
     def remove() -> None:
         module = root()
         if module is not None:
             module._compiled_call_impl = call
 
+    root()._compiled_call_impl = compiled_call
     return remove
 
 
-def compiled_wrapper(model: Any) -> Any:
+def _compiled_wrapper(model: Any) -> Any:
     """The torch.compile wrapper of a model, or the model itself. Looks only if something was compiled in this process."""
-    if "torch._dynamo" not in sys.modules or hasattr(model, "_orig_mod"):
-        return model
-    import gc
-
     wrapper = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    if wrapper is None:
+    if wrapper is None or isinstance(model, wrapper):
         return model
     for candidate in gc.get_objects():
         if type(candidate) is wrapper and candidate.__dict__.get("_modules", {}).get("_orig_mod") is model:
@@ -75,49 +91,31 @@ def compiled_wrapper(model: Any) -> Any:
     return model
 
 
-@guarded
-def _before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    p = active()
-    if p is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
+def _called(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> None:
+    p = state.current
+    if p is None or not grad or p.backward_depth or p.phase_depth or p.thread != get_ident():
         return
-    p.forward_depth += 1
-    if p.forward_depth > 1 or not sys.modules["torch"].is_grad_enabled():
-        return
-    if module.training:
-        p.training_only = True
-    elif p.training_only:
-        return
-    started = now()
-    p.open()
-    if not p.forward_start:
-        p.forward_start = started
-        if p.clock is not None:
-            p.mark = p.clock.mark()
-    p.forward_starts += 1
-    if not p.fetches:
+    began = now()
+    p.opened = True
+    size = None
+    trace = p.trace
+    if not trace or trace[0][0] != DATA:  # no loader: the batch is what the model is called with
         batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
         measure = p.readers.get(0)
         if measure is None:
             measure = p.readers[0] = reader(batch)
-        p.root_size = measure(batch)
-    p.own_ns += now() - started
+        size = measure(batch)
+    trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), module.training, size))
 
 
-@guarded
-def _after(module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - the signature torch calls
-    p = active()
-    if p is None or p.forward_depth == 0 or p.backward_depth or p.phase_depth or p.thread != get_ident():
-        return
-    p.forward_depth -= 1
-    if p.forward_depth or not p.forward_start or not _holds_loss(output):
-        return
-    p.forward_pending += now() - p.forward_start
-    p.forward_start = 0
-    if p.clock is not None and p.mark is not None:
-        mark = p.clock.mark()
-        if mark is not None:
-            p.device_forward.append((p.mark, mark))
-        p.mark = None
+def _returned(output: Any, grad: bool) -> bool:
+    """Notes the end of a call; True where the output holds a loss."""
+    p = state.current
+    if p is None or not grad or p.backward_depth or p.phase_depth or p.thread != get_ident():
+        return False
+    holds_loss = _holds_loss(output)
+    p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))
+    return holds_loss
 
 
 def _holds_loss(output: Any) -> bool:

@@ -1,8 +1,12 @@
-"""What the hooks know about the step in progress: plain numbers that they add to, and nothing that locks or allocates much.
+"""What the training thread notes about the step in progress: a trace of stamps, and the little that must be known at once.
 
-One `Progress` belongs to one run; `active()` is the one the hooks write to, None when no run is active and in every forked
-child. Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. All methods run on the training
-thread unless they say otherwise; what crosses threads is one append to a deque or one assignment.
+One `Progress` belongs to one run; `state.current` is the one the hooks write to, None when no run is active and in every forked
+child. A hook appends one tuple to the trace and returns; what the stamps mean is worked out on the sender's thread
+(account.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
+Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of its own.
+
+Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; what crosses threads
+is one append to a deque or one assignment.
 """
 
 from __future__ import annotations
@@ -15,150 +19,154 @@ from typing import Any
 
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.row import EarlyLog, Root, StepRow
+from perfagent.hooks.account import Account, Entry, Root
+from perfagent.hooks.row import EarlyLog, StepRow
 
-__all__ = ["Progress", "activate", "active"]
+__all__ = ["Progress", "now", "state"]
 
 now = time.perf_counter_ns
-
-_MOST_BATCHES = 256
-"""Batches of one loader that may wait for a backward pass (evaluation loaders never get one)."""
-_MOST_LOADERS = 8
 _EARLY_LOGS = 1000
 
 
 class Progress:
     """The step in progress.
 
-    rows: the sender's deque. governor: decides how often gradients are measured.
-    completed: the last completed step. opened: a fetch, forward or backward of the next one has started. thread: the thread
-    that steps the optimizer; hooks on other threads (prefetching, evaluation servers) do nothing.
+    rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened: a
+    fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other threads
+    (prefetching, evaluation servers) do nothing.
     """
 
-    def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
-        self.rows = rows
-        self.thread = get_ident()
-        self.completed = start_step
-        self.ended = False
-        self.seen_backward = False
-        self.last: StepRow | None = None
-        self.on_first_step: Callable[[Any], None] | None = None
-        # whose steps count
-        self.model_size = 0  # trainable numbers of the model that the user named
-        self.found: Any = None  # weak reference to the model that was found
-        self.primary: Any = None  # weak reference to the optimizer that owns most parameters
-        self.steppers: dict[int, int] = {}  # id of other optimizers -> steps since the primary's last one
-        # log() before anything is known about steps
-        self.early: list[EarlyLog] = []
-        self.early_step = start_step + 1 if start_step else 0
-        # loss
-        self.averages: bool | None = None  # several unscaled roots of one step are averaged; None until it is known
-        self.loss_by_user = False
-        self.previous_roots: list[Root] = []
-        # samples
-        self.queues: dict[int, deque[tuple[int | None, int | None, bool]]] = {}
-        self.readers: dict[int, Any] = {}
-        self.loader = 0
-        self.embedded: bool | None = None
-        # mixed precision
-        self.skipped = 0
-        # device
-        self.clock: DeviceClock | None = None
-        # forward passes
-        self.training_only = False
-        # the agent's own cost
-        self.own_ns = self.pass_ns = 0
-        self.grad_cost_ns = 0
-        self.grad_count = 0
-        self.governor = governor
-        self.every = 1  # gradients are measured every so many steps
-        # nesting
-        self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = self.entered = self.blocked = 0
-        self.step_end = 0
-        self._begin()
+    __slots__ = (
+        "account",
+        "accumulates",
+        "backward_depth",
+        "blocked",
+        "clip_count",
+        "clip_norm",
+        "clock",
+        "completed",
+        "data_depth",
+        "early",
+        "early_step",
+        "ended",
+        "entered",
+        "fetched",
+        "found",
+        "governor",
+        "grad_cost_ns",
+        "grad_count",
+        "grad_scale",
+        "gradients",
+        "inside_roots",
+        "last",
+        "loss_by_user",
+        "measure_at",
+        "model_size",
+        "on_first_step",
+        "opened",
+        "own_ns",
+        "pass_ns",
+        "phase_depth",
+        "previous_roots",
+        "primary",
+        "primary_id",
+        "readers",
+        "roots",
+        "rows",
+        "scaled",
+        "scaler_depth",
+        "scaler_scale",
+        "scaling",
+        "seen_backward",
+        "skipped",
+        "step_end",
+        "steppers",
+        "thread",
+        "trace",
+        "unscaled",
+        "user_loss",
+    )
 
-    def _begin(self) -> None:
-        """Empties what belongs to one step."""
+    def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
+        # what a hook touches in every step comes first
+        self.thread = get_ident()
+        self.trace: list[Entry] = []
         self.opened = False
-        self.data_ns = self.backward_ns = self.optimizer_ns = 0
-        self.fetches = self.batches = self.forwards = 0
-        self.samples = self.tokens = 0
-        self.forward_ns: int | None = None
-        self.forward_start = self.forward_pending = self.forward_depth = self.forward_starts = 0
-        self.root_size: tuple[int | None, int | None, bool] | None = None
-        self.backward_start = self.optimizer_start = self.inside_ns = 0
-        self.inside_roots = False
+        self.seen_backward = False
+        self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
+        self.clock: DeviceClock | None = None
+        self.early: list[EarlyLog] = []
         self.roots: list[Root] = []
         self.scaled: dict[int, Root] = {}
-        self.scaling = self.unscaled = False
-        self.scaler_scale: Value | None = None
-        self.clip_norm: list[Value] = []
-        self.clip_count = 0
-        self.clip_passes = 0
+        self.entered = 0  # id of the optimizer whose step is running
+        self.primary_id = 0
+        self.measure_at = start_step  # gradients are measured when this many steps are completed
+        self.completed = start_step
+        self.rows = rows
+        self.account = Account()
+        self.governor = governor
+        self.step_end = 0
+        self.last: StepRow | None = None
+        self.own_ns = self.pass_ns = 0
+        # loss
+        self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
+        self.loss_by_user = False
+        self.user_loss: float | None = None
+        self.previous_roots: list[Root] = []
+        self.inside_roots = False
+        # gradients
         self.gradients: Any = None
         self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
-        self.phases_ns: dict[str, int] | None = None
-        self.user_loss: float | None = None
-        self.mark: Any = None
-        self.device_forward: list[tuple[Any, Any]] = []
-        self.device_backward: list[tuple[Any, Any]] = []
-        self.device_optimizer: list[tuple[Any, Any]] = []
+        self.grad_cost_ns = self.grad_count = 0
+        self.clip_norm: list[Value] = []
+        self.clip_count = 0
+        # mixed precision
+        self.scaling = self.unscaled = False
+        self.scaler_scale: Value | None = None
+        self.skipped = 0
+        # whose steps count
+        self.primary: Any = None  # weak reference to the optimizer that owns most parameters
+        self.steppers: dict[int, int] = {}  # id of other optimizers -> steps since the primary's last one
+        self.blocked = 0
+        self.model_size = 0  # trainable numbers of the model that the user named
+        self.found: Any = None  # weak reference to the model that was found
+        self.on_first_step: Callable[[Any], None] | None = None
+        # log() before anything is known about steps
+        self.early_step = start_step + 1 if start_step else 0
+        self.fetched = False
+        self.readers: dict[int, Any] = {}
+        self.ended = False
 
-    def open(self) -> None:
-        """A fetch, forward or backward of the next step starts: what is logged from now on belongs to that step."""
-        self.opened = True
-        if self.early and not self.seen_backward and self.fetches:
-            self.settle_early(None)
+    def complete(self, ended: int, lr: Value | None, skipped: Any) -> None:
+        """One step of the optimizer that counts is over: one append, and the next step begins."""
+        if self.early:
+            self.settle_early(self.completed + 1)
+        self.completed += 1
+        self.last = row = StepRow(self, ended, lr, skipped)
+        self.rows.append(row)
+        self.step_end = ended
+        self.accumulates = len(self.roots) > 1
+        self.trace, self.roots = [], []
+        self.opened = self.inside_roots = False
+        self.user_loss = self.gradients = None
+        if self.clip_norm:
+            self.clip_norm, self.clip_count = [], 0
+        if self.scaling:
+            self.scaling = self.unscaled = False
+            self.scaler_scale = self.grad_scale = None
+            self.scaled.clear()
+        if self.previous_roots:
+            self.previous_roots = []
 
     def in_progress(self) -> int:
         """The step that log() takes: n until the step after n starts."""
         return self.completed + self.opened
 
-    # data ------------------------------------------------------------------------------------------------------------------
-
-    def fetched(self, loader: int, started: int, ended: int) -> None:
-        wait = ended - started
-        self.data_ns += wait
-        self.fetches += 1
-        self.loader = loader
-        if self.forward_start:  # fetched between the model's call and backward: not part of the forward pass
-            self.forward_start += wait
-        if self.entered:
-            self.inside_ns += wait
-
-    def queue(self, loader: int, size: tuple[int | None, int | None, bool]) -> None:
-        waiting = self.queues.get(loader)
-        if waiting is None:
-            if len(self.queues) >= _MOST_LOADERS:
-                oldest = next(iter(self.queues))
-                del self.queues[oldest]
-                self.readers.pop(oldest, None)
-            waiting = self.queues[loader] = deque(maxlen=_MOST_BATCHES)
-        waiting.append(size)
-
-    def take_batch(self) -> None:
-        """A backward pass starts: the batch that waited longest in the loader in use was meant for it."""
-        size = None
-        if self.loader:
-            waiting = self.queues.get(self.loader)
-            if waiting:
-                size = waiting.popleft()
-                self.batches += 1
-        if size is None and not self.fetches and self.root_size is not None:
-            size, self.root_size = self.root_size, None
-        if size is None:
-            return
-        samples, tokens, embedded = size
-        if samples:
-            self.samples += samples
-        if tokens and (not embedded or self.embedded):
-            self.tokens += tokens
-
-    # early logs ------------------------------------------------------------------------------------------------------------
+    # log() before the first backward pass --------------------------------------------------------------------------------------
 
     def log_early(self, log: EarlyLog) -> None:
-        """log() before the first backward pass: whether this process will ever step an optimizer is not known yet."""
-        if self.early and (not self.fetches or len(self.early) >= _EARLY_LOGS):
+        """Whether this process will ever step an optimizer is not known yet."""
+        if self.early and (not self.fetched or len(self.early) >= _EARLY_LOGS):
             self.settle_early(None)
         self.early.append(log)
         self.rows.append(log)
@@ -173,29 +181,14 @@ class Progress:
             else:
                 log.settle(step)
 
-    # the end of a step -----------------------------------------------------------------------------------------------------
 
-    def complete(self, ended: int, lr: Value | None, skipped: Any) -> None:
-        """One step of the optimizer that counts is over: one append, and the next step begins."""
-        if self.early:
-            self.settle_early(self.completed + 1)
-        self.completed += 1
-        row = StepRow(self, ended, lr, skipped)
-        self.rows.append(row)
-        self.last = row
-        self.step_end = ended
-        self.seen_backward = True
-        self._begin()
+class _State:
+    """current: where the hooks write to. An object of its own: a slot is the cheapest thing to look up."""
+
+    __slots__ = ("current",)
+
+    def __init__(self) -> None:
+        self.current: Progress | None = None
 
 
-_active: Progress | None = None
-
-
-def active() -> Progress | None:
-    """Where the hooks write to; None when no run is active, and in every forked child."""
-    return _active
-
-
-def activate(progress: Progress | None) -> None:
-    global _active
-    _active = progress
+state = _State()

@@ -1,7 +1,7 @@
 """Rows on their way from the training thread to the sender: what was noted there becomes names and values here.
 
-The training thread stores references and integers; everything else (which loss rule applies, which phases are known, device
-values) happens in `row()` on the sender's thread, once the row is ready.
+The training thread stores references; everything else (which loss rule applies, which phases are known, device values) happens
+in `row()` on the sender's thread, once the row is ready.
 """
 
 from __future__ import annotations
@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, Value, ready, value_of
+from perfagent.hooks.account import DATA, FORWARD, PHASE, Breakdown, forward_passes
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["EarlyLog", "LoggedLater", "Root", "StepRow"]
+__all__ = ["EarlyLog", "LoggedLater", "StepRow"]
 
 _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
@@ -27,39 +28,25 @@ _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
 
 
-class Root(NamedTuple):
-    """The tensor a backward pass started from. divided: the user scaled it (a division or product made it)."""
-
-    value: Value | None
-    divided: bool
-
-
 class StepRow:
     """One completed step."""
 
     __slots__ = (
-        "_backward_ns", "_batches", "_clip", "_device", "_ended", "_fetched", "_forward_ns", "_forwards",
-        "_grad_scale", "_gradients", "_lr", "_optimizer_ns", "_phases", "_progress", "_roots", "_samples", "_scale", "_skipped",
-        "_skipped_before", "_step_ns", "_time", "_tokens", "step", "user_loss",
+        "_clip", "_ended", "_grad_scale", "_gradients", "_lr", "_progress", "_roots", "_scale", "_skipped", "_skipped_before",
+        "_step_ns", "step", "trace", "user_loss",
     )  # fmt: skip
 
-    def __init__(self, progress: Progress, ended: int, lr: Value | None, skipped: Any) -> None:
-        p = self._progress = progress
+    def __init__(self, p: Progress, ended: int, lr: Value | None, skipped: Any) -> None:
+        self._progress = p
         self.step = p.completed
-        self._time = time.time()
+        self.trace = p.trace
         self._ended = ended
         self._step_ns = ended - p.step_end if p.step_end else 0
-        self._fetched = p.data_ns if p.fetches else None
-        self._forward_ns, self._backward_ns, self._optimizer_ns = p.forward_ns, p.backward_ns, p.optimizer_ns
-        self._forwards, self._batches = p.forwards, p.batches
-        self._phases = p.phases_ns
         self._roots = p.roots or p.previous_roots
-        self._samples, self._tokens = p.samples, p.tokens
         self._lr = lr
         self._gradients, self._clip, self._grad_scale = p.gradients, p.clip_norm, p.grad_scale
         self._scale, self._skipped, self._skipped_before = p.scaler_scale, skipped, p.skipped
         self.user_loss = p.user_loss
-        self._device = (p.clock, p.device_forward, p.device_backward, p.device_optimizer) if p.clock is not None else None
 
     def ready(self) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
@@ -75,70 +62,90 @@ class StepRow:
             return False
         if self._gradients is not None and not self._gradients.ready():
             return False
-        if self._device is not None:
-            _, forward, backward, optimizer = self._device
-            return all(end.query() for _, end in (*forward[-1:], *backward[-1:], *optimizer[-1:]))
+        if p.clock is not None:
+            events = [entry[2] for entry in self.trace if entry[0] not in (DATA, PHASE) and entry[2] is not None]
+            return not events or bool(events[-1].query())
         return True
 
     def _bad(self) -> bool:
         return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in self._roots)
 
     def _undecided(self) -> bool:
-        """Several backward passes, and it is not yet known whether each had a batch of its own."""
+        """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
         return (
             len(self._roots) > 1
             and not self._roots[0].divided
-            and not self._batches
-            and not self._forwards
-            and self._progress.averages is None
+            and self._progress.account.averages is None
+            and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
         )
 
     def row(self) -> tuple[int, float, float, tuple[str, ...], list[float]]:
         """The finished row; once, when ready."""
+        p = self._progress
+        parts = p.account.read(self.trace)
         values: dict[str, float] = {}
-        loss = self._seen_loss()
-        if loss is not None and not self._progress.loss_by_user:
+        loss = self._seen_loss(parts)
+        if loss is not None and not p.loss_by_user:
             values["loss"] = loss
         if self._lr is not None:
             values["lr"] = value_of(self._lr)
         seconds = self._step_ns / 1e9
         if self._step_ns:
             values["step_time_s"] = seconds
-            if self._samples:
-                values["samples_per_s"] = self._samples / seconds
-            if self._tokens:
-                values["tokens_per_s"] = self._tokens / seconds
-        self._add_phases(values, seconds)
+            if parts.samples:
+                values["samples_per_s"] = parts.samples / seconds
+            tokens = parts.tokens + (parts.embedded_tokens if p.account.embedded else 0)
+            if tokens:
+                values["tokens_per_s"] = tokens / seconds
+        self._add_phases(values, parts, seconds)
         self._add_gradients(values)
-        return (self.step, self._time, self._ended / 1e9, _interned(tuple(values)), list(values.values()))
+        monotonic = self._ended / 1e9
+        wall = time.time() - (time.perf_counter_ns() - self._ended) / 1e9
+        return self.step, wall, monotonic, _interned(tuple(values)), list(values.values())
 
-    def _seen_loss(self) -> float | None:
+    def _seen_loss(self, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
-        loss = combined(self._roots, self._batches or self._forwards, self._progress)
+        loss = self._combined(parts.batches or parts.forwards)
         if self.user_loss is None or loss is None:
             return loss
-        if not _alike(self.user_loss, loss):
+        if math.isfinite(self.user_loss) and math.isfinite(loss) and not _alike(self.user_loss, loss):
             self._progress.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
         return None
 
-    def _add_phases(self, values: dict[str, float], seconds: float) -> None:
+    def _combined(self, batches: int) -> float | None:
+        """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
+        up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
+        values = [value_of(root.value) for root in self._roots if root.value is not None]
+        if len(values) <= 1:
+            return values[0] if values else None
+        average = False
+        if not self._roots[0].divided:
+            account, latest = self._progress.account, self._progress.last
+            if not batches and account.averages is None and latest is not None:
+                batches = forward_passes(latest.trace)
+            if batches:
+                account.averages = batches >= len(values)
+            average = bool(account.averages)
+        total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
+        return total / len(values) if average else total
+
+    def _add_phases(self, values: dict[str, float], parts: Breakdown, seconds: float) -> None:
         times: dict[str, float] = {}
-        if self._fetched is not None:
-            times["phase/data_s"] = self._fetched / 1e9
-        if self._device is not None:
-            clock, *phases = self._device
-            for name, marks in zip(("forward", "backward", "optimizer"), phases, strict=True):
-                if marks:
-                    times[f"phase/{name}_s"] = sum(clock.interval(begin, end).seconds() for begin, end in marks)
-            clock.release(list({id(mark): mark for marks in phases for pair in marks for mark in pair}.values()))
+        if parts.data_ns is not None:
+            times["phase/data_s"] = parts.data_ns / 1e9
+        clock = self._progress.clock
+        if clock is not None:
+            for name, pairs in parts.device.items():
+                times[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
+            clock.release([entry[2] for entry in self.trace if entry[0] not in (DATA, PHASE) and entry[2] is not None])
         else:
-            if self._forward_ns is not None:
-                times["phase/forward_s"] = self._forward_ns / 1e9
-            if self._backward_ns:
-                times["phase/backward_s"] = self._backward_ns / 1e9
-            if self._optimizer_ns:
-                times["phase/optimizer_s"] = self._optimizer_ns / 1e9
-        for name, spent in (self._phases or {}).items():
+            if parts.forward_ns is not None:
+                times["phase/forward_s"] = parts.forward_ns / 1e9
+            if parts.backward_ns:
+                times["phase/backward_s"] = parts.backward_ns / 1e9
+            if parts.optimizer_ns:
+                times["phase/optimizer_s"] = parts.optimizer_ns / 1e9
+        for name, spent in parts.phases_ns.items():
             times[f"phase/{name}_s"] = times.get(f"phase/{name}_s", 0.0) + spent / 1e9
         values.update(times)
         if seconds and "phase/forward_s" in times:
@@ -174,22 +181,6 @@ class StepRow:
             values["grad/norm"] = norm
         if nonfinite is not None:
             values["grad/nonfinite"] = float(nonfinite)
-
-
-def combined(roots: list[Root], batches: int, progress: Progress) -> float | None:
-    """The loss of a step from the roots of its backward passes.
-
-    One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add up.
-    Several undivided roots are averaged when each had a batch of its own, and added when they share one (several losses).
-    """
-    values = [value_of(root.value) for root in roots if root.value is not None]
-    if len(values) <= 1:
-        return values[0] if values else None
-    average = not roots[0].divided and (batches >= len(values) if batches else bool(progress.averages))
-    if batches and not roots[0].divided:
-        progress.averages = average
-    total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-    return total / len(values) if average else total
 
 
 class LoggedLater:
@@ -235,9 +226,9 @@ def read(metrics: dict[str, Any]) -> dict[str, Any]:
 
 
 def _alike(a: float, b: float) -> bool:
-    return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b)) or not (math.isfinite(a) or math.isfinite(b))
+    return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b))
 
 
 def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """One tuple object per shape of row, so that the sender groups rows by identity and hash only once."""
+    """One tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
     return _NAMES.setdefault(names, names)

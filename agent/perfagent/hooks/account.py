@@ -1,0 +1,213 @@
+"""Turns the stamps of a step into the time of each phase and the number of samples. Runs on the sender's thread, in step order.
+
+What a step's trace may hold, in the order in which it happened (time in ns; event: of the device clock, or None):
+
+    (DATA, began, ended, loader, size)      a wait for data; size is None when it only started workers or ended an epoch
+    (FORWARD, began, event, training, size) the root model is called with gradients on; size where there is no loader
+    (RETURNED, ended, event, holds_loss)    it returned
+    (BACKWARD, began, event)                the outermost backward call
+    (BACKWARD_END, ended, event)
+    (OPTIMIZER, began, event)               the optimizer's step, or GradScaler.step around it
+    (OPTIMIZER_END, ended, event)
+    (PHASE, began, ended, name)             a part of the loop that the user named
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NamedTuple
+
+from perfagent.device import Value
+
+__all__ = [
+    "BACKWARD", "BACKWARD_END", "DATA", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown",
+    "Entry", "Root", "forward_passes",
+]  # fmt: skip
+
+DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE = range(8)
+Entry = tuple[Any, ...]
+Size = tuple[int | None, int | None, bool]
+
+_MOST_BATCHES = 256
+"""Batches of one loader that may wait for a backward pass (evaluation loaders never get one)."""
+_MOST_LOADERS = 8
+
+
+class Root(NamedTuple):
+    """The tensor a backward pass started from. divided: the user scaled it (a division or product made it)."""
+
+    value: Value | None
+    divided: bool
+
+
+class Breakdown:
+    """What one step consisted of. None is what cannot be known; device_*: pairs of events, where a device clock runs."""
+
+    __slots__ = (
+        "backward_ns", "batches", "data_ns", "device", "embedded_tokens", "forward_ns", "forwards", "optimizer_ns", "phases_ns",
+        "samples", "tokens",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.data_ns: int | None = None
+        self.forward_ns: int | None = None
+        self.backward_ns = self.optimizer_ns = 0
+        self.batches = self.forwards = 0
+        self.samples = self.tokens = self.embedded_tokens = 0
+        self.phases_ns: dict[str, int] = {}
+        self.device: dict[str, list[tuple[Any, Any]]] = {}
+
+    def take(self, size: Size | None) -> None:
+        if size is None:
+            return
+        samples, tokens, only_with_embedding = size
+        self.samples += samples or 0
+        if only_with_embedding:
+            self.embedded_tokens += tokens or 0
+        else:
+            self.tokens += tokens or 0
+
+
+class Account:
+    """Reads the traces of one run, one step after the other.
+
+    Batches are paired with backward passes first in, first out, by loader: a framework may fetch several ahead, and a loader
+    whose batches are followed by no backward pass (evaluation) adds nothing.
+    """
+
+    def __init__(self) -> None:
+        self.averages: bool | None = None
+        """Whether several undivided roots of a step are averaged; None until it is known."""
+        self.embedded = False
+        """Whether the model has an embedding, so that integer matrices are tokens."""
+        self._waiting: dict[int, deque[Size]] = {}
+        self._loader = 0
+        self._training_only = False
+
+    def read(self, trace: list[Entry]) -> Breakdown:
+        step = Breakdown()
+        forward = _Forward()
+        backward_at = optimizer_at = 0
+        backward_event = optimizer_event = None
+        optimizer_depth = inside_ns = 0
+        fetches = 0
+        for entry in trace:
+            kind, at = entry[0], entry[1]
+            if kind == DATA:
+                wait = entry[2] - at
+                step.data_ns = (step.data_ns or 0) + wait
+                forward.pause(wait)
+                if optimizer_depth:
+                    inside_ns += wait
+                if entry[4] is not None:
+                    fetches += 1
+                    self._queue(entry[3], entry[4])
+            elif kind == FORWARD:
+                if backward_at:
+                    continue  # activation checkpointing runs the model again
+                if entry[3]:
+                    self._training_only = True
+                elif self._training_only:
+                    forward.ignored += 1
+                    continue
+                forward.begin(at, entry[2], None if fetches else entry[4])
+            elif kind == RETURNED:
+                if not backward_at:
+                    forward.returned(at, entry[2], holds_loss=entry[3])
+            elif kind == BACKWARD:
+                backward_at, backward_event = at, entry[2]
+                spent, size, calls = forward.end(at, backward_event, step.device)
+                if calls:
+                    step.forward_ns = (step.forward_ns or 0) + spent
+                    step.forwards += calls
+                    if optimizer_depth:
+                        inside_ns += spent
+                batch = self._oldest()
+                if batch is not None:
+                    step.batches += 1
+                step.take(batch if batch is not None else size)
+            elif kind == BACKWARD_END:
+                step.backward_ns += at - backward_at
+                if optimizer_depth:
+                    inside_ns += at - backward_at
+                _pair(step.device, "backward", backward_event, entry[2])
+                backward_at = 0
+            elif kind == OPTIMIZER:
+                optimizer_depth, optimizer_at, optimizer_event, inside_ns = 1, at, entry[2], 0
+            elif kind == OPTIMIZER_END:
+                if optimizer_depth:
+                    step.optimizer_ns += at - optimizer_at - inside_ns
+                    _pair(step.device, "optimizer", optimizer_event, entry[2])
+                optimizer_depth = 0
+            elif kind == PHASE:
+                step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + entry[2] - at
+        return step
+
+    def _queue(self, loader: int, size: Size) -> None:
+        self._loader = loader
+        waiting = self._waiting.get(loader)
+        if waiting is None:
+            if len(self._waiting) >= _MOST_LOADERS:
+                del self._waiting[next(iter(self._waiting))]
+            waiting = self._waiting[loader] = deque(maxlen=_MOST_BATCHES)
+        waiting.append(size)
+
+    def _oldest(self) -> Size | None:
+        waiting = self._waiting.get(self._loader)
+        return waiting.popleft() if waiting else None
+
+
+class _Forward:
+    """Calls of the root model that wait for their backward pass.
+
+    Where the model returned the loss, the call is the forward pass; where it returned something else, the pass lasts until
+    backward starts, since the loss is computed in between.
+    """
+
+    __slots__ = ("_began", "_calls", "_event", "_pairs", "_size", "_spent", "ignored")
+
+    def __init__(self) -> None:
+        self._began = self._spent = self._calls = self.ignored = 0
+        self._event: Any = None
+        self._pairs: list[tuple[Any, Any]] = []
+        self._size: Size | None = None
+
+    def begin(self, at: int, event: Any, size: Size | None) -> None:
+        if not self._began:
+            self._began, self._event = at, event
+        self._calls += 1
+        self._size = size
+
+    def pause(self, wait: int) -> None:
+        """A batch was fetched between the model's call and backward."""
+        if self._began:
+            self._began += wait
+
+    def returned(self, at: int, event: Any, *, holds_loss: bool) -> None:
+        if self.ignored:
+            self.ignored -= 1
+        elif holds_loss and self._began:
+            self._spent += at - self._began
+            self._pairs.append((self._event, event))
+            self._began = 0
+
+    def end(self, at: int, event: Any, device: dict[str, list[tuple[Any, Any]]]) -> tuple[int, Size | None, int]:
+        """ns of the forward passes that this backward belongs to, the size of the last batch, the number of calls."""
+        spent, size, calls = self._spent, self._size, self._calls
+        if self._began:
+            spent += at - self._began
+            self._pairs.append((self._event, event))
+        for begin, end in self._pairs:
+            _pair(device, "forward", begin, end)
+        self.__init__()  # type: ignore[misc]
+        return spent, size, calls
+
+
+def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
+    if begin is not None and end is not None:
+        device.setdefault(phase, []).append((begin, end))
+
+
+def forward_passes(trace: list[Entry]) -> int:
+    """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
+    return sum(entry[0] == FORWARD for entry in trace) or sum(entry[0] == DATA and entry[4] is not None for entry in trace)

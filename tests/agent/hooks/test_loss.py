@@ -1,0 +1,177 @@
+"""The loss without user code: what a script would print, to the last bit."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+
+ACCUMULATE = 4
+
+
+@pytest.fixture
+def model() -> nn.Module:
+    torch.manual_seed(3)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+
+
+def cross_entropy(model, x):
+    return functional.cross_entropy(model(x), torch.arange(len(x)) % 4)
+
+
+def accumulate(model, loss_of, *, loader=False, steps=3):
+    """Trains and answers the micro-losses by step."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    seen: list[list[float]] = []
+    batches = torch.randn(steps * ACCUMULATE, 6, 8)
+    source = iter(torch.utils.data.DataLoader(batches, batch_size=None)) if loader else iter(batches)
+    for _ in range(steps):
+        seen.append([])
+        for _ in range(ACCUMULATE):
+            loss = cross_entropy(model, next(source))
+            seen[-1].append(loss.item())
+            loss_of(loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+@pytest.mark.parametrize("divide", [True, False])
+def test_accumulated_losses_are_averaged_whether_the_script_divides_or_not(record, model, loader, divide):
+    recorded = record(model)
+    seen = accumulate(model, lambda loss: loss / ACCUMULATE if divide else loss, loader=loader)
+    for (_, loss), micro in zip(recorded.of("loss"), seen, strict=True):
+        # the script's own division rounds each part to float32
+        assert loss == pytest.approx(math.fsum(micro) / ACCUMULATE, rel=1e-6 if divide else 1e-15)
+
+
+def test_several_losses_of_one_batch_add_up(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    expected = []
+    for x in torch.utils.data.DataLoader(torch.randn(12, 8), batch_size=6):
+        out = model(x)
+        first, second = out.square().mean(), out.abs().mean()
+        first.backward(retain_graph=True)
+        second.backward()
+        expected.append(first.item() + second.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [loss for _, loss in recorded.of("loss")] == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
+def test_the_value_is_exactly_what_item_gives(record, dtype):
+    weight = nn.Parameter(torch.tensor([1.2345678, 2.0], dtype=dtype))
+    optimizer = torch.optim.SGD([weight], lr=0.1)
+    recorded = record()
+    printed = []
+    for _ in range(3):
+        loss = (weight * weight).sum()
+        loss.backward()
+        optimizer.step()
+        printed.append(loss.item())
+    assert [loss for _, loss in recorded.of("loss")] == printed
+
+
+def test_autograd_backward_and_a_list_of_roots_are_seen(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    first, second = model(torch.randn(2, 8)).square().mean(), model(torch.randn(2, 8)).abs().mean()
+    torch.autograd.backward([first, second])
+    optimizer.step()
+    assert recorded.of("loss") == [(1, first.item() + second.item())]
+
+
+def test_checkpointing_calls_backward_inside_and_counts_once(record, model):
+    from torch.utils.checkpoint import checkpoint
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    x = torch.randn(2, 8, requires_grad=True)
+    loss = checkpoint(model, x, use_reentrant=True).square().mean()
+    loss.backward()
+    optimizer.step()
+    assert recorded.of("loss") == [(1, loss.item())]
+
+
+def test_a_loss_beyond_half_precision_when_scaled_is_still_itself(record):
+    weight = nn.Parameter(torch.tensor([3.0], dtype=torch.float16))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=65536.0)
+    recorded = record()
+    loss = weight.sum(dim=0, keepdim=True)
+    scaled = scaler.scale(loss)
+    assert not scaled.isfinite()
+    scaled.backward()
+    optimizer.step()
+    assert recorded.of("loss") == [(1, 3.0)]
+
+
+def test_nan_is_ready_at_once_and_counts_the_gradients(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    loss = model(torch.full((2, 8), float("nan"))).square().mean()
+    loss.backward()
+    optimizer.step()
+    (step, values), *_ = [row for row in recorded.sender.drain() if "lr" in row[1]]
+    assert step == 1
+    assert math.isnan(values["loss"])
+    assert math.isnan(values["grad/norm"])
+    assert values["grad/nonfinite"] == 4
+
+
+# ---- the user's own loss
+
+
+def test_an_explicit_loss_stands_alone_at_its_step(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    printed = []
+    for _ in range(4):
+        loss = cross_entropy(model, torch.randn(6, 8))
+        loss.backward()
+        optimizer.step()
+        recorded.run.log({"loss": loss.item()})
+        printed.append(loss.item())
+    assert recorded.of("loss") == list(enumerate(printed, start=1))
+
+
+def test_an_explicit_loss_every_other_step_leaves_ours_between(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    printed = []
+    for step in range(1, 7):
+        loss = cross_entropy(model, torch.randn(6, 8))
+        loss.backward()
+        optimizer.step()
+        if step % 2:
+            recorded.run.log({"loss": loss})
+        printed.append(loss.item())
+    assert recorded.of("loss") == list(enumerate(printed, start=1))
+
+
+def test_a_different_quantity_named_loss_takes_the_series_over(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for step in range(1, 6):
+        cross_entropy(model, torch.randn(6, 8)).backward()
+        optimizer.step()
+        if step == 2:
+            recorded.run.log({"loss": 17.0})
+        recorded.rows += recorded.sender.drain()
+    assert recorded.of("loss")[-1] == (2, 17.0)
+
+
+def test_a_loss_logged_under_other_step_numbers_takes_the_series_over(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for iteration in range(3):
+        cross_entropy(model, torch.randn(6, 8)).backward()
+        optimizer.step()
+        recorded.run.log({"loss": 0.5}, step=iteration)
+    assert recorded.of("loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]

@@ -1,0 +1,234 @@
+"""Where a step begins and ends, and whose steps count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+CAUSES_OVERFLOW = float("inf")
+
+
+def train(model, optimizer, steps, *, log=None, batch=4):
+    for _ in range(steps):
+        loss = model(torch.randn(batch, 8)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if log is not None:
+            log()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def test_step_n_is_the_nth_optimizer_step(record):
+    model = small()
+    recorded = record(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [1, 2, 3, 4, 5]
+    assert all(values["lr"] == 0.1 and "loss" in values for _, values in steps)
+    assert "step_time_s" not in steps[0][1], "nothing says when the first step began"
+    assert all(values["step_time_s"] > 0 for _, values in steps[1:])
+
+
+def test_a_resumed_run_counts_from_its_start_step(record):
+    model = small()
+    recorded = record(model, start_step=101)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    assert [step for step, _ in recorded.steps()] == [101, 102]
+
+
+def test_the_optimizer_that_owns_most_counts_even_when_a_smaller_one_steps_first(record):
+    generator, critic = small(), nn.Linear(1, 1)
+    big, little = torch.optim.Adam(generator.parameters()), torch.optim.SGD(critic.parameters(), lr=0.5)
+    recorded = record()
+    losses = []
+    for _ in range(3):
+        fake = generator(torch.randn(4, 8))
+        for _ in range(2):
+            little.zero_grad()
+            critic(fake.detach()).mean().backward()
+            little.step()
+        big.zero_grad()
+        loss = -critic(fake).mean()
+        loss.backward()
+        big.step()
+        losses.append(loss.item())
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [1, 2, 3]
+    assert [values["loss"] for _, values in steps] == losses
+    assert {values["lr"] for _, values in steps} == {0.001}
+
+
+def test_two_optimizers_over_one_backward_share_its_loss(record):
+    model = small()
+    matrices, rest = [p for p in model.parameters() if p.dim() == 2], [p for p in model.parameters() if p.dim() < 2]
+    small_first = [torch.optim.SGD(rest, lr=0.5), torch.optim.SGD(matrices, lr=0.25)]
+    recorded = record(model)
+    losses = []
+    for _ in range(3):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        for optimizer in small_first:
+            optimizer.step()
+            optimizer.zero_grad()
+        losses.append(loss.item())
+    assert recorded.of("loss") == [(1, losses[0]), (2, losses[1]), (3, losses[2])]
+
+
+def test_a_second_stage_takes_over_when_the_first_optimizer_is_gone(record):
+    model = small()
+    recorded = record(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
+    train(model, torch.optim.SGD(model[2].parameters(), lr=0.2), 2)
+    assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2)]
+
+
+def test_an_optimizer_inside_an_optimizer_counts_once(record):
+    class Lookahead(torch.optim.SGD):
+        def __init__(self, inner):
+            self.inner = inner
+            super().__init__(inner.param_groups[0]["params"], lr=0.3)
+
+        def step(self, closure=None):
+            return self.inner.step()
+
+    model = small()
+    recorded = record(model)
+    train(model, Lookahead(torch.optim.SGD(model.parameters(), lr=0.1)), 3)
+    assert [step for step, _ in recorded.steps()] == [1, 2, 3]
+
+
+def test_a_step_that_raises_does_not_stop_the_count(record):
+    model = small()
+    recorded = record(model)
+    broken = torch.optim.SGD(model.parameters(), lr=0.1)
+    good = torch.optim.SGD(model.parameters(), lr=0.1)
+    handle = broken.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model, broken, 1)
+    handle.remove()
+    train(model, broken, 2)
+    train(model, good, 1)
+    assert [step for step, _ in recorded.steps()][:2] == [1, 2]
+
+
+def test_skipped_steps_count_and_are_marked(record):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    recorded = record(model)
+    losses = []
+    for step in range(1, 5):
+        loss = model(torch.randn(4, 8)).square().mean()
+        optimizer.zero_grad()
+        scaler.scale(loss).backward()
+        if step == 2:
+            model[0].weight.grad[0, 0] = CAUSES_OVERFLOW
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [1, 2, 3, 4]
+    assert [values["amp/skipped"] for _, values in steps] == [0, 1, 1, 1]
+    assert [values["amp/scale"] for _, values in steps] == [1024, 1024, 512, 512]
+    assert [values["loss"] for _, values in steps] == losses
+    assert "grad/norm" not in steps[1][1], "gradients of a skipped step are infinite by design"
+
+
+def test_a_closure_is_not_optimizer_time_and_its_first_loss_counts(record):
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    recorded = record(model)
+    inputs, losses = torch.randn(16, 8), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = (model(inputs) - 1).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    firsts = []
+    for _ in range(2):
+        firsts.append(len(losses))
+        optimizer.step(closure)
+    steps = recorded.steps()
+    assert [values["loss"] for _, values in steps] == [losses[first] for first in firsts]
+    assert all(values["phase/backward_s"] > 0 and values["phase/optimizer_s"] > 0 for _, values in steps)
+    assert all(
+        sum(v for n, v in values.items() if n.startswith("phase/")) <= 1.001 * values["step_time_s"] for _, values in steps[1:]
+    )
+
+
+# ---- log() and the step in progress
+
+
+def test_log_after_the_step_belongs_to_it_and_before_backward_to_the_next(record):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for index in range(3):
+        loss = model(torch.randn(4, 8)).square().mean()
+        if index:
+            recorded.run.log({"before": index})
+        optimizer.zero_grad()
+        loss.backward()
+        recorded.run.log({"between": index})
+        optimizer.step()
+        recorded.run.log({"after": index})
+    assert recorded.of("between") == [(1, 0), (2, 1), (3, 2)]
+    assert recorded.of("after") == [(1, 0), (2, 1), (3, 2)]
+    assert recorded.of("before")[1] == (3, 2), "the root's forward pass opens the step"
+
+
+def test_a_log_before_the_very_first_backward_belongs_to_step_one(record):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    loss = model(torch.randn(4, 8)).square().mean()
+    recorded.run.log({"early": 1.0})
+    loss.backward()
+    optimizer.step()
+    assert recorded.of("early") == [(1, 1.0)]
+
+
+def test_a_process_that_never_steps_advances_with_each_log_from_zero(record):
+    recorded = record()
+    for index in range(3):
+        recorded.run.log({"score": index})
+    assert recorded.of("score") == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_an_evaluation_process_with_a_loader_advances_with_each_log(record):
+    recorded = record()
+    loader = torch.utils.data.DataLoader(torch.randn(6, 2), batch_size=2)
+    for index, _ in enumerate(loader):
+        recorded.run.log({"score": index})
+    recorded.run.log({"score": 99})
+    assert recorded.of("score") == [(0, 0), (1, 1), (2, 2), (3, 99)]
+
+
+def test_a_steps_own_number_is_kept(record):
+    recorded = record()
+    recorded.run.log({"score": 1}, step=40)
+    recorded.run.log({"score": 2}, step=50)
+    recorded.run.log({"score": 3})
+    assert recorded.of("score") == [(40, 1), (50, 2), (51, 3)]
+
+
+def test_steps_on_another_thread_do_not_mix_in(record):
+    import threading
+
+    model, other = small(), small()
+    recorded = record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    thread = threading.Thread(target=train, args=(other, torch.optim.SGD(other.parameters(), lr=0.2), 3))
+    thread.start()
+    thread.join()
+    train(model, optimizer, 1)
+    assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1)]
