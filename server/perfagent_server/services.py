@@ -122,7 +122,7 @@ def _private_folder(folder: Path) -> None:
         raise ConfigError(f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data") from error
 
 
-def _services(request: Request) -> Services:
+async def _services(request: Request) -> Services:  # async: a plain function would cost a hop to a worker thread
     services: Services = request.app.state.services
     return services
 

@@ -101,7 +101,7 @@ def _form(message: str, status: int = 200) -> HTMLResponse:
 
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>perfagent: log in</title>
+<title>perfagent: log in</title><link rel="icon" href="data:,">
 <style>
 :root { color-scheme: light dark; font: 16px/1.5 system-ui, sans-serif }
 body { max-width: 26rem; margin: 15vh auto; padding: 0 1rem }

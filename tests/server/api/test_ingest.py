@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from pathlib import Path
 
 import pytest
 from api_builders import ADMIN, MSGPACK, api, frame, send
+from fastapi.routing import APIRoute
 from sqlalchemy import text
 
 from perfagent.wire import encode
 from perfagent_server.database import QueueFull, StorageFull
+from perfagent_server.routes import ingest
 
 
 def test_a_frame_is_stored_once_and_a_repeat_is_counted_as_duplicate(tmp_path: Path) -> None:
@@ -22,6 +25,15 @@ def test_a_frame_is_stored_once_and_a_repeat_is_counted_as_duplicate(tmp_path: P
         assert series["step"] == [1, 2, 3]
         assert series["mean"] == [3.0, 2.0, "NaN"]
         assert series["exact"] is True
+
+
+def test_no_step_of_ingest_waits_for_a_worker_thread() -> None:
+    (route,) = (route for route in ingest.router.routes if isinstance(route, APIRoute))
+    waiting = [route.dependant]
+    while waiting:
+        dependant = waiting.pop()
+        assert inspect.iscoroutinefunction(dependant.call), dependant.call
+        waiting += dependant.dependencies
 
 
 def test_a_deflated_frame_is_taken(tmp_path: Path) -> None:
@@ -71,12 +83,12 @@ def test_a_body_that_is_no_frame_is_refused_with_a_sentence(
 @pytest.mark.parametrize(("error", "status"), [(QueueFull("too much waits"), 503), (StorageFull("no space"), 507)])
 def test_a_busy_server_and_a_full_disk_tell_when_to_come_back(tmp_path: Path, error: Exception, status: int) -> None:
     with api(tmp_path) as client:
-        ingest = client.app.state.services.ingest  # type: ignore[attr-defined]
+        writer = client.app.state.services.ingest  # type: ignore[attr-defined]
 
         async def refuse(_frames: object) -> None:
             raise error
 
-        ingest.accept = refuse  # the writer's own tests fill a real disk and a real queue
+        writer.accept = refuse  # the writer's own tests fill a real disk and a real queue
         waits = set()
         for _ in range(20):
             answer = client.post("/api/v1/ingest", content=encode(frame({"loss": [1.0]})), headers=MSGPACK)

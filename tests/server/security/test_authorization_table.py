@@ -166,7 +166,7 @@ def test_the_live_socket_asks_too(callers: Callers, caller: str) -> None:
             socket.send_json({"subscribe": {"runs": [], "names": []}})
             assert socket.receive_json() == {"subscribed": True}
     else:
-        url = "ws://127.0.0.1:8420/ws/live"
-        with pytest.raises(WebSocketDenialResponse) as denied, callers.client.websocket_connect(url, headers=callers.headers[caller]):
+        url, headers = "ws://127.0.0.1:8420/ws/live", callers.headers[caller]
+        with pytest.raises(WebSocketDenialResponse) as denied, callers.client.websocket_connect(url, headers=headers):
             pass
         assert denied.value.status_code in (401, 403)
