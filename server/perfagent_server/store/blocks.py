@@ -1,13 +1,13 @@
 """The codec of blocks: up to 1024 steps of one series, as steps, times and values that come back bit by bit.
 
-A payload is a header, the axis (steps and times) and the values. Series that were sent in one group share their rows, so
-their axis is encoded once and copied. Steps and times: differences of differences, nothing for steps without a gap. Values:
-float32 where that loses nothing (NaN payloads and -0.0 included), XOR with the value before, bytes of equal weight together,
-zstd.
+The axis (steps and times) and the values are encoded apart: series that were sent in one group share their rows, so their
+axis is stored once. Steps and times: differences of differences, nothing for steps without a gap. Values: float32 where that
+loses nothing (NaN payloads and -0.0 included), XOR with the value before, bytes of equal weight together, zstd.
 """
 
 from __future__ import annotations
 
+import hashlib
 import struct
 from dataclasses import dataclass
 
@@ -21,21 +21,21 @@ __all__ = [
     "BLOCK_STEPS",
     "CELL_STEPS",
     "Samples",
-    "axis_of",
+    "axis_key",
     "decode_axis",
-    "decode_payload",
+    "decode_block",
     "decode_values",
     "encode_axis",
-    "encode_payloads",
+    "encode_values",
     "merged",
 ]
 
 BLOCK_STEPS = 1024
 CELL_STEPS = 16
 
-_HEADER = struct.Struct("<BBII")  # version, bytes a value, samples, bytes of the axis
+_HEADER = struct.Struct("<BBI")  # version, bytes a value, samples
+_AXIS = struct.Struct("<BBIq")  # version, gapless or not, samples, first step
 _VERSION = 1
-_AXIS = struct.Struct("<Bq")  # gapless or not, first step
 
 
 @dataclass(slots=True)
@@ -78,11 +78,12 @@ def encode_axis(step: Ints, time: Floats) -> bytes:
     gapless = int(step[-1]) - first == len(step) - 1 and bool((np.diff(step) == 1).all())
     parts = [] if gapless else [_twice_delta(step)]
     parts.append(_twice_delta(np.ascontiguousarray(time).view(np.int64)))
-    return _AXIS.pack(gapless, first) + compress(np.concatenate(parts, axis=1).tobytes())
+    return _AXIS.pack(_VERSION, gapless, len(step), first) + compress(np.concatenate(parts, axis=1).tobytes())
 
 
-def decode_axis(data: bytes | memoryview, samples: int) -> tuple[Ints, Floats]:
-    gapless, first = _AXIS.unpack_from(data)
+def decode_axis(data: bytes) -> tuple[Ints, Floats]:
+    version, gapless, samples, first = _AXIS.unpack_from(data)
+    _check(version)
     body = decompress(memoryview(data)[_AXIS.size :])
     if gapless:
         step = np.arange(first, first + samples, dtype=np.int64)
@@ -90,7 +91,13 @@ def decode_axis(data: bytes | memoryview, samples: int) -> tuple[Ints, Floats]:
     return _twice_sum(body, samples, 0), _twice_sum(body, samples, 8 * samples).view(np.float64)
 
 
-def encode_payloads(axis: bytes, values: Floats) -> list[bytes]:
+def axis_key(series: int, attempt: int, number: int, data: bytes) -> int:
+    """The name of an axis: 63 bits of a digest over its place and content, so that equal keys mean equal axes."""
+    digest = hashlib.blake2b(data, digest_size=8, key=struct.pack("<qqq", series, attempt, number))
+    return int.from_bytes(digest.digest(), "little") >> 1
+
+
+def encode_values(values: Floats) -> list[bytes]:
     """One payload a series; values is (series, rows) with rows >= 1."""
     series, rows = values.shape
     values = np.ascontiguousarray(values)
@@ -104,34 +111,29 @@ def encode_payloads(axis: bytes, values: Floats) -> list[bytes]:
         bits = source[which].view(f"<u{width}")
         changes = bits.copy()
         changes[:, 1:] ^= bits[:, :-1]
-        header = _HEADER.pack(_VERSION, width, rows, len(axis)) + axis
+        header = _HEADER.pack(_VERSION, width, rows)
         for at, row in zip(which.tolist(), shuffled(changes), strict=True):
             payloads[at] = header + compress(row.data)
     return payloads
 
 
-def axis_of(payload: bytes) -> tuple[bytes, int]:
-    """The axis as bytes, equal for series that share their rows, and the number of samples."""
-    version, _, rows, length = _HEADER.unpack_from(payload)
-    if version != _VERSION:
-        raise WireError(f"blocks of format {version} are not known here; upgrade perfagent")
-    return payload[_HEADER.size : _HEADER.size + length], rows
-
-
 def decode_values(payload: bytes) -> Floats:
-    version, width, rows, length = _HEADER.unpack_from(payload)
-    if version != _VERSION:
-        raise WireError(f"blocks of format {version} are not known here; upgrade perfagent")
-    changes = unshuffled(decompress(memoryview(payload)[_HEADER.size + length :]), np.dtype(f"<u{width}"), rows)
+    version, width, rows = _HEADER.unpack_from(payload)
+    _check(version)
+    changes = unshuffled(decompress(memoryview(payload)[_HEADER.size :]), np.dtype(f"<u{width}"), rows)
     bits = np.bitwise_xor.accumulate(changes)
     values: Floats = bits.view(f"<f{width}").astype("<f8", copy=False)
     return values
 
 
-def decode_payload(payload: bytes) -> Samples:
-    axis, rows = axis_of(payload)
-    step, time = decode_axis(axis, rows)
+def decode_block(axis: bytes, payload: bytes) -> Samples:
+    step, time = decode_axis(axis)
     return Samples(step, time, decode_values(payload))
+
+
+def _check(version: int) -> None:
+    if version != _VERSION:
+        raise WireError(f"blocks of format {version} are not known here; upgrade perfagent")
 
 
 def _twice_delta(values: Ints) -> npt.NDArray[np.uint8]:

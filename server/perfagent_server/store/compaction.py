@@ -14,7 +14,7 @@ import functools
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,11 +27,11 @@ from perfagent_server.store.blocks import (
     BLOCK_STEPS,
     CELL_STEPS,
     Samples,
-    axis_of,
+    axis_key,
     decode_axis,
     decode_values,
     encode_axis,
-    encode_payloads,
+    encode_values,
     merged,
 )
 from perfagent_server.store.rollups import (
@@ -47,9 +47,9 @@ from perfagent_server.store.rollups import (
     reduced,
 )
 from perfagent_server.store.sql import ROLL_BLOCKS, TailGroup, insert_into, judged_until, unpack_tail
-from perfagent_server.store.tables import block, last, ledger, rollup, series, source, tail
+from perfagent_server.store.tables import axis, block, last, ledger, rollup, series, source, tail
 
-__all__ = ["CompactionPolicy", "Compactor"]
+__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "trim_ledger"]
 
 _log = logging.getLogger(__name__)
 
@@ -81,6 +81,8 @@ class _Work:
     """What one job will write."""
 
     blocks: list[dict[str, Any]] = field(default_factory=list)
+    axes: dict[int, dict[str, Any]] = field(default_factory=dict)  # key -> row
+    stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
     cells: dict[tuple[int, int], dict[int, Cells]] = field(default_factory=dict)  # (series, attempt) -> block -> its cells
     last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
 
@@ -238,7 +240,7 @@ class Compactor:
         wanted = numbers[starts].tolist()
         existing: dict[tuple[int, int], Any] = {}
         for row in connection.execute(
-            select(block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.samples).where(
+            select(block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis).where(
                 block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(wanted)
             )
         ):
@@ -248,7 +250,7 @@ class Compactor:
             if not existing:
                 _encode(ids, attempt, number, piece, work)
                 continue
-            by_axis: dict[tuple[bytes, int] | None, list[int]] = {}
+            by_axis: dict[int | None, list[int]] = {}
             for at, series_id in enumerate(ids):
                 held_row = existing.get((number, series_id))
                 if held_row is not None and held_row.payload is None:
@@ -256,11 +258,12 @@ class Compactor:
                         series_id, attempt, number, held_row, Samples(piece.step, piece.time, piece.value[at : at + 1]), work
                     )
                     continue
-                by_axis.setdefault(None if held_row is None else axis_of(held_row.payload), []).append(at)
-            for axis, members in by_axis.items():
+                by_axis.setdefault(None if held_row is None else held_row.axis, []).append(at)
+            for key, members in by_axis.items():
                 mine = Samples(piece.step, piece.time, piece.value[members])
-                if axis is not None:
-                    step, time_ = decode_axis(*axis)
+                if key is not None:
+                    work.stale.add(key)
+                    step, time_ = decode_axis(connection.execute(select(axis.c.payload).where(axis.c.key == key)).scalar_one())
                     held = np.stack([decode_values(existing[number, ids[at]].payload) for at in members])
                     mine = merged([Samples(step, time_, held), mine])
                     self.counters["merged_blocks"] += len(members)
@@ -321,7 +324,10 @@ def _encode(ids: Sequence[int], attempt: int, number: int, samples: Samples, wor
     """Block rows of series that share their rows."""
     grid = aggregate((samples.step % BLOCK_STEPS) // CELL_STEPS, samples.time, samples.value)
     cells = encode_cells(grid, grid.key)
-    payloads = encode_payloads(encode_axis(samples.step, samples.time), samples.value)
+    shared = encode_axis(samples.step, samples.time)
+    key = axis_key(ids[0], attempt, number, shared)
+    work.axes[key] = {"key": key, "series": ids[0], "payload": shared}
+    payloads = encode_values(samples.value)
     nonfinite = grid.nonfinite.sum(axis=1).tolist()
     low, high = grid.min.min(axis=1).tolist(), grid.max.max(axis=1).tolist()
     with np.errstate(over="ignore", invalid="ignore"):
@@ -348,6 +354,7 @@ def _encode(ids: Sequence[int], attempt: int, number: int, samples: Samples, wor
                 "first_time": first_time,
                 "last_time": last_time,
                 "cells": cells[at],
+                "axis": key,
                 "payload": payloads[at],
             }
         )
@@ -379,6 +386,7 @@ def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: S
             "first_time": float(cells.time.min()),
             "last_time": float(samples.time.max()),
             "cells": _pack(cells, origin, CELL_STEPS),
+            "axis": None,
             "payload": None,
         }
     )
@@ -475,7 +483,10 @@ def _roll(
 def _write(connection: Connection, work: _Work, rollups: list[dict[str, Any]], gone: list[int]) -> None:
     """The job: short, because everything is worked out already."""
     connection.execute(delete(tail).where(tail.c.id.in_(gone)))
+    if work.axes:
+        connection.execute(insert_into(connection, axis).on_conflict_do_nothing(), list(work.axes.values()))
     _put(connection, block, work.blocks)
+    drop_unused_axes(connection, work.stale - work.axes.keys())
     _put(connection, rollup, rollups)
     if work.last:
         statement = insert_into(connection, last)
@@ -491,6 +502,15 @@ def _write(connection: Connection, work: _Work, rollups: list[dict[str, Any]], g
             statement,
             [{"series": series_id, **dict(zip(columns, found, strict=True))} for series_id, found in work.last.items()],
         )
+
+
+def drop_unused_axes(connection: Connection, keys: Iterable[int]) -> None:
+    """Removes those of these axes that no block has any more."""
+    ordered = sorted(keys)
+    for start in range(0, len(ordered), 1000):
+        some = ordered[start : start + 1000]
+        used = select(block.c.axis).where(block.c.axis == axis.c.key).exists()
+        connection.execute(delete(axis).where(axis.c.key.in_(some), ~used))
 
 
 def _put(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:

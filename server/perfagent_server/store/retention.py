@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, update
 
 from perfagent_server.database import Database, StorageError
+from perfagent_server.store.compaction import drop_unused_axes
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.tables import block, run, tail
 
@@ -111,13 +112,14 @@ class Retention:
 
 def _thin_some(connection: Connection, before: float) -> int:
     rows = connection.execute(
-        select(block.c.series, block.c.attempt, block.c.block)
+        select(block.c.series, block.c.attempt, block.c.block, block.c.axis)
         .where(block.c.last_time < before, block.c.payload.is_not(None))
         .limit(BLOCKS_AT_ONCE)
     ).all()
-    for series_id, attempt, number in rows:
+    for series_id, attempt, number, _ in rows:
         here = (block.c.series == series_id) & (block.c.attempt == attempt) & (block.c.block == number)
-        connection.execute(update(block).where(here).values(payload=None))
+        connection.execute(update(block).where(here).values(payload=None, axis=None))
+    drop_unused_axes(connection, {row.axis for row in rows})
     return len(rows)
 
 

@@ -24,7 +24,7 @@ from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Seri
 from perfagent_server import lifecycle
 from perfagent_server.database import Database
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
-from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_payload, merged
+from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_block, merged
 from perfagent_server.store.interface import Receipt, Rejected, Stored
 from perfagent_server.store.rollups import (
     CHUNK_CELLS,
@@ -38,7 +38,7 @@ from perfagent_server.store.rollups import (
     reduced,
 )
 from perfagent_server.store.tables import attempt as attempt_table
-from perfagent_server.store.tables import block, cursor, event, last, ledger, rollup, series, source, tail
+from perfagent_server.store.tables import axis, block, cursor, event, last, ledger, rollup, series, source, tail
 from perfagent_server.store.tables import run as run_table
 
 __all__ = [
@@ -522,7 +522,7 @@ class SqlStore:
             for row in self._payloads(connection, list(view.ranks), attempt, first, end):
                 if row.payload is None:
                     return None  # retention took the samples; what is left of them are cells
-                parts.append(decode_payload(row.payload).between(first, end))
+                parts.append(decode_block(row.axis, row.payload).between(first, end))
             for (_, of), samples in view.tail.items():
                 if of == attempt:
                     parts.append(merged([samples]).between(first, end))
@@ -542,7 +542,7 @@ class SqlStore:
                 .limit(1)
             ).first()
             if row is not None and row.payload is not None:
-                parts.append(decode_payload(row.payload).between(0, top))
+                parts.append(decode_block(row.axis, row.payload).between(0, top))
             parts = [part for part in parts if len(part)]
             if parts:
                 found = merged(parts)
@@ -713,13 +713,14 @@ def _between(ids: list[int], attempt: int, first: int, end: int) -> list[Any]:
 
 
 def _payload_columns() -> Any:
-    return select(block.c.series, block.c.block, block.c.payload, block.c.cells)
+    columns = (block.c.series, block.c.block, block.c.payload, block.c.cells, axis.c.payload.label("axis"))
+    return select(*columns).outerjoin(axis, axis.c.key == block.c.axis)
 
 
 def _visible(row: Row[Any], first: int, end: int) -> Cells:
     """The samples of a block between two steps; its cells, as near as they go, where retention took the samples."""
     if row.payload is not None:
-        samples = decode_payload(row.payload).between(first, end)
+        samples = decode_block(row.axis, row.payload).between(first, end)
         return of_samples(samples.step, samples.time, samples.value)
     cells = decode_cells(row.cells, row.block * BLOCK_STEPS, CELL_STEPS)
     return cells.take((cells.step + (CELL_STEPS - 1) >= first) & (cells.step <= end))
@@ -813,11 +814,11 @@ def _answer(name: str, rank: int | str, width: int, exact: bool, cells: Cells, m
 
 def _in_order(view: _View, stored: dict[int, Sequence[Row[Any]]], name: str, rank: int) -> Iterator[LogRow]:
     """One series' visible samples in step order, a block's worth at a time."""
-    pieces: dict[int, list[tuple[int, Any]]] = {}  # block number -> (attempt, payload or samples)
+    pieces: dict[int, list[tuple[int, Any]]] = {}  # block number -> (attempt, axis and payload, or samples)
     for attempt, _ in view.attempts:
         for row in stored[attempt]:
             if row.payload is not None:
-                pieces.setdefault(row.block, []).append((attempt, row.payload))
+                pieces.setdefault(row.block, []).append((attempt, (row.axis, row.payload)))
         for (_, of), samples in view.tail.items():
             if of == attempt and len(samples):
                 ordered = merged([samples])
@@ -829,7 +830,7 @@ def _in_order(view: _View, stored: dict[int, Sequence[Row[Any]]], name: str, ran
     top = dict(view.attempts)
     for number in sorted(pieces):
         parts = [
-            (decode_payload(piece) if isinstance(piece, bytes) else piece).between(0, top[attempt])
+            (decode_block(*piece) if isinstance(piece, tuple) else piece).between(0, top[attempt])
             for attempt, piece in pieces[number]
         ]
         found = merged(parts)

@@ -147,8 +147,19 @@ block = Table(
     Column("first_time", Float(53), nullable=False),
     Column("last_time", Float(53), nullable=False),
     Column("cells", LargeBinary, nullable=False),  # 64 cells of 16 steps
-    Column("payload", LargeBinary),  # steps, times, values; None when retention dropped full resolution
-    sqlite_with_rowid=False,
+    Column("axis", BigInteger),  # the steps and times of its samples: axis.key
+    Column("payload", LargeBinary),  # the values; None when retention dropped full resolution
+    # With rowids: rows of 2 to 5 kB would spill out of the small cells that SQLite allows in an index.
+    Index(None, "axis"),
+)
+
+axis = Table(
+    "axis",
+    metadata,
+    Column("key", RowId, primary_key=True, autoincrement=False),  # from its content and place: blocks.py
+    Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), nullable=False),  # one of those that share it
+    Column("payload", LargeBinary, nullable=False),
+    Index(None, "series"),
 )
 
 rollup = Table(

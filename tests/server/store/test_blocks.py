@@ -2,7 +2,16 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent_server.store.blocks import Samples, axis_of, decode_axis, decode_payload, encode_axis, encode_payloads, merged
+from perfagent_server.store.blocks import (
+    Samples,
+    axis_key,
+    decode_axis,
+    decode_block,
+    decode_values,
+    encode_axis,
+    encode_values,
+    merged,
+)
 from perfagent_server.store.rollups import aggregate, decode_cells, encode_cells
 
 any_bits = st.integers(0, 2**64 - 1)
@@ -16,8 +25,8 @@ def test_a_block_returns_every_bit_of_steps_times_and_values(samples):
     step = np.array(steps, np.int64)
     time = np.array([time for _, _, time in samples])
     value = np.array([np.uint64(item).view("f8") if isinstance(item, int) else item for _, item, _ in samples])
-    (payload,) = encode_payloads(encode_axis(step, time), value[None])
-    found = decode_payload(payload)
+    (payload,) = encode_values(value[None])
+    found = decode_block(encode_axis(step, time), payload)
     assert found.step.tolist() == steps
     assert (found.time == time).all()
     assert (found.value.view("u8") == value.view("u8")).all()
@@ -25,28 +34,35 @@ def test_a_block_returns_every_bit_of_steps_times_and_values(samples):
 
 def test_float32_values_take_half_the_room_and_lose_nothing():
     rng = np.random.default_rng(5)
-    step, time = np.arange(1024), np.arange(1024) * 0.25
     narrow = rng.standard_normal(1024).astype("f4").astype("f8")
     narrow[:3] = np.nan, -0.0, np.inf
     wide = rng.standard_normal(1024)
-    axis = encode_axis(step, time)
-    small, large = encode_payloads(axis, np.stack([narrow, wide]))
-    assert len(small) - len(axis) < 0.6 * (len(large) - len(axis))
-    assert (decode_payload(small).value.view("u8") == narrow.view("u8")).all()
-    assert (decode_payload(large).value == wide).all()
+    small, large = encode_values(np.stack([narrow, wide]))
+    assert len(small) < 0.6 * len(large)
+    assert (decode_values(small).view("u8") == narrow.view("u8")).all()
+    assert (decode_values(large) == wide).all()
 
 
 def test_a_payload_of_nan_survives():
     strange = np.array([0x7FF8_0000_DEAD_BEEF, 0xFFF8_0000_0000_0001], "u8").view("f8")
-    (payload,) = encode_payloads(encode_axis(np.arange(2), np.zeros(2)), strange[None])
-    assert (decode_payload(payload).value.view("u8") == strange.view("u8")).all()
+    (payload,) = encode_values(strange[None])
+    assert (decode_values(payload).view("u8") == strange.view("u8")).all()
 
 
-def test_series_sent_together_have_the_same_axis():
-    step, time = np.array([3, 3, 7]), np.array([1.0, 2.0, 3.0])
-    one, two = encode_payloads(encode_axis(step, time), np.arange(6.0).reshape(2, 3))
-    assert axis_of(one) == axis_of(two)
-    assert decode_axis(*axis_of(one))[0].tolist() == [3, 3, 7]
+def test_an_axis_is_known_by_its_content_and_place():
+    axis = encode_axis(np.array([3, 3, 7]), np.array([1.0, 2.0, 3.0]))
+    assert decode_axis(axis)[0].tolist() == [3, 3, 7]
+    other = encode_axis(np.array([3, 3, 7]), np.array([1.0, 2.0, 4.0]))
+    keys = {
+        axis_key(1, 1, 0, axis),
+        axis_key(1, 1, 0, other),
+        axis_key(1, 1, 1, axis),
+        axis_key(1, 2, 0, axis),
+        axis_key(2, 1, 0, axis),
+    }
+    assert len(keys) == 5
+    assert all(0 <= key < 2**63 for key in keys)
+    assert axis_key(1, 1, 0, axis) == axis_key(1, 1, 0, axis)
 
 
 def test_samples_of_one_step_are_ordered_by_time_then_arrival():

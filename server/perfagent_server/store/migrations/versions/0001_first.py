@@ -211,6 +211,15 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_tail_run_rank"), "tail", ["run", "rank"], unique=False)
     op.create_table(
+        "axis",
+        sa.Column("key", RowId, autoincrement=False, nullable=False),
+        sa.Column("series", sa.BigInteger(), nullable=False),
+        sa.Column("payload", sa.LargeBinary(), nullable=False),
+        sa.ForeignKeyConstraint(["series"], ["series.id"], name=op.f("fk_axis_series"), ondelete="CASCADE"),
+        sa.PrimaryKeyConstraint("key", name=op.f("pk_axis")),
+    )
+    op.create_index(op.f("ix_axis_series"), "axis", ["series"], unique=False)
+    op.create_table(
         "block",
         sa.Column("series", sa.BigInteger(), nullable=False),
         sa.Column("attempt", sa.BigInteger(), nullable=False),
@@ -225,11 +234,12 @@ def upgrade() -> None:
         sa.Column("first_time", sa.Float(precision=53), nullable=False),
         sa.Column("last_time", sa.Float(precision=53), nullable=False),
         sa.Column("cells", sa.LargeBinary(), nullable=False),
+        sa.Column("axis", sa.BigInteger(), nullable=True),
         sa.Column("payload", sa.LargeBinary(), nullable=True),
         sa.ForeignKeyConstraint(["series"], ["series.id"], name=op.f("fk_block_series"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("series", "attempt", "block", name=op.f("pk_block")),
-        sqlite_with_rowid=False,
     )
+    op.create_index(op.f("ix_block_axis"), "block", ["axis"], unique=False)
     op.create_table(
         "delivery",
         sa.Column("id", sa.String(length=96), nullable=False),
@@ -280,6 +290,7 @@ def downgrade() -> None:
         "last",
         "delivery",
         "block",
+        "axis",
         "tail",
         "source",
         "series",
