@@ -57,6 +57,7 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
         subprocess.Popen(
             [sys.executable, str(HERE / "logging_agent.py"), f"load-{number}", str(stop), str(record), str(number)],
             env=variables,
+            stderr=subprocess.DEVNULL,
         )
         for number, record in enumerate(records)
     ]
