@@ -23,7 +23,7 @@ MAX_DEPTH = 12
 # and tokens_per_batch are ordinary settings of a training run.
 _KEY = re.compile(
     r"passw(?:or)?d|passphrase|passwd|(?<![a-z])pwd(?![a-z])|mysql_pwd|secret|credential|private[._ -]?key|api[._ -]?key|apikey"
-    r"|access[._ -]?key|auth(?!or|entic(?!ation))|(?<![a-z])cookie|session[._ -]?(?:id|key|token)|(?<![a-z])csrf|(?<![a-z])xsrf"
+    r"|access[._ -]?key|authoriz|auth(?!or|enticated)|(?<![a-z])cookie|session[._ -]?(?:id|key|token)|(?<![a-z])csrf|(?<![a-z])xsrf"
     r"|(?<![a-z])jwt(?![a-z])|(?<![a-z])ssn(?![a-z])|social[._ -]?security|credit[._ -]?card|webhook[._ -]?url"
     r"|(?<![a-z])dsn(?![a-z])"
     r"|(?:^|[^a-z])(?:\w*[._ -])?token$"
@@ -62,6 +62,7 @@ _VALUES = re.compile(
     ),
     re.DOTALL,
 )
+_OPTION = re.compile(r"--?[A-Za-z][\w.-]*")
 _USERINFO = re.compile(r"(?P<scheme>\b[a-zA-Z][a-zA-Z0-9+.-]*://)(?P<user>[^\s/@:'\"]*):(?P<password>[^\s/@'\"]+)@")
 _HEADER = re.compile(
     r"(?P<name>(?:proxy-)?authorization|x-api-key|set-cookie|cookie)(?P<gap>['\"]?\s*[:=]\s*['\"]?)(?P<value>[^\n'\"]+)",
@@ -112,13 +113,13 @@ def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     result: list[str] = []
     hide_next = False
     for argument in arguments:
-        if hide_next and not argument.startswith("--"):
+        if hide_next and not _OPTION.fullmatch(argument):
             result.append(HIDDEN)
             hide_next = False
             continue
         hide_next = False
         name, equals, value = argument.partition("=")
-        if name.startswith("-") and secret_key(name.lstrip("-")):
+        if _OPTION.fullmatch(name) and secret_key(name.lstrip("-")):
             result.append(f"{name}={HIDDEN}" if equals else name)
             hide_next = not equals
         elif equals and (secret_key(name) or _random_looking(value)):

@@ -66,7 +66,7 @@ class Sampler:
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._started = clock()
         self._lock_fd = -1
-        self._elected = self._elect()
+        self._elected = self._elect(late=False)
         forget = weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
@@ -79,11 +79,11 @@ class Sampler:
         now = self._clock()
         if now < self._next:
             return
-        self._next = max(self._next + self.period_s, now + 0.5 * self.period_s)
+        self._next = _following(self._next, now, self.period_s)
         values = self._process.read(now)
         if not self._elected and now - self._started > ELECTION_S:
             self._started = now
-            self._elected = self._elect()
+            self._elected = self._elect(late=True)
         if self._elected:
             values.update(self._host.read(now))
         values.update(self._gpu_values)
@@ -113,7 +113,7 @@ class Sampler:
         ]
         report = now >= self._next_gpu
         if report:
-            self._next_gpu = max(self._next_gpu + self.period_s, now + 0.5 * self.period_s)
+            self._next_gpu = _following(self._next_gpu, now, self.period_s)
         values: dict[str, float] = {}
         for device, prefix in watched:
             try:
@@ -154,12 +154,12 @@ class Sampler:
 
     # ---- who speaks for the node
 
-    def _elect(self) -> bool:
+    def _elect(self, *, late: bool) -> bool:
         """The lowest local rank takes the job's lock at once; another one takes it later, when that rank is gone."""
         key = self._identity.job_key
         if self._identity.world_size <= 1 or key is None:
             return True
-        if self._identity.local_rank > 0 and self._clock() - self._started < ELECTION_S:
+        if self._identity.local_rank > 0 and not late:
             return False
         folder = Path(self._config.state_dir) / "jobs"
         try:
@@ -180,3 +180,8 @@ class Sampler:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+
+def _following(due: float, now: float, period_s: float) -> float:
+    """The next due time: on the beat of the first, or a period from now when beats were missed."""
+    return due + period_s if due + period_s > now else now + period_s

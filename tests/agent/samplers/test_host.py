@@ -1,0 +1,129 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import psutil
+import pytest
+
+from perfagent.samplers import cgroup
+from perfagent.samplers.cgroup import ControlGroup
+from perfagent.samplers.host import HostReader, ProcessReader
+
+STAT = "cpu  {user} 0 0 {idle} 0 0 0 0 0 0\ncpu0 1 1 1 1\n"
+MEMINFO = "MemTotal:       16000000 kB\nMemFree:         1000000 kB\nMemAvailable:    6000000 kB\n"
+DISKS = (
+    "   8       0 sda 10 0 {read} 0 10 0 {written} 0 0 0 0\n   8       1 sda1 10 0 9999 0 10 0 9999 0 0 0 0\n"
+    "   7       0 loop0 1 0 9999 0 0 0 9999 0 0 0 0\n 259       0 nvme0n1 1 0 {read} 0 0 0 {written} 0 0 0 0\n"
+)
+LINKS = (
+    "Inter-|   Receive\n face |bytes\n    lo: 999 0 0 0 0 0 0 0 999 0\n  eth0: {received} 0 0 0 0 0 0 0 {sent} 0 0 0 0 0 0 0\n"
+)
+
+
+class Machine:
+    """A /proc of our own making."""
+
+    def __init__(self, folder: Path) -> None:
+        self.proc = folder / "proc"
+        (self.proc / "net").mkdir(parents=True)
+        self.write(user=0, idle=0, read=0, written=0, received=0, sent=0)
+
+    def write(self, *, user: int, idle: int, read: int, written: int, received: int, sent: int) -> None:
+        (self.proc / "stat").write_text(STAT.format(user=user, idle=idle))
+        (self.proc / "meminfo").write_text(MEMINFO)
+        (self.proc / "diskstats").write_text(DISKS.format(read=read, written=written))
+        (self.proc / "net" / "dev").write_text(LINKS.format(received=received, sent=sent))
+
+
+NO_GROUP = ControlGroup(usage=None, limit_bytes=None, inactive=None, events=None, cores=None)
+
+
+def test_rates_need_two_readings_and_count_whole_disks_and_real_links_only(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    reader = HostReader(machine.proc, NO_GROUP)
+    first = reader.read(10.0)
+    assert not any(name.endswith("_per_s") or name == "host/cpu_pct" for name in first)
+    machine.write(user=75, idle=25, read=100, written=50, received=3000, sent=1000)
+    second = reader.read(12.0)
+    assert second["host/cpu_pct"] == 75.0
+    assert second["host/disk_read_bytes_per_s"] == 2 * 100 * 512 / 2.0
+    assert second["host/disk_write_bytes_per_s"] == 2 * 50 * 512 / 2.0
+    assert second["host/net_received_bytes_per_s"] == 1500.0
+    assert second["host/net_sent_bytes_per_s"] == 500.0
+    assert second["host/memory_used_bytes"] == 10_000_000 * 1024
+
+
+@pytest.mark.fault
+def test_a18_counters_that_go_back_leave_a_gap_and_never_a_negative_rate(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    reader = HostReader(machine.proc, NO_GROUP)
+    machine.write(user=50, idle=50, read=1000, written=1000, received=1000, sent=1000)
+    reader.read(10.0)
+    machine.write(user=40, idle=40, read=10, written=10, received=10, sent=10)
+    found = reader.read(11.0)
+    assert not any(name.endswith("_per_s") or name == "host/cpu_pct" for name in found)
+    assert all(value >= 0 for value in reader.read(5.0).values())
+
+
+def test_in_a_limited_group_the_limit_is_the_memory_there_is(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (tmp_path / "usage").write_text("3000\n")
+    (tmp_path / "stat").write_text("anon 1\ninactive_file 1000\n")
+    group = ControlGroup(usage=tmp_path / "usage", limit_bytes=4000, inactive=tmp_path / "stat", events=None, cores=None)
+    found = HostReader(machine.proc, group).read(1.0)
+    assert (found["host/memory_total_bytes"], found["host/memory_used_bytes"]) == (4000, 2000)
+
+
+def test_what_cannot_be_read_is_absent_and_never_zero(tmp_path: Path) -> None:
+    found = HostReader(tmp_path / "nothing", NO_GROUP).read(1.0)
+    assert set(found) <= {"host/load1"}
+
+
+def test_the_real_host_agrees_with_psutil() -> None:
+    found = HostReader(group=NO_GROUP).read(1.0)
+    memory = psutil.virtual_memory()
+    assert found["host/memory_total_bytes"] == memory.total
+    assert abs(found["host/memory_used_bytes"] - (memory.total - memory.available)) < 0.05 * memory.total
+
+
+def test_this_process_is_measured() -> None:
+    reader = ProcessReader()
+    reader.read(0.0)
+    found = reader.read(1.0)
+    assert found["process/threads"] >= 1
+    assert abs(found["process/rss_bytes"] - psutil.Process().memory_info().rss) < 20 * 2**20
+    assert found["process/cpu_pct"] >= 0
+
+
+def test_the_groups_of_both_versions_are_understood(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "two"
+    (proc / "self").mkdir(parents=True)
+    (proc / "self" / "cgroup").write_text("0::/job/step\n")
+    folder = root / "job" / "step"
+    folder.mkdir(parents=True)
+    (root / "cgroup.controllers").write_text("cpu memory\n")
+    (folder / "memory.max").write_text("max\n")
+    (folder.parent / "memory.max").write_text("8192\n")
+    (folder / "memory.current").write_text("100\n")
+    (folder / "memory.events").write_text("low 0\noom 2\noom_kill 1\n")
+    (folder / "cpu.max").write_text("150000 100000\n")
+    two = cgroup.find(root=root, proc=proc)
+    assert two is not None
+    assert (two.limit_bytes, two.used_bytes(), two.oom_kills(), two.cores) == (8192, 100, 1, 1.5)
+
+    (proc / "self" / "cgroup").write_text("5:memory:/job\n3:cpu,cpuacct:/job\n")
+    one_root = tmp_path / "one"
+    (one_root / "memory" / "job").mkdir(parents=True)
+    (one_root / "cpu" / "job").mkdir(parents=True)
+    (one_root / "memory" / "job" / "memory.limit_in_bytes").write_text("4096\n")
+    (one_root / "memory" / "job" / "memory.usage_in_bytes").write_text("300\n")
+    (one_root / "memory" / "job" / "memory.stat").write_text("total_inactive_file 100\n")
+    (one_root / "memory" / "job" / "memory.oom_control").write_text("oom_kill_disable 0\nunder_oom 0\noom_kill 3\n")
+    (one_root / "cpu" / "job" / "cpu.cfs_quota_us").write_text("-1\n")
+    (one_root / "cpu" / "job" / "cpu.cfs_period_us").write_text("100000\n")
+    one = cgroup.find(root=one_root, proc=proc)
+    assert one is not None
+    assert (one.limit_bytes, one.used_bytes(), one.oom_kills(), one.cores) == (4096, 200, 3, None)
+    assert cgroup.find(root=one_root, proc=tmp_path / "nothing") is None
+    assert cgroup.find(os.getpid()) is None or isinstance(cgroup.find(os.getpid()), ControlGroup)

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfagent.config import AgentConfig
+from perfagent.context import Console, describe, git_commit
+from perfagent.delivery.sender import Sender
+from perfagent.identity import Identity
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def streams(monkeypatch: pytest.MonkeyPatch) -> tuple[io.TextIOWrapper, io.TextIOWrapper]:
+    """New streams for this test; called in its body, since pytest puts its own in place between fixtures and test."""
+    out, err = io.TextIOWrapper(io.BytesIO(), encoding="utf-8"), io.TextIOWrapper(io.BytesIO(), encoding="utf-8")
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    return out, err
+
+
+def make(folder: Path) -> tuple[Console, Sender, Clock]:
+    sender = Sender(AgentConfig(state_dir=folder), Identity(project="p", run="r", attempt=1))
+    clock = Clock()
+    return Console(sender, clock=clock), sender, clock
+
+
+def lines(sender: Sender, stream: str = "stdout") -> list[str]:
+    return [line for event in sender._events for line in event.data["lines"] if event.data["stream"] == stream]
+
+
+def test_what_is_printed_is_seen_and_still_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, _ = streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    assert sys.stdout is out
+    print("one")
+    print("two", end="")
+    print("problem", file=sys.stderr)
+    console.poll()
+    print(" and a half")
+    console.poll()
+    console.close()
+    print("after")
+    console.poll()
+    out.flush()
+    assert lines(sender) == ["one", "two and a half"]
+    assert lines(sender, "stderr") == ["problem"]
+    assert isinstance(out.buffer, io.BytesIO)
+    assert out.buffer.getvalue() == b"one\ntwo and a half\nafter\n"
+    assert "write" not in out.__dict__
+
+
+def test_a_progress_bar_is_one_line_as_on_the_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    for percent in range(101):
+        sys.stderr.write(f"\r{percent:3d}%|\x1b[32m###\x1b[0m|")
+        if percent % 10 == 0:
+            console.poll()
+    sys.stderr.write("\n")
+    console.poll()
+    console.close()
+    assert lines(sender, "stderr") == ["100%|###|"]
+
+
+@pytest.mark.fault
+def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, clock = make(tmp_path)
+    console.install()
+    for n in range(1000):
+        print(n)
+    console.poll()
+    assert lines(sender) == [str(n) for n in range(800, 1000)]
+    assert sender.counters["log_lines_left_out"] == 800
+    clock.now = 1.0
+    print("later")
+    console.poll()
+    assert lines(sender)[-1] == "later"
+    console.close()
+
+
+def test_isatty_descriptor_and_type_stay_what_they_are() -> None:
+    code = (
+        "import sys, tempfile; from pathlib import Path; from perfagent.config import AgentConfig; from perfagent.context import Console\n"
+        "from perfagent.delivery.sender import Sender; from perfagent.identity import Identity\n"
+        "before = (sys.stdout.isatty(), sys.stdout.fileno(), type(sys.stdout), sys.stdout is sys.__stdout__, sys.stdout.encoding)\n"
+        "c = Console(Sender(AgentConfig(state_dir=Path(tempfile.mkdtemp())), Identity(project='p', run='r', attempt=1))); c.install()\n"
+        "assert before == (sys.stdout.isatty(), sys.stdout.fileno(), type(sys.stdout), sys.stdout is sys.__stdout__, sys.stdout.encoding)\n"
+        "print('x', flush=True); c.close()"
+    )
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"x\n"
+
+
+def test_a_stream_that_cannot_be_watched_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Slotted:
+        __slots__ = ()
+
+        def write(self, text: str) -> int:
+            return len(text)
+
+    monkeypatch.setattr(sys, "stdout", Slotted())
+    monkeypatch.setattr(sys, "stderr", None)
+    console, _, _ = make(tmp_path)
+    console.install()
+    assert console._streams == []
+
+
+def test_the_commit_is_read_without_git(tmp_path: Path) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.email=a@b", "-c", "user.name=n"]
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
+    expected = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
+    inside = tmp_path / "a" / "b"
+    inside.mkdir(parents=True)
+    assert git_commit(inside) == expected
+    subprocess.run([*git, "pack-refs", "--all"], check=True)
+    assert git_commit(inside) == expected
+    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree")], check=True)
+    assert git_commit(tmp_path / "tree") == expected
+    assert git_commit(Path("/proc")) is None
+
+
+def test_a_process_is_described_by_what_is_known() -> None:
+    found = describe()
+    assert found["pid"] == os.getpid()
+    assert found["command"][0].endswith(("python", "python3", "python3.11", "python3.12", "python3.13")) or found["command"]
+    assert None not in found.values()
