@@ -35,7 +35,11 @@ class AdminApi:
 
     def __init__(self, server: str | None = None, data: Path | None = None) -> None:
         self.data = data or data_folder()
-        self.server = (server or os.environ.get("PERFAGENT_SERVER") or self._written_address() or DEFAULT_SERVER).rstrip("/")
+        # A folder that was named is that server's, whatever the environment says for training jobs.
+        named = server or (self._written_address() if data else None)
+        found = named or os.environ.get("PERFAGENT_SERVER") or self._written_address()
+        self.assumed = found is None or (data is not None and named is None)  # nothing tells that this is the folder's server
+        self.server = (found or DEFAULT_SERVER).rstrip("/")
         self._token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._token_in_folder() or os.environ.get("PERFAGENT_API_KEY")
 
     @classmethod

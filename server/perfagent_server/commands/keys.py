@@ -41,12 +41,15 @@ def _create(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"--expires-days is {arguments.expires_days:g}; it must be above 0 and at most 36500")
         body["expires_in_s"] = arguments.expires_days * 86400
     api = AdminApi.from_arguments(arguments)
-    try:
-        made = api.request("POST", "/keys", body)
-    except ServerUnreachable:
-        if arguments.server is not None:
-            raise
-        made = _create_offline(api, body)
+    if api.assumed and arguments.data is not None:
+        made = _create_offline(api, body)  # no server runs on this folder; one that answers elsewhere is another's
+    else:
+        try:
+            made = api.request("POST", "/keys", body)
+        except ServerUnreachable:
+            if arguments.server is not None:
+                raise
+            made = _create_offline(api, body)
     print(json.dumps(made) if arguments.json else made["key"])
     return 0
 
