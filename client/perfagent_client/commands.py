@@ -173,7 +173,10 @@ def _output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server, _admin_token(arguments.data)) as client:
+    with Client(arguments.server) as reader:
+        own = reader.server.startswith(("http://127.", "http://localhost:", "http://[::1]:"))
+    # This machine's token is for this machine's server: it must not be sent to whatever address --server names.
+    with Client(arguments.server, _admin_token(arguments.data) if own else os.environ.get("PERFAGENT_ADMIN_TOKEN")) as client:
         run = client.find(arguments.name_or_id)
         client.delete(run.run)
     if arguments.json:

@@ -17,6 +17,7 @@ __all__ = ["ADDRESS_FILE", "AdminApi", "add_options"]
 
 ADDRESS_FILE = "address"  # where the running server of this data folder listens; written by `up`
 DEFAULT_SERVER = "http://127.0.0.1:8420"
+_OWN = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -70,6 +71,9 @@ class AdminApi:
             return None
 
     def _token_in_folder(self) -> str | None:
+        # This machine's token is for this machine's server: it must not be sent to whatever address --server names.
+        if not self.server.startswith(_OWN) and self.server != self._written_address():
+            return None
         try:
             return (self.data / ADMIN_TOKEN_FILE).read_text().strip() or None
         except OSError:
