@@ -111,6 +111,7 @@ def delete_run(
 
     services.database.write(job, essential=True)
     services.log_rows.forget(run)
+    services.engine.drop(run)
     return Response(status_code=204)
 
 

@@ -135,7 +135,8 @@ def test_a_test_that_fails_says_why_and_is_not_repeated(api: TestClient, receive
     [
         ({"url": "http://127.0.0.1:1/x"}, "address_not_allowed"), ({"url": "http://10.0.0.1/x"}, "address_not_allowed"),
         ({"url": "file:///etc/passwd"}, "invalid"), ({"url": "nonsense"}, "invalid"),
-        ({"url": "https://8.8.8.8/", "kind": "mail"}, "invalid"), ({"url": "https://8.8.8.8/", "min_severity": "high"}, "invalid"),
+        ({"url": "https://8.8.8.8/", "kind": "mail"}, "invalid"),
+        ({"url": "https://8.8.8.8/", "min_severity": "high"}, "invalid"),
         ({"url": "https://8.8.8.8/", "secret": "short"}, "invalid"),
         ({}, "invalid"),
     ],
