@@ -40,7 +40,7 @@ def test_every_command_is_in_the_readme_or_quickstart() -> None:
 def test_every_rule_is_documented() -> None:
     text = (DOCS / "rules.md").read_text()
     for rule in RULES:
-        assert f"`{rule}`" in text, f"rule {rule} is missing in docs/rules.md"
+        assert f"`{rule.id}`" in text, f"rule {rule.id} is missing in docs/rules.md"
 
 
 def test_every_event_kind_is_documented() -> None:
