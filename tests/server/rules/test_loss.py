@@ -76,6 +76,9 @@ def test_a_spike_that_is_over_is_resolved_and_flapping_opens_no_second_alert() -
     assert len({change.alert for change in changes}) == 1
 
 
+# Not every healthy loss: those that the rule is known to mistake stand in LossSpike's docstring with their rates.
+
+
 def _noise(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
