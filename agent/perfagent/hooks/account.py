@@ -91,6 +91,7 @@ class Account:
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
         fetches = 0
+        self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
         for entry in trace:
             kind, at = entry[0], entry[1]
             if kind == DATA:
@@ -105,9 +106,7 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
-                if entry[3]:
-                    self._training_only = True
-                elif self._training_only:
+                if self._training_only and not entry[3]:
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])

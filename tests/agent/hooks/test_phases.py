@@ -1,0 +1,257 @@
+"""Which time belongs to which phase. Naps stand for work, and are measured: a busy machine naps longer than it was asked to."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+LONG_S = 0.05
+BUSY_S = 0.03  # what a preempted training step may add to a nap
+napped: list[float] = []
+
+
+@pytest.fixture(autouse=True)
+def awake():
+    napped.clear()
+
+
+def nap(seconds: float) -> None:
+    began = time.perf_counter()
+    time.sleep(seconds)
+    napped.append(time.perf_counter() - began)
+
+
+def about(seconds: float, *naps: float) -> bool:
+    return 0.999 * sum(naps) <= seconds <= 1.01 * sum(naps) + BUSY_S
+
+
+class Slow(Dataset):
+    def __init__(self, length: int, seconds: float) -> None:
+        self.length, self.seconds = length, seconds
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        nap(self.seconds)
+        return torch.ones(8)
+
+
+class SlowForward(nn.Linear):
+    def forward(self, x):
+        nap(LONG_S)
+        return super().forward(x)
+
+
+class WithLoss(SlowForward):
+    def forward(self, x):
+        return {"loss": super().forward(x).square().mean()}
+
+
+def step(model, optimizer, x, *, after_forward=0.0, before_forward=0.0):
+    nap(before_forward)
+    out = model(x)
+    loss = out["loss"] if isinstance(out, dict) else out.square().mean()
+    nap(after_forward)
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def test_a_loader_that_sleeps_is_data_wait(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for x in DataLoader(Slow(8, LONG_S), batch_size=2):
+        step(model, optimizer, x)
+    waits = recorded.of("phase/data_s")
+    assert [number for number, _ in waits] == [1, 2, 3, 4]
+    naps = iter([seconds for seconds in napped if seconds >= LONG_S])
+    for _, seconds in waits:
+        own = next(naps) + next(naps)
+        assert own <= seconds <= 1.05 * own + 0.001
+
+
+def test_without_a_loader_there_is_no_data_series_and_own_batching_is_other(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(4):
+        step(model, optimizer, torch.ones(2, 8), before_forward=LONG_S)
+    for number, values in recorded.steps():
+        assert "phase/data_s" not in values
+        before, forward, _ = napped[3 * number - 3 : 3 * number]
+        if number == 1:
+            assert "phase/forward_s" not in values, "the root's hook goes on after the first step"
+            continue
+        assert about(values["phase/forward_s"], forward)
+        assert about(values["phase/other_s"], before)
+
+
+def test_a_loss_computed_outside_the_model_is_forward(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        step(model, optimizer, torch.ones(2, 8), after_forward=LONG_S)
+    for number, seconds in recorded.of("phase/forward_s"):
+        assert about(seconds, *napped[3 * number - 2 : 3 * number])
+
+
+def test_batching_between_a_model_that_returns_its_loss_and_backward_is_not_forward(record):
+    model = WithLoss(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        step(model, optimizer, torch.ones(2, 8), after_forward=LONG_S)
+    for number, seconds in recorded.of("phase/forward_s"):
+        assert about(seconds, napped[3 * number - 2])
+
+
+def test_evaluation_between_steps_is_not_forward(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        model.eval()
+        model(torch.ones(2, 8))  # without no_grad, as some do
+        with torch.no_grad():
+            model(torch.ones(2, 8))
+        model.train()
+        step(model, optimizer, torch.ones(2, 8))
+    forward = recorded.of("phase/forward_s")
+    assert [number for number, _ in forward] == [2, 3]
+    for number, seconds in forward:
+        _, _, _, training, _ = napped[5 * number - 5 : 5 * number]
+        assert about(seconds, training)
+
+
+def test_micro_steps_add_up(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    loader = iter(DataLoader(Slow(12, LONG_S / 2), batch_size=1))
+    for _ in range(4):
+        for _ in range(3):
+            (model(next(loader)).square().mean() / 3).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for number, values in recorded.steps():
+        naps = napped[6 * number - 6 : 6 * number]
+        assert about(values["phase/data_s"], *naps[0::2])
+        if number > 1:
+            assert about(values["phase/forward_s"], *naps[1::2])
+            assert values["phase/other_s"] <= BUSY_S
+            assert abs(values["samples_per_s"] * values["step_time_s"] - 3) < 1e-6
+
+
+def test_batches_times_any_iterable(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+
+    def batches():
+        for _ in range(3):
+            nap(LONG_S)
+            yield torch.ones(5, 8)
+
+    for x in recorded.run.batches(batches()):
+        step(model, optimizer, x)
+    steps = recorded.steps()
+    assert all(about(values["phase/data_s"], napped[3 * number - 3]) for number, values in steps)
+    assert abs(steps[1][1]["samples_per_s"] * steps[1][1]["step_time_s"] - 5) < 1e-6
+
+
+def test_a_named_phase_is_an_event_and_no_other(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        step(model, optimizer, torch.ones(2, 8))
+        with recorded.run.phase("checkpoint"):
+            nap(LONG_S)
+    phases = recorded.of("phase/checkpoint_s")
+    assert [number for number, _ in phases] == [2, 3]
+    assert all(about(seconds, napped[4 * number - 5]) for number, seconds in phases)
+    assert all(seconds < BUSY_S for _, seconds in recorded.of("phase/other_s"))
+    events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
+    assert [data["begin_step"] for data in events] == [1, 2, 3]
+    assert all(data["name"] == "checkpoint" and data["duration_s"] >= LONG_S for data in events)
+
+
+def test_evaluation_loaders_and_forwards_inside_a_phase_stay_in_it(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    train = iter(DataLoader(Slow(3, 0.0), batch_size=1))
+    for _ in range(3):
+        with recorded.run.phase("eval"):
+            for x in DataLoader(Slow(1, LONG_S), batch_size=1):
+                model(x)
+        step(model, optimizer, next(train))
+    for number, values in recorded.steps():
+        fetched, evaluated, _, _, forward, _ = napped[6 * number - 6 : 6 * number]
+        assert values["phase/data_s"] < BUSY_S
+        assert about(values["phase/eval_s"], fetched, evaluated)
+        assert number == 1 or about(values["phase/forward_s"], forward)
+
+
+def test_a_prefetching_thread_is_no_wait_of_the_stepping_thread(record):
+    import queue
+    import threading
+
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    ready: queue.Queue = queue.Queue()
+    fetching = threading.Thread(target=lambda: [ready.put(x) for x in DataLoader(Slow(3, LONG_S), batch_size=1)])
+    fetching.start()
+    for _ in range(3):
+        step(model, optimizer, ready.get())
+    fetching.join()
+    assert not recorded.of("phase/data_s")
+
+
+def test_the_end_of_an_epoch_does_not_open_the_next_step(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for epoch in range(2):
+        for x in DataLoader(torch.ones(4, 8), batch_size=2):
+            step(model, optimizer, x)
+        recorded.run.log({"epoch_score": epoch})
+    assert recorded.of("epoch_score") == [(2, 0), (4, 1)]
+
+
+def test_tokens_come_from_what_the_model_is_called_with_where_there_is_no_loader(record):
+    class Language(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.head = nn.Embedding(10, 4), nn.Linear(4, 10)
+
+        def forward(self, ids, targets):
+            return nn.functional.cross_entropy(self.head(self.table(ids)).flatten(0, 1), targets.flatten())
+
+    model = Language()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        model(torch.zeros(4, 16, dtype=torch.long), torch.zeros(4, 16, dtype=torch.long)).backward()
+        optimizer.step()
+    for number, values in recorded.steps():
+        if number > 1:
+            assert round(values["samples_per_s"] * values["step_time_s"]) == 4
+            assert round(values["tokens_per_s"] * values["step_time_s"]) == 64
+
+
+def test_the_model_is_found_from_the_optimizer(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record()
+    for _ in range(3):
+        step(model, optimizer, torch.ones(2, 8))
+    assert len(recorded.of("phase/forward_s")) == 2

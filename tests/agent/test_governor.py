@@ -1,0 +1,47 @@
+"""The agent's budget, driven by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from perfagent.governor import Governor
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_gradients_are_measured_as_often_as_the_budget_allows():
+    governor = Governor(0.5, Clock())
+    assert governor.period(pass_ns=1_000, step_ns=1_000_000_000) == 1
+    assert governor.period(pass_ns=1_400_000, step_ns=25_000_000) == 12  # 1.4 ms in 0.5 % of 25 ms
+    assert governor.period(pass_ns=10**9, step_ns=1_000) == 1000, "however dear, they are looked at"
+
+
+def test_what_the_threads_take_is_not_there_for_gradients():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    before = governor.period(1_000_000, 100_000_000)
+    clock.now = 10.0
+    share = governor.report(own_ns=10_000_000, pass_ns=0, threads_s=0.03)
+    assert share == pytest.approx(0.4)
+    assert governor.period(1_000_000, 100_000_000) > before
+
+
+def test_passes_count_as_overhead_but_not_against_themselves():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    before = governor.period(1_000_000, 100_000_000)
+    clock.now = 2.0
+    assert governor.report(own_ns=100_000_000, pass_ns=100_000_000, threads_s=0.0) == pytest.approx(5.0)
+    assert governor.period(1_000_000, 100_000_000) == before
+
+
+def test_a_report_covers_at_least_a_second():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    clock.now = 0.9
+    assert governor.report(1, 0, 0.0) is None

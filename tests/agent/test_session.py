@@ -1,0 +1,331 @@
+"""attach, init, log, alert, finish and what a run tells about itself."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+import time
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+import torch
+from builders import free_port, job_environment, until
+from torch import nn
+
+import perfagent
+from perfagent import session
+from perfagent.errors import ConfigError
+
+
+@pytest.fixture(autouse=True)
+def no_run_left():
+    yield
+    perfagent.finish()
+
+
+@pytest.mark.parametrize("model", ["resnet", 3, [nn.Linear(1, 1)], nn.Linear])
+def test_attach_refuses_what_is_no_model_at_once(model):
+    with pytest.raises(ConfigError, match=r"torch\.nn\.Module"):
+        perfagent.attach(model)
+    assert session.current() is None
+
+
+@pytest.mark.parametrize(
+    ("options", "word"),
+    [
+        ({"optimizer": "adam"}, "optimizer"),
+        ({"config": 3}, "config"),
+        ({"tags": [1]}, "tags"),
+        ({"name": ""}, "name"),
+        ({"start_step": -1}, "start_step"),
+        ({"start_step": True}, "start_step"),
+        ({"server": "ftp://x"}, "http"),
+    ],
+)
+def test_attach_refuses_other_wrong_arguments_at_once(options, word):
+    with pytest.raises(ConfigError, match=word):
+        perfagent.attach(**options)
+
+
+def test_attach_with_a_dead_server_returns_at_once_and_raises_nothing(tmp_path):
+    started = time.monotonic()
+    run = perfagent.attach(nn.Linear(2, 1), server=f"http://127.0.0.1:{free_port()}")
+    assert time.monotonic() - started < 0.25 * _slack()
+    run.log({"x": 1.0})
+    assert run.verdict() is None
+    began = time.monotonic()
+    run.finish()
+    assert time.monotonic() - began < 2.0
+
+
+def test_attach_does_not_wait_for_a_server_that_accepts_and_says_nothing():
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))
+        silent.listen()
+        started = time.monotonic()
+        run = perfagent.init(server=f"http://127.0.0.1:{silent.getsockname()[1]}")
+        assert time.monotonic() - started < 0.25 * _slack()
+        began = time.monotonic()
+        run.finish()
+        assert time.monotonic() - began < 2.0
+
+
+def _slack() -> float:
+    """The first attach of a process reads files that later ones have; a busy machine takes longer for everything."""
+    return max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1)) * 2
+
+
+def test_a_second_attach_continues_the_run_and_adds_to_it(tmp_path):
+    first = perfagent.init(record=tmp_path, config={"a": 1})
+    second = perfagent.attach(nn.Linear(2, 1), config={"b": 2}, tags="x")
+    assert second is first
+    assert first.config == {"a": 1, "b": 2}
+    other = perfagent.init(record=tmp_path, name="another")
+    assert other is not first
+
+
+def test_config_may_be_a_dict_a_dataclass_or_a_namespace(tmp_path):
+    @dataclass
+    class Options:
+        lr: float = 0.1
+
+    assert perfagent.init(record=tmp_path, config=Options()).config == {"lr": 0.1}
+    assert perfagent.init(record=tmp_path, config=argparse.Namespace(depth=3)).config == {"lr": 0.1, "depth": 3}
+
+
+def test_disabled_does_nothing(monkeypatch, tmp_path):
+    monkeypatch.setenv("PERFAGENT_DISABLED", "1")
+    run = perfagent.attach(nn.Linear(2, 1), record=tmp_path / "rec")
+    run.log({"x": 1})
+    run.alert("x")
+    run.finish()
+    assert not (tmp_path / "rec").exists()
+    assert run.verdict() is None
+
+
+def test_log_takes_numbers_of_all_kinds_and_nothing_else_of_them_raises(record):
+    recorded = record()
+    numpy = pytest.importorskip("numpy")
+    weight = torch.tensor(2.0, requires_grad=True)
+    recorded.run.log(
+        {"int": 1, "float": 0.5, "tensor": weight * 2, "half": torch.tensor(0.5, dtype=torch.bfloat16), "one": torch.ones(1)}
+    )
+    recorded.run.log(
+        {
+            "numpy": numpy.float32(0.25),
+            "decimal": Decimal("0.5"),
+            "text": "no",
+            "none": None,
+            "nan": math.nan,
+            "matrix": torch.ones(2),
+        }
+    )
+    recorded.run.log("not a dict")
+    recorded.run.log([1, 2])
+    recorded.run.log({"x": 1.0}, step="five")
+    recorded.finish()
+    (_, first), (_, second) = recorded.rows
+    assert first == {"int": 1, "float": 0.5, "tensor": 4.0, "half": 0.5, "one": 1.0}
+    assert second["numpy"] == 0.25
+    assert math.isnan(second["nan"])
+    assert second["matrix"] is None, "left to the sender's check, which counts it"
+    assert recorded.sender.counters["refused_log_calls"] == 3
+
+
+def test_a_tensor_is_read_when_it_is_logged(record):
+    recorded = record()
+    total = torch.tensor(1.0)
+    recorded.run.log({"total": total})
+    total += 1
+    metrics = {"plain": 1.0}
+    recorded.run.log(metrics)
+    metrics["plain"] = 2.0
+    recorded.finish()
+    assert [values for _, values in recorded.rows] == [{"total": 1.0}, {"plain": 1.0}]
+
+
+def test_alert_levels_of_other_tools_are_understood(record):
+    recorded = record()
+    recorded.run.alert("a", level="WARN")
+    recorded.run.alert("b", "text", level="ERROR")
+    recorded.run.alert("c", level="info")
+    assert [data["level"] for kind, data, _ in recorded.sender.events if kind == "alert"] == ["warning", "critical", "info"]
+
+
+def test_the_states_of_a_run(record):
+    model = nn.Linear(2, 1)
+    recorded = record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    recorded.run.finish("failed")
+    states = [(data["state"], step) for kind, data, step in recorded.sender.events if kind == "state"]
+    assert states == [("starting", None), ("running", 1)]
+    assert recorded.sender.ended["state"] == "failed"
+    with pytest.raises(ConfigError, match="status"):
+        recorded.run.finish("perfect")
+
+
+def test_a_with_block_ends_with_its_exception(record):
+    recorded = record()
+    with pytest.raises(torch.OutOfMemoryError), recorded.run:
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB")
+    assert recorded.sender.ended["state"] == "oom"
+    assert "Tried to allocate" in recorded.sender.ended["reason"]
+    assert "test_session.py" in recorded.sender.ended["traceback"]
+
+
+def test_hooks_are_gone_after_the_run(record):
+    backward, loader_next = torch.autograd.backward, torch.utils.data.dataloader._BaseDataLoaderIter.__next__
+    recorded = record(nn.Linear(2, 1))
+    assert torch.autograd.backward is not backward
+    recorded.finish()
+    assert torch.autograd.backward is backward
+    assert torch.utils.data.dataloader._BaseDataLoaderIter.__next__ is loader_next
+
+
+def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
+    from perfagent.hooks import guard
+
+    class Hostile(dict):
+        def get(self, *_):
+            raise RuntimeError("not today")
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in torch.utils.data.DataLoader([0, 1, 2], collate_fn=lambda _: Hostile(x=1)):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert len(recorded.of("loss")) == 3, "the other hooks go on"
+    assert list(guard.failures.values()) == [1]
+    assert sum("turned off" in message for message in caplog.messages) == 1
+    guard.reset()
+
+
+# ---- whole processes
+
+
+def run_script(folder: Path, body: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(body), encoding="utf-8")
+    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
+    return subprocess.run(
+        [sys.executable, str(script), *arguments], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def recorded_states(folder: Path) -> list[dict]:
+    from perfagent.delivery.spool import Spool
+
+    states = []
+    for spool_folder in sorted((folder / "record").iterdir()):
+        spool = Spool.open(spool_folder, recording=True)
+        while (outgoing := spool.next()) is not None:
+            states += [event.data for event in outgoing.events if event.kind == "state"]
+            spool.ack(outgoing.seq)
+    return states
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state", "word"),
+    [
+        ("", 0, "finished", ""),
+        ("sys.exit()", 0, "finished", ""),
+        ("sys.exit(3)", 3, "failed", "exit code 3"),
+        ("sys.exit('no data')", 1, "failed", "no data"),
+        ("raise ValueError('bad batch')", 1, "failed", "ValueError: bad batch"),
+        ("raise MemoryError", 1, "oom", "MemoryError"),
+        ("import os, signal; os.kill(os.getpid(), signal.SIGINT); import time; time.sleep(9)", -2, "failed", "KeyboardInterrupt"),
+    ],
+)
+def test_the_end_of_a_process_is_told_and_its_exit_code_unchanged(tmp_path, end, code, state, word):
+    done = run_script(tmp_path, f"import sys, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}})\n{end}\n")
+    assert done.returncode == code, done.stderr
+    last = recorded_states(tmp_path)[-1]
+    assert last["state"] == state
+    assert word in last.get("reason", "")
+    if state != "finished" and "sys.exit" not in end:
+        assert "script.py" in last["traceback"]
+
+
+def test_logging_needs_no_torch_and_imports_none(tmp_path):
+    done = run_script(
+        tmp_path, "import sys, perfagent\nperfagent.init()\nperfagent.log({'x': 1})\nassert 'torch' not in sys.modules\n"
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_torch_may_be_imported_after_init(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import perfagent
+        run = perfagent.init()
+        import torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert run._progress.completed == 1
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_forked_child_is_silent_and_its_parent_goes_on(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import os, threading, torch, perfagent
+        model = torch.nn.Linear(2, 1)
+        run = perfagent.attach(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        def step():
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            perfagent.log({"x": 1.0})
+        step()
+        before = threading.active_count()
+        pid = os.fork()
+        if pid == 0:
+            step()
+            perfagent.attach(model).log({"x": 2.0})
+            perfagent.alert("child")
+            perfagent.finish()
+            os._exit(17 if run._progress.completed == 1 and threading.active_count() == 1 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 17
+        step()
+        assert run._progress.completed == 2
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [state["state"] for state in recorded_states(tmp_path)] == ["starting", "running", "finished"]
+
+
+def test_signal_handlers_are_untouched(tmp_path):
+    done = run_script(
+        tmp_path,
+        """
+        import signal
+        before = {s: signal.getsignal(s) for s in signal.valid_signals()}
+        import torch, perfagent
+        perfagent.attach(torch.nn.Linear(1, 1))
+        assert {s: signal.getsignal(s) for s in signal.valid_signals()} == before
+        """,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_row_reaches_the_record_while_the_process_lives(tmp_path):
+    run = perfagent.init(record=tmp_path / "record")
+    run.log({"x": 1.0}, step=1)
+    until(lambda: run._sender.counters.get("spooled", 0) >= 1, why="the row was never spooled")
