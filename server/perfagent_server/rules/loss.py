@@ -66,9 +66,9 @@ class LossSpike:
     sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); such a loss is judged only once
     there is history enough. A single step cannot move the median: blips stay silent.
 
-    Known limits, runs flagged of 20 synthetic healthy ones: a loss that jumps up and stays or decays, with nothing else to tell it
-    from a spike, fires (warm restarts without a logged learning rate 20, a sawtooth over epochs 20, a curriculum of +0.3 steps
-    20); sparse bursts 9; slowly wandering noise 0 to 6.
+    Known limits, runs flagged of 20 synthetic healthy ones: a loss that jumps up and stays or decays, with nothing else to
+    tell it from a spike, fires (warm restarts without a logged learning rate 20, a sawtooth over epochs 20, a
+    curriculum of +0.3 steps 20); sparse bursts 9; slowly wandering noise 0 to 6.
     """
 
     short: int = 9
