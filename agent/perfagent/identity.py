@@ -74,10 +74,12 @@ class Identity:
         name: str | None = None,
         start_step: int | None = None,
         meet: bool = True,
+        ordinal: int | None = None,
         environ: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
     ) -> Identity:
-        """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place."""
+        """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
+        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the first."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = _place(env)
@@ -91,7 +93,7 @@ class Identity:
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
         if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
-            again = next(_meetings)  # a second run in the same process must not be taken for the first
+            again = next(_meetings) if ordinal is None else ordinal
             mine.meeting = Meeting(config.state_dir / "jobs", f"{key}-{again}" if key and again else key, env, started)
             mine.meeting.poll(mine)
         return mine

@@ -23,7 +23,7 @@ MAX_DEPTH = 12
 # and tokens_per_batch are ordinary settings of a training run.
 _KEY = re.compile(
     r"passw(?:or)?d|passphrase|passwd|(?<![a-z])pwd(?![a-z])|mysql_pwd|secret|credential|private[._ -]?key|api[._ -]?key|apikey"
-    r"|access[._ -]?key|authoriz|auth(?!or|enticated)|(?<![a-z])cookie|session[._ -]?(?:id|key|token)|(?<![a-z])csrf|(?<![a-z])xsrf"
+    r"|access[._ -]?key|authoriz|auth(?!or|enticated)|(?<![a-z])cookie|session[._ -]?(?:id|key|token)|(?<![a-z])[cx]srf"
     r"|(?<![a-z])jwt(?![a-z])|(?<![a-z])ssn(?![a-z])|social[._ -]?security|credit[._ -]?card|webhook[._ -]?url"
     r"|(?<![a-z])dsn(?![a-z])"
     r"|(?:^|[^a-z])(?:\w*[._ -])?token$"

@@ -92,16 +92,28 @@ def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(tmp_path:
     console.close()
 
 
+WATCHED = """
+import sys, tempfile
+from pathlib import Path
+from perfagent.config import AgentConfig
+from perfagent.context import Console
+from perfagent.delivery.sender import Sender
+from perfagent.identity import Identity
+def seen():
+    out = sys.stdout
+    return out.isatty(), out.fileno(), type(out), out is sys.__stdout__, out.encoding
+before = seen()
+sender = Sender(AgentConfig(state_dir=Path(tempfile.mkdtemp())), Identity(project="p", run="r", attempt=1))
+console = Console(sender)
+console.install()
+assert seen() == before
+print("x", flush=True)
+console.close()
+"""
+
+
 def test_isatty_descriptor_and_type_stay_what_they_are() -> None:
-    code = (
-        "import sys, tempfile; from pathlib import Path; from perfagent.config import AgentConfig; from perfagent.context import Console\n"
-        "from perfagent.delivery.sender import Sender; from perfagent.identity import Identity\n"
-        "before = (sys.stdout.isatty(), sys.stdout.fileno(), type(sys.stdout), sys.stdout is sys.__stdout__, sys.stdout.encoding)\n"
-        "c = Console(Sender(AgentConfig(state_dir=Path(tempfile.mkdtemp())), Identity(project='p', run='r', attempt=1))); c.install()\n"
-        "assert before == (sys.stdout.isatty(), sys.stdout.fileno(), type(sys.stdout), sys.stdout is sys.__stdout__, sys.stdout.encoding)\n"
-        "print('x', flush=True); c.close()"
-    )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout == b"x\n"
+    assert subprocess.run([sys.executable, "-c", WATCHED], capture_output=True, check=True).stdout == b"x\n"
 
 
 def test_a_stream_that_cannot_be_watched_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

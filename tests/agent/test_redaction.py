@@ -34,11 +34,50 @@ CANARIES = {
     "slack_hook": "https://hooks.slack.com/services/" + "T00000000/B00000000/XXXXXXXXXXXXXXXXXXXXXXXX",
     "sendgrid": "SG." + "abcdefghijklmnopqrst.abcdefghijklmnopqrstuvwxyz0123456789",
 }
-BY_KEY = ["password", "db_password", "API_KEY", "apiKey", "wandb_api_key", "HF_TOKEN", "access_token", "client_secret", "AWS_SECRET_ACCESS_KEY",
-          "auth", "Authorization", "cookie", "session_id", "private_key", "credentials", "passwd", "pwd", "token", "github_token", "webhook_url",
-          "dsn", "jwt"]  # fmt: skip
-ORDINARY = ["tokenizer", "max_tokens", "tokens_per_batch", "num_tokens", "pad_token", "eos_token_id", "author", "keyboard", "monkey", "token_ids",
-            "authors", "hidden_size", "special_tokens", "batch_size", "sessions", "passes", "max_new_tokens", "compass"]  # fmt: skip
+BY_KEY = [
+    "password",
+    "db_password",
+    "API_KEY",
+    "apiKey",
+    "wandb_api_key",
+    "HF_TOKEN",
+    "access_token",
+    "client_secret",
+    "AWS_SECRET_ACCESS_KEY",
+    "auth",
+    "Authorization",
+    "cookie",
+    "session_id",
+    "private_key",
+    "credentials",
+    "passwd",
+    "pwd",
+    "token",
+    "github_token",
+    "webhook_url",
+    "dsn",
+    "jwt",
+]
+ORDINARY = [
+    "tokenizer",
+    "max_tokens",
+    "tokens_per_batch",
+    "num_tokens",
+    "pad_token",
+    "eos_token_id",
+    "author",
+    "keyboard",
+    "monkey",
+    "token_ids",
+    "authors",
+    "hidden_size",
+    "special_tokens",
+    "batch_size",
+    "sessions",
+    "passes",
+    "max_new_tokens",
+    "compass",
+]
 
 
 @pytest.mark.fault
@@ -75,17 +114,26 @@ def test_ordinary_settings_of_a_training_run_stay(key: str) -> None:
         "tokens: 4096",
         "Epoch 1/3:  50%|###  | 5/10 [00:01<00:01, 4.2it/s]",
         "https://example.org/a?b=c",
-    ]
-    + ["checkpoint saved to /data/runs/2024-01-01_gpt2-medium/step_1000.pt", "eos_token=</s>", "tokenizer: gpt2"],
+        "checkpoint saved to /data/runs/2024-01-01_gpt2-medium/step_1000.pt",
+        "eos_token=</s>",
+        "tokenizer: gpt2",
+    ],
 )
 def test_ordinary_output_stays(text: str) -> None:
     assert redacted_text(text) == text
 
 
 @pytest.mark.parametrize(
-    "word", ["train.py", "/data/checkpoints/llama-7b-hf/model-00001-of-00002.safetensors", "--learning-rate=0.0003"]
-    + ["bert-base-uncased-finetuned-mrpc-2024", "configs/experiment_baseline_large_v2.yaml", "meta-llama/Llama-2-7b-chat-hf"],
-)  # fmt: skip
+    "word",
+    [
+        "train.py",
+        "/data/checkpoints/llama-7b-hf/model-00001-of-00002.safetensors",
+        "--learning-rate=0.0003",
+        "bert-base-uncased-finetuned-mrpc-2024",
+        "configs/experiment_baseline_large_v2.yaml",
+        "meta-llama/Llama-2-7b-chat-hf",
+    ],
+)
 def test_ordinary_arguments_stay(word: str) -> None:
     assert redacted_arguments([word]) == [word]
 

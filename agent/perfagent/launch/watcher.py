@@ -1,8 +1,8 @@
 """A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
 
-Forked twice before `perfagent run` becomes the trainer, so that the script sees no child of its own. It waits on a pidfd (pipes
+Forked twice before `perfagent run` becomes the trainer, so that the script sees no child of its own. It waits on a pidfd (a pipe
 would stay open in the trainer's own children: the end came 2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks
-the kernel for the true exit status (PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while the process is a zombie), writes
+the kernel for the true exit status (PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while it is a zombie), writes
 the end into the trainer's spool under the next number, and sends what is left there. It holds no terminal and no pipe, and gives
 up 15 s after the trainer's end: what is in the spool then is sent by whoever comes next.
 """

@@ -125,7 +125,8 @@ def test_a_step_beyond_64_bits_is_refused() -> None:
 
 @pytest.mark.fault
 @pytest.mark.parametrize(
-    "name", ["x" * 10_000, "a\0b", "\ud800", "\u202eabc", "📉/loss", "../../etc/passwd", "<script>alert(1)</script>", "Ω" * 500, "\n"]
+    "name",
+    ["x" * 10_000, "a\0b", "\ud800", "\u202eabc", "📉/loss", "../../etc/passwd", "<script>alert(1)</script>", "Ω" * 500, "\n"],
 )
 def test_a20_any_name_travels_within_256_bytes(name: str) -> None:
     clean = clean_name(name)

@@ -125,15 +125,22 @@ def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path
     assert any(name.startswith("host/") for name in latest(first_sender))
 
 
+RANK_0 = """
+import sys
+from pathlib import Path
+from perfagent.config import AgentConfig
+from perfagent.delivery.sender import Sender
+from perfagent.identity import Identity
+from perfagent.samplers.sampler import Sampler
+who = Identity(project="p", run="r", attempt=1, world_size=2, job_key="job")
+sampler = Sampler(Sender(AgentConfig(state_dir=Path(sys.argv[1])), who), step=lambda: 0)
+print(sampler._elected, flush=True)
+sys.stdin.read()
+"""
+
+
 def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path) -> None:
-    code = (
-        "import sys, time; from pathlib import Path; from perfagent.config import AgentConfig\n"
-        "from perfagent.delivery.sender import Sender; from perfagent.identity import Identity\n"
-        "from perfagent.samplers.sampler import Sampler\n"
-        "who = Identity(project='p', run='r', attempt=1, world_size=2, job_key='job')\n"
-        "s = Sampler(Sender(AgentConfig(state_dir=Path(sys.argv[1])), who), step=lambda: 0); print(s._elected, flush=True); sys.stdin.read()"
-    )
-    command = [sys.executable, "-c", code, str(tmp_path)]
+    command = [sys.executable, "-c", RANK_0, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as rank0:
         assert rank0.stdout is not None
         assert rank0.stdout.readline() == "True\n"

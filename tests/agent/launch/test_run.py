@@ -1,0 +1,308 @@
+"""`perfagent run` beside plain Python: real processes, everything they print and how they end compared."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from builders import free_port, job_environment, until
+from ingest_server import IngestServer
+
+ENDS = ("finished", "failed", "killed", "preempted", "oom")
+PERFAGENT = [sys.executable, "-m", "perfagent", "run"]
+
+
+@pytest.fixture
+def server() -> Iterator[IngestServer]:
+    with IngestServer() as running:
+        yield running
+
+
+def environment(folder: Path, server: IngestServer | str, **more: str) -> dict[str, str]:
+    url = server if isinstance(server, str) else server.url
+    return job_environment(folder, PERFAGENT_SERVER=url, OMP_NUM_THREADS="1", **more)
+
+
+def ended(server: IngestServer) -> str:
+    """The last state that was told, once there is a final one and nothing is left to send."""
+    return str(until(lambda: next((s for s in reversed(server.states()) if s in ENDS), None), within_s=30, why="no final state"))
+
+
+SEES = """
+import json, os, sys
+print(json.dumps({
+    "argv": sys.argv, "file": __file__, "name": __name__, "package": __package__, "path": sys.path, "flags": str(sys.flags),
+    "environ": {k: v for k, v in os.environ.items() if k not in ("_", "OLDPWD", "SHLVL")},
+    "main": sys.modules["__main__"].__dict__ is globals(), "loader": type(__loader__).__name__, "orig": sys.orig_argv[1:],
+    "sitecustomize": os.environ.get("SITE_RAN"), "warnings": sys.warnoptions,
+}, sort_keys=True))
+"""
+MATRIX = {
+    "end": "print('x')",
+    "exit-0": "import sys; sys.exit(0)",
+    "exit-3": "import sys; sys.exit(3)",
+    "exit-text": "import sys; sys.exit('why')",
+    "os-exit": "import os; os._exit(5)",
+    "raise": "def f():\n    raise ValueError('no')\nf()",
+    "chain": "try:\n    1 / 0\nexcept ZeroDivisionError as e:\n    raise KeyError('k') from e",
+    "group": "raise ExceptionGroup('g', [ValueError('a'), TypeError('b')])",
+    "syntax": "def f(:\n    pass",
+    "ctrl-c": "raise KeyboardInterrupt",
+    "sigterm": "import os; os.kill(os.getpid(), 15)",
+    "sigkill": "import os; os.kill(os.getpid(), 9)",
+    "abort": "import os; os.abort()",
+    "atexit": "import atexit, sys; x = 1; atexit.register(lambda: print(sys.modules['__main__'].x))",
+    "threads": "import threading; t = threading.Thread(target=lambda: print('t')); t.start(); t.join(); raise SystemExit(7)",
+    "sees": SEES,
+    "children": "import os\ntry:\n    print(os.waitpid(-1, os.WNOHANG))\nexcept ChildProcessError as e:\n    print(e)",
+}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("case", MATRIX)
+def test_a13_a_script_sees_and_says_and_ends_the_same_as_under_plain_python(
+    case: str, tmp_path: Path, server: IngestServer
+) -> None:
+    (tmp_path / "script.py").write_text(MATRIX[case])
+    env = environment(tmp_path, server)
+    plain, ours = (
+        subprocess.run([*command, "script.py", "a", "--b=c"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert ours.returncode == plain.returncode
+    assert ours.stdout == plain.stdout
+    assert ours.stderr == plain.stderr
+    expected = {0: "finished", -9: "killed", -6: "killed", -15: "preempted", -2: "killed"}.get(plain.returncode, "failed")
+    assert ended(server) == expected
+
+
+def test_modules_and_packages_run_as_with_python_m(tmp_path: Path, server: IngestServer) -> None:
+    package = tmp_path / "pkg"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "other.py").write_text("VALUE = 3")
+    (package / "job.py").write_text(SEES + "\nfrom .other import VALUE; print(VALUE)")
+    env = environment(tmp_path, server)
+    plain, ours = (
+        subprocess.run([*command, "-m", "pkg.job", "-x", "--m"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert (ours.returncode, ours.stderr) == (0, b"")
+    assert ours.stdout == plain.stdout
+
+
+@pytest.mark.parametrize("words", [["missing.py"], ["-m", "missing_module"]])
+def test_what_is_missing_is_told_by_python_itself(words: list[str], tmp_path: Path, server: IngestServer) -> None:
+    env = environment(tmp_path, server)
+    plain, ours = (
+        subprocess.run([*command, *words], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert (ours.returncode, ours.stdout, ours.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+def test_the_users_own_sitecustomize_and_python_path_are_kept(tmp_path: Path, server: IngestServer) -> None:
+    site = tmp_path / "site"
+    site.mkdir()
+    (site / "sitecustomize.py").write_text("import os; os.environ['SITE_RAN'] = 'yes'")
+    (tmp_path / "script.py").write_text(SEES)
+    env = environment(tmp_path, server, PYTHONPATH=str(site))
+    plain, ours = (
+        subprocess.run([*command, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert b'"sitecustomize": "yes"' in plain.stdout
+    assert ours.stdout == plain.stdout
+    (site / "sitecustomize.py").write_text("raise RuntimeError('theirs')")
+    plain, ours = (
+        subprocess.run([*command, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert b"theirs" in plain.stderr
+    # twice: the interpreter that ran `perfagent run` has met it too, before it became the script's
+    assert (ours.stdout, ours.stderr) == (plain.stdout, 2 * plain.stderr)
+
+
+def test_python_options_are_passed_on(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "script.py").write_text(
+        "import sys; print(sys.flags.optimize, sys.flags.unbuffered, sys.warnoptions, sys._xoptions)"
+    )
+    env = environment(tmp_path, server)
+    env.pop("PYTHONUNBUFFERED")
+    flags = ["-O", "-u", "-W", "ignore", "-Xdev"]
+    plain = subprocess.run([sys.executable, *flags, "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60)
+    ours = subprocess.run(
+        [sys.executable, *flags, "-m", "perfagent", "run", "script.py"], cwd=tmp_path, env=env, capture_output=True, timeout=60
+    )
+    assert ours.stdout == plain.stdout
+
+
+def test_a_leading_local_rank_is_passed_on_to_the_script(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:])")
+    command = [sys.executable, "-m", "perfagent", "--local_rank=1", "run", "script.py", "--lr", "1"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60)
+    assert done.stdout == "['--local_rank=1', '--lr', '1']\n"
+
+
+@pytest.mark.parametrize("words", [[], ["-m"], ["--name", "x"]])
+def test_nothing_to_run_is_wrong_use(words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run([*PERFAGENT, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "must follow" in done.stderr
+
+
+def test_isolated_python_is_refused_with_the_way_out(tmp_path: Path) -> None:
+    done = subprocess.run([sys.executable, "-I", "-m", "perfagent", "run", "x.py"], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert "perfagent.attach()" in done.stderr
+
+
+TRAIN = """
+import os, sys, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(60):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+print("trained", flush=True)
+{end}
+"""
+
+
+def test_a_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(end=""))
+    command = [*PERFAGENT, "--project", "vision", "--name", "first", "--tag", "a", "--tag", "b", "--run-id", "mine", "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "trained\n", "")
+    assert ended(server) == "finished"
+    assert sorted(server.values("loss")) == list(range(1, 61))
+    assert {(f.project, f.run, f.name) for f in server.frames} == {("vision", "mine", "first")}
+    assert server.events("state")[0]["tags"] == ["a", "b"]
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    until(lambda: not list(spool.iterdir()), why="the watcher left the folder behind")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ("os.kill(os.getpid(), 9)", "killed", "SIGKILL"),
+        ("os.kill(os.getpid(), 15)", "preempted", "SIGTERM"),
+        ("os.kill(os.getpid(), 11)", "killed", "SIGSEGV"),
+        ("os._exit(7)", "failed", "exit code 7"),
+        ("sys.exit(7)", "failed", "exit code 7"),
+        ("raise ValueError('broken')", "failed", "ValueError: broken"),
+    ],
+    ids=["kill", "term", "segv", "_exit", "exit", "raise"],
+)
+def test_a13_however_a_training_ends_the_server_learns_the_truth_and_gets_the_rest(
+    tmp_path: Path, server: IngestServer, end: str, state: str, reason: str
+) -> None:
+    (tmp_path / "train.py").write_text(TRAIN.format(end=f"time.sleep(0.4)\n{end}"))
+    env = environment(tmp_path, server)
+    subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, timeout=120)
+    assert ended(server) == state
+    (last,) = [data for data in server.events("state") if data["state"] == state]
+    assert reason in last["reason"]
+    assert sorted(server.values("loss")) == list(range(1, 61))
+    assert len({frame.run for frame in server.frames}) == 1
+
+
+def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(1.0)")
+    env = environment(tmp_path, f"http://127.0.0.1:{free_port()}")
+    with subprocess.Popen([*PERFAGENT, "script.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        watcher = until(lambda: waiter_of(process.pid), why="there is no watcher")
+        links = {str(path.readlink()) for path in Path(f"/proc/{watcher}/fd").iterdir()}
+        assert links == {"/dev/null", "anon_inode:[pidfd]"}
+        rollup = Path(f"/proc/{watcher}/smaps_rollup").read_text().splitlines()
+        assert int(next(line for line in rollup if line.startswith("Pss:")).split()[1]) <= 6 * 1024
+        assert process.stdout.read() == ""  # ends with the script, although the watcher lives on
+    began = time.monotonic()
+    until(lambda: not Path(f"/proc/{watcher}").exists(), within_s=25, why="the watcher never gave up")
+    assert time.monotonic() - began <= 22
+    assert list((tmp_path / "state" / "perfagent" / "spool").iterdir())
+
+
+def waiter_of(pid: int) -> int | None:
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            words = path.read_bytes().split(b"\0")
+        except OSError:
+            continue
+        if any(word.endswith(b"launch/wait.py") for word in words) and any(
+            word.split(b" ")[0] == str(pid).encode() for word in words
+        ):
+            return int(path.parent.name)
+    return None
+
+
+def test_recorded_runs_are_complete_and_sync_sends_them_once(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(
+        TRAIN.format(end="os.kill(os.getpid(), signal.SIGKILL)").replace("import os,", "import os, signal,")
+    )
+    env = environment(tmp_path, server)
+    command = [*PERFAGENT, "--record", "records", "train.py"]
+    assert subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120).returncode == -signal.SIGKILL
+    assert server.frames == []
+    until(lambda: list((tmp_path / "records").glob("*/*.frames")), why="the watcher never wrote the end")
+    for _ in range(2):
+        sync = [sys.executable, "-m", "perfagent", "sync", "records"]
+        done = until(
+            lambda sync=sync: (
+                (r := subprocess.run(sync, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)).returncode == 0
+                and "skipped" not in r.stdout
+                and r
+            ),
+            why="sync never succeeded",
+        )
+        assert done.stderr == ""
+    stored = sorted(server.values("loss"))
+    assert stored == list(range(1, len(stored) + 1))
+    assert len(stored) >= 30  # the kill came right after the last step: at most the last tick's rows are missing
+    assert server.states()[-1] == "killed"
+    assert len(server.frames) == len(server.stored)
+
+
+DDP = """
+import time, torch, torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(20):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).pow(2).mean().backward()
+    optimizer.step()
+    time.sleep(0.01)
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.parametrize("form", ["no-python", "module"])
+def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestServer, form: str) -> None:
+    (tmp_path / "ddp.py").write_text(DDP)
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    command = (
+        [*torchrun, "--no-python", *PERFAGENT, "ddp.py"]
+        if form == "no-python"
+        else [*torchrun, "-m", "perfagent", "run", "ddp.py"]
+    )
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    until(lambda: server.states().count("finished") == 2, within_s=30)
+    assert len({(frame.run, frame.attempt) for frame in server.frames}) == 1
+    assert {frame.rank for frame in server.frames} == {0, 1}
+    for source in {frame.source for frame in server.frames}:
+        assert sorted(server.values("loss", source=source)) == list(range(1, 21))
+    speaks = {frame.rank for frame in server.frames for group in frame.groups if "host/load1" in group.values}
+    assert speaks == {0}

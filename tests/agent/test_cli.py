@@ -1,0 +1,77 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import perfagent
+from perfagent import cli
+from perfagent.errors import ConfigError
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, "-m", "perfagent", *words], capture_output=True, text=True, timeout=60)
+
+
+def test_the_version_is_the_packages() -> None:
+    assert run("--version").stdout == f"perfagent {perfagent.__version__}\n"
+
+
+def test_help_lists_every_command_with_one_line() -> None:
+    done = run("--help")
+    assert done.returncode == 0
+    for entry in metadata.entry_points(group="perfagent.commands"):
+        (line,) = (line for line in done.stdout.splitlines() if line.split()[:1] == [entry.name])
+        assert len(line.split()) > 2
+        assert entry.name in cli.SUMMARIES
+
+
+LIGHT = """
+import sys
+from perfagent.cli import main
+try:
+    main(sys.argv[1:])
+except SystemExit:
+    pass
+heavy = ("torch", "httpx", "pydantic", "fastapi", "sqlalchemy", "dash", "pynvml")
+print(*[name for name in heavy if name in sys.modules], file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("words", [["--help"], ["sync", "--help"], ["run", "--help"]])
+def test_help_and_light_commands_load_nothing_heavy(words: list[str]) -> None:
+    done = subprocess.run([sys.executable, "-c", LIGHT, *words], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == ""
+
+
+def test_no_command_and_an_unknown_one_are_wrong_use() -> None:
+    assert run().returncode == 2
+    done = run("frobnicate")
+    assert done.returncode == 2
+    assert "there is no command 'frobnicate'" in done.stderr
+    assert run("sync", "--frobnicate").returncode == 2
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    entry = metadata.EntryPoint("up", "perfagent_server.nothing_here:command", "perfagent.commands")
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up"])
+    assert ended.value.code == 1
+    assert "install perfagent[server]" in capsys.readouterr().err
+
+
+def test_an_error_of_ours_is_one_line_and_exit_code_1(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(_: object) -> int:
+        raise ConfigError("port must be a number, not 'x'")
+
+    entry = type("Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)})()
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "perfagent up: port must be a number, not 'x'\n"
