@@ -19,6 +19,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
@@ -81,39 +82,31 @@ _RUN_COLUMNS = (
     "group_name",
     "host",
 )
-# Built once: on the ack path building a statement costs more than running it.
-_load_sources = select(
-    *(sources.c[name] for name in ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor"))
-).where(sources.c.id.in_(bindparam("ids", expanding=True)))
-_load_runs = select(runs.c.id, *(runs.c[name] for name in _RUN_COLUMNS)).where(runs.c.id.in_(bindparam("ids", expanding=True)))
-_update_source = (
-    update(sources).where(sources.c.id == bindparam("_id")).values({name: bindparam(name) for name in _SOURCE_COLUMNS})
-)
-_touch_source = (
-    update(sources).where(sources.c.id == bindparam("_id")).values(step=bindparam("step"), contact=bindparam("contact"))
-)
-_update_run = update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in _RUN_COLUMNS})
-_touch_run = update(runs).where(runs.c.id == bindparam("_id")).values(step=bindparam("step"), updated=bindparam("updated"))
-_describe_run = (
-    update(runs).where(runs.c.id == bindparam("_id")).values({name: bindparam(name) for name in ("tags", "config", "meta")})
-)
+_SOURCE_ROW = ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor")
+_RUN_ROW = ("id", *_RUN_COLUMNS)
+_load_source = Prepared(select(*(sources.c[name] for name in _SOURCE_ROW)).where(sources.c.id == bindparam("_id")))
+_load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
+_by_source = update(sources).where(sources.c.id == bindparam("_id"))
+_by_run = update(runs).where(runs.c.id == bindparam("_id"))
+_update_source = Prepared(_by_source.values({name: bindparam(name) for name in _SOURCE_COLUMNS}))
+_touch_source = Prepared(_by_source.values({name: bindparam(name) for name in ("step", "contact")}))
+_update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
+_touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
+_describe_run = Prepared(_by_run.values({name: bindparam(name) for name in ("tags", "config", "meta")}))
 
 
 def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
     """The rows of these sources as far as they exist."""
-    rows = connection.execute(_load_sources, {"ids": list(ids)})
-    names = list(rows.keys())
-    return {row[0]: dict(zip(names, row, strict=True)) for row in rows}
+    rows = _load_source.each(connection, [{"_id": source_id} for source_id in ids])
+    return {row[0]: dict(zip(_SOURCE_ROW, row, strict=True)) for row in rows if row is not None}
 
 
 def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[str, Any]], now: float) -> None:
     """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known: from load_sources()."""
     if not seen:
         return
-    wanted = {item.frame.run for item in seen}
-    rows = connection.execute(_load_runs, {"ids": list(wanted)})
-    names = list(rows.keys())
-    book = _Book(connection, {row[0]: dict(zip(names, row, strict=True)) for row in rows}, known, now)
+    rows = _load_run.each(connection, [{"_id": run} for run in {item.frame.run for item in seen}])
+    book = _Book(connection, {row[0]: dict(zip(_RUN_ROW, row, strict=True)) for row in rows if row is not None}, known, now)
     for item in seen:
         book.enter(item)
     book.close()
@@ -165,13 +158,14 @@ class _Book:
             self._judge(self.runs[run])
         fresh_runs = [self.runs[run] for run in self.changed_runs]
         if fresh_runs:
-            self.connection.execute(
-                _update_run, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs]
+            _update_run.many(
+                self.connection, [{"_id": run["id"], **{name: run[name] for name in _RUN_COLUMNS}} for run in fresh_runs]
             )
         rest = [run for run in self.touched_runs if run not in self.changed_runs]
         if rest:
-            self.connection.execute(
-                _touch_run, [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest]
+            _touch_run.many(
+                self.connection,
+                [{"_id": run, "step": self.runs[run]["step"], "updated": self.runs[run]["updated"]} for run in rest],
             )
 
     # --- rows --------------------------------------------------------------------------------------------------------------
@@ -290,7 +284,7 @@ class _Book:
             "config": _json(config if isinstance(config, dict) else {}),
             "meta": _json(meta),
         }
-        self.connection.execute(_describe_run, [described])
+        _describe_run.many(self.connection, [described])
 
     def _is_fresh(self, frame: Frame, source: dict[str, Any]) -> bool:
         """Whether the frame was made just now, so that its sender lives, and not drained from a spool that somebody found."""
@@ -309,14 +303,14 @@ class _Book:
         changed = [self.sources[source] for source in self.changed_sources if source not in new]
         if changed:
             rows = [{"_id": source["id"], **{name: source[name] for name in _SOURCE_COLUMNS}} for source in changed]
-            self.connection.execute(_update_source, rows)
+            _update_source.many(self.connection, rows)
         rest = [source for source in self.touched_sources if source not in new and source not in self.changed_sources]
         if rest:
             rows = [
                 {"_id": source, "step": self.sources[source]["step"], "contact": self.sources[source]["contact"]}
                 for source in rest
             ]
-            self.connection.execute(_touch_source, rows)
+            _touch_source.many(self.connection, rows)
 
     def _judge(self, run: dict[str, Any]) -> None:
         state, reason, ended = _state_of(self.connection, run["id"], run["attempt"])

@@ -16,10 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
-from sqlalchemy import Connection, delete, func, select, update
+from sqlalchemy import Connection, Table, bindparam, delete, func, select, update
 from sqlalchemy.exc import IntegrityError
 
 from perfagent_server.database import Database, StorageError
@@ -34,6 +34,7 @@ from perfagent_server.store.blocks import (
     encode_values,
     merged,
 )
+from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.rollups import (
     CHUNK_CELLS,
     LEVELS,
@@ -46,7 +47,7 @@ from perfagent_server.store.rollups import (
     encode_cells,
     reduced,
 )
-from perfagent_server.store.sql import ROLL_BLOCKS, TailGroup, insert_into, judged_until, unpack_tail
+from perfagent_server.store.sql import ROLL_BLOCKS, TailGroup, insert_for, judged_until, unpack_tail
 from perfagent_server.store.tables import axis, block, last, ledger, rollup, series, source, tail
 
 __all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "trim_ledger"]
@@ -59,14 +60,15 @@ class CompactionPolicy:
     """When a rank's tail is worth compacting. Rewriting a half-filled block costs as much as writing it, so it waits until
     there is something to merge: `samples` of all its series together, `frames`, or the oldest being `age_s` old.
 
-    pause_s: between two looks. rows_at_once: tail rows in one piece of work.
+    pause_s: between two looks. rows_at_once, samples_at_once: what one job of the writer may replace; ranks share it.
     """
 
     samples: int = 40_960
     frames: int = 120
     age_s: float = 30.0
     pause_s: float = 1.0
-    rows_at_once: int = 1024
+    rows_at_once: int = 2048
+    samples_at_once: int = 400_000
 
 
 @dataclass(slots=True)
@@ -80,11 +82,73 @@ class _Due:
 class _Work:
     """What one job will write."""
 
+    rows: list[Any] = field(default_factory=list)  # tail rows that it replaces
+    ranks: list[tuple[str, int]] = field(default_factory=list)
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)  # (series, attempt) -> newest block before the job
     blocks: list[dict[str, Any]] = field(default_factory=list)
     axes: dict[int, dict[str, Any]] = field(default_factory=dict)  # key -> row
     stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
     cells: dict[tuple[int, int], dict[int, Cells]] = field(default_factory=dict)  # (series, attempt) -> block -> its cells
     last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
+
+
+class _Row(NamedTuple):
+    """A tail row."""
+
+    id: int
+    attempt: int
+    source: str
+    received: float
+    samples: int
+    frame: bytes
+
+
+class _GoneError(Exception):
+    """Rows that were to be replaced are no longer there."""
+
+
+def _over(table: Table) -> Callable[[str], Any]:
+    """An INSERT that writes over the row with the same key."""
+
+    def build(dialect: str) -> Any:
+        statement = insert_for(dialect)(table)
+        rest = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
+        return statement.on_conflict_do_update(index_elements=list(table.primary_key.columns), set_=rest)
+
+    return build
+
+
+def _newer_last(dialect: str) -> Any:
+    statement = insert_for(dialect)(last)
+    new = statement.excluded
+    newer = (new.attempt > last.c.attempt) | (
+        (new.attempt == last.c.attempt) & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
+    )
+    rest = {name: new[name] for name in _LAST_COLUMNS}
+    return statement.on_conflict_do_update(index_elements=[last.c.series], set_=rest, where=newer)
+
+
+_LAST_COLUMNS = ("attempt", "step", "time", "value")
+_rows_of_rank = Prepared(
+    select(*(tail.c[name] for name in _Row._fields))
+    .where(tail.c.run == bindparam("run"), tail.c.rank == bindparam("rank"), tail.c.id <= bindparam("limit"))
+    .order_by(tail.c.id)
+    .limit(bindparam("count"))
+)
+_series_of_rank = Prepared(
+    select(series.c.name, series.c.id).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
+)
+_newest_block = Prepared(
+    select(block.c.block)
+    .where(block.c.series == bindparam("series"), block.c.attempt == bindparam("attempt"))
+    .order_by(block.c.block.desc())
+    .limit(1)
+)
+_drop_row = Prepared(delete(tail).where(tail.c.id == bindparam("_id")))
+_put_axis = Prepared(lambda dialect: insert_for(dialect)(axis).on_conflict_do_nothing(), [column.name for column in axis.columns])
+_put_block = Prepared(_over(block), [column.name for column in block.columns])
+_put_rollup = Prepared(_over(rollup), [column.name for column in rollup.columns])
+_put_last = Prepared(_newer_last, ("series", *_LAST_COLUMNS))
 
 
 class Compactor:
@@ -131,14 +195,20 @@ class Compactor:
         limit = self._look()
         now = self._clock()
         policy = self.policy
-        done = 0
-        for (run, rank), due in list(self._due.items()):
+        before = self.counters["rows"]
+        work = _Work()
+        for rank, due in list(self._due.items()):
             if self._stop.is_set():
                 break
             if everything or due.samples >= policy.samples or due.frames >= policy.frames or now - due.oldest >= policy.age_s:
-                del self._due[run, rank]
-                done += self._compact(run, rank, limit)
-        return done
+                del self._due[rank]
+                # A rank's next rows must find its blocks written, so what it adds goes out before more of it is read.
+                while self._gather(work, rank, limit):
+                    work = self._write(work)
+                if len(work.rows) >= policy.rows_at_once or sum(row.samples for row in work.rows) >= policy.samples_at_once:
+                    work = self._write(work)
+        self._write(work)
+        return self.counters["rows"] - before
 
     def _look(self) -> int:
         """Counts the tail rows that have become eligible; answers the newest eligible id."""
@@ -160,37 +230,41 @@ class Compactor:
         self._looked = limit
         return limit
 
-    def _compact(self, run: str, rank: int, limit: int) -> int:
-        done = 0
-        while not self._stop.is_set():
-            with self._database.read() as connection:
-                rows = connection.execute(
-                    select(tail.c.id, tail.c.attempt, tail.c.source, tail.c.received, tail.c.samples, tail.c.frame)
-                    .where(tail.c.run == run, tail.c.rank == rank, tail.c.id <= limit)
-                    .order_by(tail.c.id)
-                    .limit(self.policy.rows_at_once)
-                ).all()
-                if not rows:
-                    return done
-                mine = select(series.c.name, series.c.id).where(series.c.run == run, series.c.rank == rank)
-                ids = {row.name: row.id for row in connection.execute(mine)}
-                work = _Work()
-                for attempt in sorted({row.attempt for row in rows}):
-                    self._build(connection, [row for row in rows if row.attempt == attempt], attempt, ids, work)
-                rollups = _rollup_rows(connection, work)
-            gone = [row.id for row in rows]
-            try:
-                self._database.write(functools.partial(_write, work=work, rollups=rollups, gone=gone))
-            except IntegrityError:
-                return done  # the run was deleted meanwhile, and its rows with it
-            done += len(rows)
-            self.counters["rows"] += len(rows)
-            self.counters["samples"] += sum(row.samples for row in rows)
-            self.counters["blocks"] += len(work.blocks)
-            self._trim_ledger(rows)
-            if len(rows) < self.policy.rows_at_once:
-                return done
-        return done
+    def _gather(self, work: _Work, rank: tuple[str, int], limit: int) -> bool:
+        """Adds a rank's rows to the work. True when there may be more of them."""
+        where = {"run": rank[0], "rank": rank[1], "limit": limit, "count": self.policy.rows_at_once}
+        with self._database.read() as connection:
+            rows = [_Row(*row) for row in _rows_of_rank.all(connection, where)]
+            if not rows:
+                return False
+            ids = dict(_series_of_rank.all(connection, where))
+            for attempt in sorted({row.attempt for row in rows}):
+                self._build(connection, [row for row in rows if row.attempt == attempt], attempt, ids, work)
+        work.rows += rows
+        work.ranks.append(rank)
+        return len(rows) == self.policy.rows_at_once
+
+    def _write(self, work: _Work) -> _Work:
+        """Has the writer do the work; answers a fresh one."""
+        if not work.rows:
+            return work
+        with self._database.read() as connection:
+            rollups = _rollup_rows(connection, work)
+        try:
+            self._database.write(functools.partial(_store, work=work, rollups=rollups))
+        except (_GoneError, IntegrityError):  # a run was deleted meanwhile: what is left of the work is found again
+            for rank in work.ranks:
+                self._due[rank] = _Due(oldest=0.0)
+            return _Work()
+        except BaseException:
+            for rank in work.ranks:
+                self._due[rank] = _Due(oldest=0.0)
+            raise
+        self.counters["rows"] += len(work.rows)
+        self.counters["samples"] += sum(row.samples for row in work.rows)
+        self.counters["blocks"] += len(work.blocks)
+        self._trim_ledger(work.rows)
+        return _Work()
 
     def _build(self, connection: Connection, rows: Sequence[Any], attempt: int, ids: dict[str, int], work: _Work) -> None:
         """Blocks of one attempt's rows. Groups with the same names are one matrix; a series that is in several kinds of groups
@@ -238,13 +312,15 @@ class Compactor:
         starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
         ends = np.append(starts[1:], len(numbers))
         wanted = numbers[starts].tolist()
+        found_blocks = _newest_block.each(connection, [{"series": series_id, "attempt": attempt} for series_id in ids])
+        known = {series_id: row[0] for series_id, row in zip(ids, found_blocks, strict=True) if row is not None}
+        work.newest.update({(series_id, attempt): number for series_id, number in known.items()})
         existing: dict[tuple[int, int], Any] = {}
-        for row in connection.execute(
-            select(block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis).where(
-                block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(wanted)
-            )
-        ):
-            existing[row.block, row.series] = row
+        touched = [series_id for series_id, number in known.items() if number >= wanted[0]]
+        if touched:
+            columns = (block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis)
+            here = (block.c.series.in_(touched), block.c.attempt == attempt, block.c.block.in_(wanted))
+            existing = {(row.block, row.series): row for row in connection.execute(select(*columns).where(*here))}
         for number, start, end in zip(wanted, starts.tolist(), ends.tolist(), strict=True):
             piece = Samples(samples.step[start:end], samples.time[start:end], samples.value[:, start:end])
             if not existing:
@@ -406,15 +482,9 @@ def _pack(cells: Cells, origin: int, width: int) -> bytes:
 def _rollup_rows(connection: Connection, work: _Work) -> list[dict[str, Any]]:
     """Rollup rows that change: groups of ROLL_BLOCKS blocks that are behind the newest block for the first time, and those
     in which a late piece has landed."""
-    ids = sorted({series_id for series_id, _ in work.cells})
-    before: dict[tuple[int, int], int] = {}
-    if ids:
-        for row in connection.execute(_newest_block(ids, sorted({attempt for _, attempt in work.cells}))):
-            if row.step is not None:
-                before[row.series, row.attempt] = row.step // BLOCK_STEPS
     rows = []
     for (series_id, attempt), fresh in work.cells.items():
-        held = before.get((series_id, attempt), -1)
+        held = work.newest.get((series_id, attempt), -1)
         now = max(held, *fresh)
         if now // ROLL_BLOCKS == 0:
             continue  # the first group is still open: the usual case, without a look-up
@@ -425,15 +495,6 @@ def _rollup_rows(connection: Connection, work: _Work) -> list[dict[str, Any]]:
         if groups:
             rows += _roll(connection, series_id, attempt, sorted(groups), fresh)
     return rows
-
-
-def _newest_block(ids: Sequence[int], attempts: Sequence[int]) -> Any:
-    numbers = select(block.c.series, block.c.attempt, func.max(block.c.block).label("number"))
-    return (
-        numbers.where(block.c.series.in_(ids), block.c.attempt.in_(attempts))
-        .group_by(block.c.series, block.c.attempt)
-        .with_only_columns(block.c.series, block.c.attempt, (func.max(block.c.block) * BLOCK_STEPS).label("step"))
-    )
 
 
 def _roll(
@@ -480,28 +541,18 @@ def _roll(
     return rows
 
 
-def _write(connection: Connection, work: _Work, rollups: list[dict[str, Any]], gone: list[int]) -> None:
+def _store(connection: Connection, work: _Work, rollups: list[dict[str, Any]]) -> None:
     """The job: short, because everything is worked out already."""
-    connection.execute(delete(tail).where(tail.c.id.in_(gone)))
-    if work.axes:
-        connection.execute(insert_into(connection, axis).on_conflict_do_nothing(), list(work.axes.values()))
-    _put(connection, block, work.blocks)
+    if _drop_row.many(connection, [{"_id": row.id} for row in work.rows]) != len(work.rows):
+        raise _GoneError
+    _put_axis.many(connection, work.axes.values())
+    _put_block.many(connection, work.blocks)
     drop_unused_axes(connection, work.stale - work.axes.keys())
-    _put(connection, rollup, rollups)
-    if work.last:
-        statement = insert_into(connection, last)
-        new = statement.excluded
-        newer = (new.attempt > last.c.attempt) | (
-            (new.attempt == last.c.attempt) & ((new.step > last.c.step) | ((new.step == last.c.step) & (new.time >= last.c.time)))
-        )
-        columns = ("attempt", "step", "time", "value")
-        statement = statement.on_conflict_do_update(
-            index_elements=[last.c.series], set_={name: new[name] for name in columns}, where=newer
-        )
-        connection.execute(
-            statement,
-            [{"series": series_id, **dict(zip(columns, found, strict=True))} for series_id, found in work.last.items()],
-        )
+    _put_rollup.many(connection, rollups)
+    _put_last.many(
+        connection,
+        [{"series": series_id, **dict(zip(_LAST_COLUMNS, found, strict=True))} for series_id, found in work.last.items()],
+    )
 
 
 def drop_unused_axes(connection: Connection, keys: Iterable[int]) -> None:
@@ -511,13 +562,3 @@ def drop_unused_axes(connection: Connection, keys: Iterable[int]) -> None:
         some = ordered[start : start + 1000]
         used = select(block.c.axis).where(block.c.axis == axis.c.key).exists()
         connection.execute(delete(axis).where(axis.c.key.in_(some), ~used))
-
-
-def _put(connection: Connection, table: Any, rows: list[dict[str, Any]]) -> None:
-    """Writes rows over those with the same key."""
-    if not rows:
-        return
-    statement = insert_into(connection, table)
-    keys = list(table.primary_key.columns)
-    rest = {column.name: statement.excluded[column.name] for column in table.columns if not column.primary_key}
-    connection.execute(statement.on_conflict_do_update(index_elements=keys, set_=rest), rows)

@@ -9,7 +9,6 @@ Steps of an attempt that a later attempt has started again are cut from view her
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +25,7 @@ from perfagent_server.database import Database
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_block, merged
 from perfagent_server.store.interface import Receipt, Rejected, Stored
+from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.rollups import (
     CHUNK_CELLS,
     LEVELS,
@@ -45,7 +45,7 @@ __all__ = [
     "ROLL_BLOCKS",
     "SqlStore",
     "TailGroup",
-    "insert_into",
+    "insert_for",
     "judged_until",
     "newest",
     "pack_tail",
@@ -92,23 +92,23 @@ def unpack_tail(frame: bytes) -> list[TailGroup]:
     return _group_decoder.decode(frame)[0]
 
 
-@functools.cache
-def _claim_frames(dialect: str) -> Any:
-    """Built once, as are all statements of the ack path: building one costs more than running it."""
-    return _insert(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.source, ledger.c.seq)
+_claim_frame = Prepared(
+    lambda dialect: insert_for(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.seq), ("source", "seq")
+)
+_keep_frame = Prepared(
+    insert(tail).returning(tail.c.id), ("run", "attempt", "rank", "source", "seq", "samples", "received", "frame")
+)
+_keep_event = Prepared(insert(event), ("run", "attempt", "rank", "source", "kind", "step", "time", "data"))
 
 
-_keep_frames = insert(tail).returning(tail.c.id, tail.c.source, tail.c.seq)
-_keep_events = insert(event)
-
-
-def _insert(dialect: str) -> Any:
+def insert_for(dialect: str) -> Any:
+    """The INSERT of a dialect: the one that knows ON CONFLICT."""
     return postgresql.insert if dialect == "postgresql" else sqlite.insert
 
 
 def insert_into(connection: Connection, table: Any) -> Any:
     """An INSERT that knows ON CONFLICT, in the connection's dialect."""
-    return _insert(connection.dialect.name)(table)
+    return insert_for(connection.dialect.name)(table)
 
 
 def rolled_until(last_block: int) -> int:
@@ -193,10 +193,8 @@ class SqlStore:
                 claims.setdefault((frame.source, frame.seq), at)
         if not claims:
             return []
-        rows = connection.execute(
-            _claim_frames(connection.dialect.name), [{"source": source_id, "seq": seq} for source_id, seq in claims]
-        )
-        return sorted(claims[source_id, seq] for source_id, seq in rows)
+        won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
+        return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
 
     def _names(self, connection: Connection, run: str, rank: int) -> dict[str, int]:
         """Names and ids of a rank's series."""
@@ -252,7 +250,7 @@ class SqlStore:
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
         """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
-        rows = [
+        rows: list[dict[str, Any]] = [
             {
                 "run": frame.run,
                 "attempt": frame.attempt,
@@ -268,7 +266,7 @@ class SqlStore:
         ]
         if not rows:
             return {}
-        ids = {(source_id, seq): tail_id for tail_id, source_id, seq in connection.execute(_keep_frames, rows)}
+        ids = {(row["source"], row["seq"]): found[0] for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)}
         happened = [
             {
                 "run": frame.run,
@@ -284,7 +282,7 @@ class SqlStore:
             for item in frame.events
         ]
         if happened:
-            connection.execute(_keep_events, happened)
+            _keep_event.many(connection, happened)
         return ids
 
     def delete(self, connection: Connection, run: str) -> None:
