@@ -139,6 +139,11 @@ class IngestServer:
                         found[frame.source, step] = value
         return {step: value for (_, step), value in found.items()}
 
+    def samples(self, name: str) -> list[float]:
+        """All values of a series in the order of their frames; a sampler's series may have several at one step."""
+        frames = sorted(self.stored.values(), key=lambda frame: (frame.source, frame.seq))
+        return [value for frame in frames for group in frame.groups if name in group.values for value in group.column(name)]
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         frames = sorted(self.stored.values(), key=lambda frame: (frame.source, frame.seq))
         return [event.data for frame in frames for event in frame.events if event.kind == kind]

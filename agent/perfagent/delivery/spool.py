@@ -51,6 +51,7 @@ HEADER, TICK, FRAME = b"H", b"T", b"F"
 MAX_RECORD = 64 * 2**20
 SEGMENT_BYTES = 8 * 2**20
 FRAME_BYTES = 2 * 2**20  # raw columns: a frame is cut there at the latest (the server takes 8 MiB as sent, 32 MiB decoded)
+TICK_BYTES = 16 * 2**20
 KEEP_S = 60.0
 QUARANTINE_BYTES = 16 * 2**20
 THIN_ROWS = 16
@@ -344,6 +345,9 @@ class Spool:
 
     def append(self, groups: list[Group], events: list[Event], *, now: float) -> bool:
         """Takes what one tick drained. True when it is on the disk; it is kept in memory for sending in either case."""
+        if sum(map(_size, groups)) > TICK_BYTES and (halves := _halves(groups, events)) is not None:
+            written = [self.append(*half, now=now) for half in halves]
+            return all(written)
         number = self._next_tick
         self._next_tick += 1
         record = _frame_record(TICK, _encoder.encode((number, groups, events)))
