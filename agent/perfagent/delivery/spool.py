@@ -346,8 +346,8 @@ class Spool:
     def append(self, groups: list[Group], events: list[Event], *, now: float) -> bool:
         """Takes what one tick drained. True when it is on the disk; it is kept in memory for sending in either case."""
         if sum(map(_size, groups)) > TICK_BYTES and (halves := _halves(groups, events)) is not None:
-            written = [self.append(*half, now=now) for half in halves]
-            return all(written)
+            taken = [self.append(*half, now=now) for half in halves]
+            return all(taken)
         number = self._next_tick
         self._next_tick += 1
         record = _frame_record(TICK, _encoder.encode((number, groups, events)))
