@@ -131,8 +131,9 @@ def _shrink_some(connection: Connection) -> int:
     if spare <= 0:
         return 0
     pages = min(spare, PAGES_AT_ONCE)
-    # Straight to the driver: the pragma works page by page as its (columnless) rows are fetched.
+    # sqlite3 takes one step of a statement that has no columns, and one step of this one is one page, whatever number is given.
     driver = connection.connection.driver_connection
     assert driver is not None
-    driver.execute(f"PRAGMA incremental_vacuum({pages})").fetchall()
+    for _ in range(pages):
+        driver.execute("PRAGMA incremental_vacuum(1)")
     return pages
