@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from perfagent.wire import PHASES
+
 __all__ = ["DARK", "FONT", "LIGHT", "PHASE_COLORS", "THEMES", "Theme", "phase_color"]
 
 FONT = 'Inter, "Noto Sans", "Noto Sans CJK SC", system-ui, -apple-system, "Segoe UI", Roboto, sans-serif'
@@ -41,10 +43,10 @@ class Theme:
     series: tuple[str, ...]
 
     def properties(self) -> dict[str, str]:
-        """CSS custom properties: --card, --band-edge, --series-1 ... --series-8."""
+        """CSS custom properties: --card, --band-edge, ..., and --phase-data, --phase-forward ... for the parts of a step."""
         single = (field for field in self.__slots__ if field not in ("name", "series"))
         named = {f"--{field.replace('_', '-')}": str(getattr(self, field)) for field in single}
-        return named | {f"--series-{index}": color for index, color in enumerate(self.series, 1)}
+        return named | {f"--phase-{phase}": phase_color(self, phase) for phase in PHASES}
 
 
 LIGHT = Theme(

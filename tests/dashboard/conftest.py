@@ -89,6 +89,10 @@ class Tab:
         """Waits until so many charts have lines of at least two points."""
         self.wait(DRAWN, argument=at_least)
 
+    def live(self) -> None:
+        """Waits until the page has its WebSocket."""
+        self.wait("() => document.getElementById('feed')?.classList.contains('live')", timeout_s=60)
+
     def check(self) -> None:
         assert self.hosts <= {"127.0.0.1"}, f"the page asked other hosts: {self.hosts}"
         left = [text for text in self.complaints if not any(part in text for part in self.expected)]

@@ -42,7 +42,7 @@ def test_run_is_one_line_with_state_verdict_and_values(site: ServerProcess, tab:
 
 def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(site: ServerProcess, tab: OpenTab, run: str) -> None:
     page = tab("/")
-    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    page.live()
     record_run(site, run, steps=50)
     page.wait(f"() => document.querySelector('{row(run)} .of-loss')?.textContent !== 'n/a'")
     before = len([request for request in page.requests if request.startswith("/api/v1/runs?")])

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.browser
 
-LAST = "n => Number(document.querySelector('[data-name=\"loss\"] .plot').dataset.lastStep) >= n"
+LAST = "n => Number(document.querySelector('[data-name=\"loss\"] .plot')?.dataset.lastStep) >= n"
 # The finite extremes that are in the drawn traces of a chart.
 EXTREMES = """name => {
   const plot = document.querySelector(`[data-name="${name}"] .plot`);
@@ -57,7 +57,7 @@ def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: Ope
     record_run(site, run)
     page = tab(f"/run/{run}")
     page.drawn(12)
-    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    page.live()
     before = len(page.requests)
     for step in range(401, 411):
         log(site, run, step, loss=9.5)
@@ -141,7 +141,7 @@ def test_chart_is_fetched_again_before_it_holds_too_many_points(site: ServerProc
     record_run(site, run, steps=400)
     page = tab(f"/run/{run}")
     page.drawn(12)
-    page.wait("() => document.getElementById('feed').classList.contains('live')")
+    page.live()
     for seq in range(2, 6):
         steps = np.arange(400 * (seq - 1) + 1, 400 * seq + 1)
         send(site, run, {"loss": np.full(400, 2.0)}, steps, seq=seq)
@@ -289,12 +289,12 @@ def test_page_stays_when_the_server_goes_and_fills_the_gap_when_it_is_back(tmp_p
             "ERR_CONNECTION_RESET",
         ]
         page.drawn(12)
-        page.wait("() => document.getElementById('feed').classList.contains('live')")
+        page.live()
         server.kill()
         page.wait("() => /^stale since \\d\\d:\\d\\d/.test(document.getElementById('feed').textContent)")
         assert page.page.locator(".chart").count() >= 12
         server.start()
         x = np.arange(101, 151)
         send(server, "r", {"loss": 1.0 / x}, x, seq=2)
-        page.wait("() => document.getElementById('feed').classList.contains('live')", timeout_s=60)
+        page.live()
         page.wait(LAST, argument=150)

@@ -5,6 +5,8 @@
   const FIRST_DELAY_MS = 500;
   const LAST_DELAY_MS = 15000;
   const HIDDEN_GRACE_MS = 5000;
+  const SILENCE_MS = 20000;
+  const ANSWER_MS = 5000;
 
   /**
    * subscription(): what to ask for, made anew at every connect. onMessage(message). onOpen(again): again is true when there
@@ -19,6 +21,7 @@
       this.lastSeen = null;
       this.visibility = () => this.#visibility();
       document.addEventListener("visibilitychange", this.visibility);
+      this.watchdog = setInterval(() => this.#watch(), SILENCE_MS / 4);
       this.#connect();
     }
 
@@ -32,7 +35,34 @@
       document.removeEventListener("visibilitychange", this.visibility);
       clearTimeout(this.timer);
       clearTimeout(this.grace);
+      clearInterval(this.watchdog);
       this.socket?.close();
+    }
+
+    /** A stopped server or a pulled cable closes no socket. Silence is normal when nothing trains, so it is asked. */
+    async #watch() {
+      if (this.asking || this.paused || this.socket?.readyState !== WebSocket.OPEN) return;
+      if (Date.now() / 1000 - this.lastSeen < SILENCE_MS / 1000) return;
+      this.asking = true;
+      const socket = this.socket;
+      try {
+        await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ANSWER_MS) });
+        this.lastSeen = Date.now() / 1000;
+      } catch {
+        if (socket === this.socket && !this.closed) this.#lost(socket);
+      } finally {
+        this.asking = false;
+      }
+    }
+
+    #lost(socket) {
+      if (this.closed || this.paused || socket !== this.socket) return;
+      this.socket = null;
+      socket.close();
+      this.onState("stale", this.lastSeen);
+      // Jitter: a restarted server must not meet every page in the same instant.
+      this.timer = setTimeout(() => this.#connect(), this.delay * (0.5 + Math.random()));
+      this.delay = Math.min(this.delay * 2, LAST_DELAY_MS);
     }
 
     #connect() {
@@ -57,13 +87,7 @@
         }
         this.onMessage(message);
       };
-      socket.onclose = () => {
-        if (this.closed || this.paused || socket !== this.socket) return;
-        this.onState("stale", this.lastSeen);
-        // Jitter: a restarted server must not meet every page in the same instant.
-        this.timer = setTimeout(() => this.#connect(), this.delay * (0.5 + Math.random()));
-        this.delay = Math.min(this.delay * 2, LAST_DELAY_MS);
-      };
+      socket.onclose = () => this.#lost(socket);
     }
 
     #visibility() {
@@ -79,7 +103,7 @@
         this.paused = false;
         this.delay = FIRST_DELAY_MS;
         this.#connect();
-      } else if (this.socket?.readyState === WebSocket.CLOSED) {
+      } else if (!this.socket) {
         clearTimeout(this.timer);
         this.#connect();
       }

@@ -9,7 +9,7 @@
   const { words, charts: KNOWN, phases: PHASES, marks: MARKS } = pa.config;
 
   const MAX_POINTS = 1600;
-  const FRAME_MS = 12;
+  const FRAME_MS = 24;
   const MIN_LIVE_MS = 120;
   const MAX_CARDS = 160;
   const [LOW, HIGH, MEAN, SMOOTH, NONFINITE] = [0, 1, 2, 3, 4];
@@ -109,10 +109,10 @@
         bad: body.nonfinite,
       };
       const end = this.data.step.length - 1;
-      // A bucket is named by its first step. What it holds must not be appended again; where the count does not tell how far
-      // it reaches (a metric with gaps), a few steps are drawn twice, which nobody sees.
+      // A bucket is named by its first step, and what it holds must not be appended again. How far it reaches is told by its
+      // count, unless a step has several samples; then by how far the run is known to be. In doubt a step is drawn twice.
       const inside = end >= 0 ? Math.ceil(body.count[end] / Math.max(1, this.board.world)) : 0;
-      this.covered = end >= 0 ? this.data.step[end] + Math.max(1, inside) - 1 : -1;
+      this.covered = end >= 0 ? Math.max(this.data.step[end], Math.min(this.data.step[end] + inside - 1, this.board.lastStep)) : -1;
       if (this.latest == null && end >= 0) this.latest = this.data.mean[end] ?? (this.data.bad[end] ? NaN : null);
       const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
       typical.sort((a, b) => a - b);
@@ -480,13 +480,13 @@
       pa.setText(this.total, pa.si(binned.mean / scale.by));
       const sum = Object.values(binned.totals).reduce((a, b) => a + b, 0);
       this.shares = Object.entries(binned.totals).map(([phase, seconds]) => ({
-        title: pa.metric(`phase/${phase}_s`).title, share: seconds / sum, color: data[PHASES.indexOf(phase)].fillcolor,
+        phase, title: pa.metric(`phase/${phase}_s`).title, share: seconds / sum,
       }));
       if (!this.board.range) this.board.onShares?.(this.shares);
       pa.put(this.legend,
         ...Object.entries(binned.totals).map(([phase, seconds]) => {
           const swatch = pa.el("i", { "aria-hidden": "true" });
-          swatch.style.background = data[PHASES.indexOf(phase)].fillcolor;
+          swatch.style.background = `var(--phase-${phase})`;
           const [value, unit] = pa.show({ name: "", unit: "s" }, seconds);
           return pa.el(
             "span",
@@ -705,7 +705,7 @@
 
     points() {
       const width = this.host.firstElementChild?.clientWidth || 400;
-      return Math.max(240, Math.min(1000, Math.round(width * 1.2)));
+      return Math.max(240, Math.min(1000, Math.round(width * 0.9)));
     }
 
     /** The steps that are asked for, null for all. */
@@ -791,7 +791,6 @@
     xAxis(axis) {
       if (this.mode === "clock") {
         axis.type = "date";
-        axis.tickangle = 0;
         axis.nticks = 4;
       }
       if (this.mode === "relative") axis.ticksuffix = ` ${this.timeUnit()[1]}`;
@@ -920,8 +919,8 @@
         this.frame = requestAnimationFrame(() => this.#tick());
         return;
       }
-      // The page may use about a third of the time for drawing live data, so that it always answers a click.
-      this.nextLive = performance.now() + Math.min(2000, Math.max(MIN_LIVE_MS, 2 * this.cost));
+      // Live data may take half of the page's time at most: what a slow machine cannot draw comes less often, not late.
+      this.nextLive = performance.now() + Math.min(1500, Math.max(MIN_LIVE_MS, this.cost));
       this.cost = 0;
     }
 

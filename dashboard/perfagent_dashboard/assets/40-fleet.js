@@ -6,36 +6,6 @@
   const PAGE = 100;
   const TREND_POINTS = 60;
   const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
-  const SVG = "http://www.w3.org/2000/svg";
-
-  /** A line of the finite values in the middle of their range; the gaps stay gaps. */
-  function sparkline(values) {
-    const [width, height] = [120, 28];
-    const known = values.filter((value) => value != null);
-    const svg = document.createElementNS(SVG, "svg");
-    svg.setAttribute("viewBox", `0 0 ${width} ${height}`);
-    svg.setAttribute("class", "spark");
-    svg.setAttribute("aria-hidden", "true");
-    svg.setAttribute("preserveAspectRatio", "none");
-    if (known.length < 2) return svg;
-    const low = Math.min(...known);
-    const span = Math.max(...known) - low || 1;
-    let path = "";
-    let pen = "M";
-    values.forEach((value, i) => {
-      if (value == null) {
-        pen = "M";
-        return;
-      }
-      const x = (2 + (i / (values.length - 1)) * (width - 4)).toFixed(1);
-      path += `${pen}${x} ${(height - 3 - ((value - low) / span) * (height - 6)).toFixed(1)}`;
-      pen = "L";
-    });
-    const line = document.createElementNS(SVG, "path");
-    line.setAttribute("d", path);
-    svg.append(line);
-    return svg;
-  }
 
   class Row {
     constructor(page, summary) {
@@ -109,7 +79,7 @@
     }
 
     showTrend() {
-      pa.put(this.trendCell, sparkline(this.trend));
+      pa.put(this.trendCell, pa.sparkline(this.trend));
     }
 
     /** What the list does not carry; fetched when the row comes into view. */

@@ -34,6 +34,32 @@
     return value == null ? words.na : String(value);
   }
 
+  /** {data: 0.05, forward: ...} as the shares of a step, in the order of the catalogue; null when there is none. */
+  function phaseShares(seconds) {
+    const known = pa.config.phases.filter((phase) => pa.num(seconds?.[phase]) > 0);
+    const sum = known.reduce((total, phase) => total + pa.num(seconds[phase]), 0);
+    return known.length ? known.map((phase) => ({ phase, title: pa.metric(`phase/${phase}_s`).title, share: pa.num(seconds[phase]) / sum })) : null;
+  }
+
+  /** Where a step goes, as one bar with its legend. */
+  function barOfStep(shares) {
+    const paint = (phase) => {
+      const node = pa.el("i", { "aria-hidden": "true" });
+      node.style.background = `var(--phase-${phase})`;
+      return node;
+    };
+    const segments = shares.map(({ phase, title, share }) => {
+      const node = paint(phase);
+      node.title = `${title} ${(100 * share).toFixed(1)} %`;
+      node.style.flexGrow = String(share);
+      return node;
+    });
+    const legend = shares.map(({ phase, title, share }) =>
+      pa.el("span", { class: "share" }, paint(phase), title, pa.el("b", null, `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`)),
+    );
+    return pa.el("div", { class: "bar-of-step" }, pa.el("h3", null, words.where), pa.el("div", { class: "segments" }, segments), pa.el("div", { class: "shares" }, legend));
+  }
+
   // --- the figures beside the verdict ------------------------------------------------------------------------------------------
 
   class Figures {
@@ -46,8 +72,9 @@
           const label = pa.el("span", { class: "label" }, "");
           const value = pa.el("output", { class: "value" });
           const more = pa.el("span", { class: "more" });
-          const node = pa.el("div", { class: "figure card", "data-figure": name }, label, value, more);
-          this.cells[name] = { node, label, value, more, key: "" };
+          const trend = pa.el("span", { class: "trend" });
+          const node = pa.el("div", { class: "figure card", "data-figure": name }, label, value, more, trend);
+          this.cells[name] = { node, label, value, more, trend, key: "" };
           return node;
         }),
       );
@@ -63,6 +90,18 @@
       pa.put(cell.value, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
       pa.setText(cell.more, more ?? "");
       cell.node.className = `figure card ${number === words.na ? "absent" : ""} ${tone ?? ""}`;
+    }
+
+    /** What the chart of a name holds, as a small line; drawn at most once a second. */
+    #trend(cell, name) {
+      const now = performance.now();
+      const held = this.cells[cell];
+      if (now - (held.drawn ?? -1e9) < 1000) return;
+      const mean = this.page.board.charts.get(name)?.data.mean ?? [];
+      if (mean.length < 2) return;
+      held.drawn = now;
+      const stride = Math.ceil(mean.length / 120);
+      pa.put(held.trend, pa.sparkline(mean.filter((_, i) => i % stride === 0 || i === mean.length - 1)));
     }
 
     /** Finite extreme of the whole run: [value, step]. While a part of it is shown, what was known before. */
@@ -121,6 +160,13 @@
         const [part, whole] = [text("phase/data_s", wait[0]).join(" "), text("step_time_s", wait[1]).join(" ")];
         this.#put("data", words.kpi_data, pa.si((100 * wait[0]) / wait[1]), "%", pa.say("kpi_share", { part, whole }), wait[0] / wait[1] > 0.2 ? "warning" : "");
       } else this.#put("data", words.kpi_data, words.na, "", time != null ? words.kpi_no_loader : "");
+
+      const charted = {
+        throughput: rate, step_time: "step_time_s", loss: "loss", grad: "grad/norm", data: "phase/data_s",
+        device: at("gpu/utilization_pct") != null ? "gpu/utilization_pct" : "host/cpu_pct",
+        memory: at("gpu/memory_used_bytes") != null ? "gpu/memory_used_bytes" : "process/rss_bytes",
+      };
+      for (const [cell, name] of Object.entries(charted)) this.#trend(cell, name);
 
       const open = this.page.alerts.filter((alert) => alert.state === "firing");
       const critical = open.filter((alert) => alert.severity === "critical").length;
@@ -406,7 +452,8 @@
               ? pa.say("since", { time: pa.shortTime(since) })
               : null;
       const ranks = verdict.ranks?.length && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
-      const facts = Object.entries(verdict.evidence ?? {}).map(([name, value]) => evidence(name, value));
+      const parts = phaseShares(verdict.evidence?.phases_s);
+      const facts = Object.entries(verdict.evidence ?? {}).filter(([, value]) => typeof value !== "object" || Array.isArray(value)).map(([name, value]) => evidence(name, value));
       const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
       const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
       const alert = this.alerts.find((one) => one.rule === verdict.rule && one.state === "firing");
@@ -420,11 +467,12 @@
         steps.length
           ? pa.el("div", { class: "fix" }, pa.el("h3", null, words.fix), steps.length > 1 ? pa.el("ol", null, steps.map((step) => pa.el("li", null, pa.prose(step.replace(/^\d+[.)]\s*/, ""))))) : pa.el("p", null, pa.prose(steps[0])))
           : null,
-        verdict.gain_pct ? pa.el("p", { class: "gain" }, pa.say("gain", { gain: pa.si(verdict.gain_pct) })) : null,
+        verdict.gain_pct ? pa.el("p", { class: "gain" }, pa.say("gain", { gain: verdict.gain_pct >= 10 ? Math.round(verdict.gain_pct) : pa.si(verdict.gain_pct) })) : null,
         others.length ? this.#lines(words.also, others, () => "") : null,
         tone === "healthy" && past.length
           ? this.#lines(words.earlier, past, (one) => ` · ${pa.say("resolved", { time: pa.shortTime(pa.unix(one.resolved)) })}`)
           : null,
+        parts ? barOfStep(parts) : null,
         alert ? this.#actions(alert) : null,
         tone === "healthy" ? this.sharesNode : null,
       );
@@ -439,31 +487,12 @@
       );
     }
 
-    /** Where a step goes, as one bar: what a healthy run has to say. */
+    /** A healthy run has nothing to explain: it says where its steps go. */
     #showShares(shares) {
-      this.sharesNode ??= pa.el("div", { class: "bar-of-step" });
-      const segment = ({ title, share, color }) => {
-        const node = pa.el("i", { title: `${title} ${(100 * share).toFixed(1)} %` });
-        node.style.flexGrow = String(share);
-        node.style.background = color;
-        return node;
-      };
-      pa.put(
-        this.sharesNode,
-        pa.el("h3", null, words.where),
-        pa.el("div", { class: "segments", "aria-hidden": "true" }, shares.map(segment)),
-        pa.el(
-          "div",
-          { class: "shares" },
-          shares.map(({ title, share, color }) => {
-            const swatch = pa.el("i", { "aria-hidden": "true" });
-            swatch.style.background = color;
-            return pa.el("span", { class: "share" }, swatch, title, pa.el("b", null, `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`));
-          }),
-        ),
-      );
-      const host = this.part("verdict");
-      if (host.classList.contains("healthy") && this.sharesNode.parentElement !== host) host.append(this.sharesNode);
+      const bar = barOfStep(shares);
+      if (this.sharesNode?.isConnected) this.sharesNode.replaceWith(bar);
+      else if (this.part("verdict").classList.contains("healthy")) this.part("verdict").append(bar);
+      this.sharesNode = bar;
     }
 
     #actions(alert) {

@@ -48,7 +48,15 @@ def series_figure(series: Series | None, theme: Theme) -> go.Figure:
 
 def base_layout(theme: Theme) -> dict[str, object]:
     """What all charts of the page share; no plotly template, it would weigh 7 kB a figure."""
-    axis = {"gridcolor": theme.grid, "linecolor": theme.line, "zeroline": False, "automargin": False, "tickfont": {"size": 11}}
+    axis = {
+        "gridcolor": theme.grid,
+        "linecolor": theme.line,
+        "zeroline": False,
+        "automargin": False,
+        "tickfont": {"size": 11},
+        # With an angle given, plotly does not measure every label to find one: a quarter of the time of a live update.
+        "tickangle": 0,
+    }
     return {
         "template": {},
         "margin": {"l": 46, "r": 16, "t": 6, "b": 22},
