@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,11 +12,8 @@ import pytest
 from builders import ServerProcess, server_process
 from e2e.launching import SCRIPTS, monitored, printed_losses, python, values
 
-FOREIGN = {  # script -> how many optimizer steps it makes with its defaults is what it prints
-    "gpt_own_batching.py": (),
-    "accumulation.py": (),
-    "mixed_precision.py": (),
-}
+FOREIGN = ("gpt_own_batching.py", "accumulation.py", "mixed_precision.py")
+HOOKS_S = 150e-6  # the script's timer round optimizer.step() holds our hook too: tens of microseconds, more on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +63,7 @@ def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
             continue
         steps = [step for step in measured if step > 3]  # the agent finds the model during the first steps
         assert len(steps) >= len(timers) - 4, f"{phase}: only steps {steps} of {len(timers)}"
-        own = sum(timers[step - 1][phase] for step in steps)
-        agent = sum(measured[step] for step in steps)
-        assert abs(agent - own) <= 0.05 * own, f"{phase}: {agent:.6f} s by the agent, {own:.6f} s by the script's own timer"
+        # The typical step: one in which the machine does something else between the two clocks says nothing about either.
+        apart = statistics.median(measured[step] - timers[step - 1][phase] for step in steps)
+        own = statistics.median(timers[step - 1][phase] for step in steps)
+        assert abs(apart) <= max(0.05 * own, HOOKS_S), f"{phase}: the agent's time is {apart:+.6f} s from the script's own {own:.6f} s"
