@@ -13,7 +13,7 @@ from builders import ServerProcess, server_process
 from e2e.launching import SCRIPTS, monitored, printed_losses, python, values
 
 FOREIGN = ("gpt_own_batching.py", "accumulation.py", "mixed_precision.py")
-HOOKS_S = 150e-6  # the script's timer round optimizer.step() holds our hook too: tens of microseconds, more on a busy machine
+HOOKS_S = 300e-6  # the script's timer round optimizer.step() holds our hooks too: tens of microseconds, many on a busy machine
 
 
 @pytest.fixture(scope="module")
@@ -66,4 +66,4 @@ def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
         # The typical step: one in which the machine does something else between the two clocks says nothing about either.
         apart = statistics.median(measured[step] - timers[step - 1][phase] for step in steps)
         own = statistics.median(timers[step - 1][phase] for step in steps)
-        assert abs(apart) <= max(0.05 * own, HOOKS_S), f"{phase}: the agent's time is {apart:+.6f} s from the script's own {own:.6f} s"
+        assert abs(apart) <= max(0.05 * own, HOOKS_S), f"{phase}: the agent is {apart:+.6f} s off the script's own {own:.6f} s"
