@@ -69,6 +69,11 @@
       this.frame.addEventListener("pointerleave", () => this.board.unhover());
     }
 
+    /** Loads unless it is loaded or about to be. */
+    fetch() {
+      if (this.stale && !this.loading) this.load();
+    }
+
     async load() {
       this.abort?.abort();
       const abort = (this.abort = new AbortController());
@@ -695,9 +700,9 @@
         const part = entry.target.chartPart;
         part.visible = entry.isIntersecting;
         if (!part.visible) continue;
-        if (part.stale) part.load();
+        if (part.stale) part.fetch ? part.fetch() : part.load();
         else this.want(part, part.needsDraw || !part.drawnTo ? "draw" : "extend");
-        if (part === this.stack) for (const [, chart] of part.parts()) if (chart.stale) chart.load();
+        if (part === this.stack) for (const [, chart] of part.parts()) chart.fetch();
       }
     }
 
@@ -822,8 +827,8 @@
         part.stale = true;
         if (part.visible) part.load();
       }
-      if (this.stack?.visible) for (const [, chart] of this.stack.parts()) if (chart.stale) chart.load();
-      if (this.stack?.visible && this.charts.get("step_time_s")?.stale) this.charts.get("step_time_s").load();
+      if (this.stack?.visible) for (const [, chart] of this.stack.parts()) chart.fetch();
+      if (this.stack?.visible) this.charts.get("step_time_s")?.fetch();
     }
 
     append(band) {

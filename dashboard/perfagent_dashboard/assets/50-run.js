@@ -7,6 +7,8 @@
   const CONSOLE_EVENTS = 60;
   const CONSOLE_LINES = 400;
   const MUTE_S = 3600;
+  const FIGURES = ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "step_time_s", "phase/data_s", "process/rss_bytes", "host/cpu_pct",
+    "gpu/utilization_pct", "gpu/memory_used_bytes"];
 
   // --- evidence in words -------------------------------------------------------------------------------------------------------
 
@@ -272,6 +274,8 @@
         const { names } = await pa.api(`${this.path}/names`);
         if (this.closed) return;
         this.board.addNames(names);
+        // The figures at the top draw these, also while their charts are below the fold.
+        for (const name of FIGURES) this.board.charts.get(name)?.fetch();
       } catch (problem) {
         pa.put(this.part("note"), pa.el("p", { class: "hint" }, pa.say("chart_failed", { message: problem.message })));
         return;
