@@ -22,7 +22,7 @@ STATE_SHAPES = {
 }
 
 ENGLISH: dict[str, str] = {
-    # shared
+    # on every page
     "fleet": "Fleet",
     "alerts": "Alerts",
     "na": "n/a",
