@@ -15,6 +15,7 @@ from typing import Any
 
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
+from perfagent.hooks.guard import keep_out_of_frames, not_traced
 from perfagent.hooks.step import after_step, before_step, watch_norm, watch_scaler_step, watch_unscale
 
 __all__ = ["TESTED", "install", "installed", "remove", "when_torch_is_imported"]
@@ -53,6 +54,7 @@ def install() -> bool:
     _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
     if hasattr(clip_grad, "_get_total_norm"):
         _patch(clip_grad, "_get_total_norm", watch_norm)
+    keep_out_of_frames()
     return True
 
 
@@ -64,8 +66,7 @@ def remove() -> None:
 
 def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
     original = getattr(owner, name)
-    watched = watch(original)
-    _keep_out_of_graphs(watched)
+    watched = not_traced(watch(original))
     setattr(owner, name, watched)
 
     def undo() -> None:
@@ -73,15 +74,6 @@ def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable
             setattr(owner, name, original)
 
     _undo.append(undo)
-
-
-def _keep_out_of_graphs(function: Callable[..., Any]) -> None:
-    """Tells torch.compile not to trace a function of ours; done without importing torch._dynamo, which takes a second."""
-    torch = sys.modules["torch"]
-    skip = getattr(getattr(getattr(torch._C, "_dynamo", None), "eval_frame", None), "skip_code", None)
-    code = getattr(function, "__code__", None)
-    if skip is not None and code is not None:
-        skip(code)
 
 
 def _check_version(version: str) -> None:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from torch import nn
 
@@ -224,15 +225,7 @@ def run_script(folder: Path, body: str, *arguments: str) -> subprocess.Completed
 
 
 def recorded_states(folder: Path) -> list[dict]:
-    from perfagent.delivery.spool import Spool
-
-    states = []
-    for spool_folder in sorted((folder / "record").iterdir()):
-        spool = Spool.open(spool_folder, recording=True)
-        while (outgoing := spool.next()) is not None:
-            states += [event.data for event in outgoing.events if event.kind == "state"]
-            spool.ack(outgoing.seq)
-    return states
+    return Recording(folder / "record").events("state")
 
 
 @pytest.mark.parametrize(

@@ -30,9 +30,9 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         p = state.current
         if p is None or p.data_depth or p.phase_depth or p.thread != get_ident():
             return original(self)
+        began = now()
         was_open = p.opened
         p.data_depth = 1
-        began = now()
         _open(p)
         try:
             batch = original(self)
@@ -42,7 +42,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             p.data_depth = 0
-        _got(p, id(self), batch, began, now())
+        _got(p, id(self), batch, began)
         return batch
 
     return __next__
@@ -77,13 +77,14 @@ def _open(p: Progress) -> None:
 
 
 @guarded
-def _got(p: Progress, loader: int, batch: Any, began: int, ended: int) -> None:
+def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
     measure = p.readers.get(loader)
     if measure is None:
         if len(p.readers) > 64:
             p.readers.clear()
         measure = p.readers[loader] = reader(batch)
-    p.trace.append((DATA, began, ended, loader, measure(batch)))
+    size = measure(batch)
+    p.trace.append((DATA, began, now(), loader, size))  # our own share is in the wait, as it is in a timer round the loader
     if len(p.trace) > _MOST_ENTRIES:
         del p.trace[: _MOST_ENTRIES // 2]
 
@@ -111,5 +112,5 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
             return
         finally:
             p.data_depth = 0
-        _got(p, loader, item, began, now())
+        _got(p, loader, item, began)
         yield item
