@@ -124,6 +124,8 @@ class Machine:
         if ranks == known.ranks and not worse(found.severity, known.severity):
             return None
         known.ranks = ranks
+        if found.since_step == known.since_step:
+            known.message = found.message  # names the ranks
         if worse(found.severity, known.severity):
             known.severity, known.message, known.gain_pct = found.severity, found.message, found.gain_pct
             known.evidence = {**found.evidence}

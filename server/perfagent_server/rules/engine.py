@@ -18,7 +18,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
@@ -36,9 +36,6 @@ from perfagent_server.rules.liveness import LostContact
 from perfagent_server.store.interface import MetricStore, Stored
 from perfagent_server.store.tables import cursor, rule_state, source
 from perfagent_server.store.tables import run as runs
-
-if TYPE_CHECKING:
-    pass
 
 __all__ = ["CHECKPOINT_S", "CURSOR", "Engine", "Listener"]
 
@@ -210,7 +207,7 @@ class Engine:
             if also is not None:
                 also(connection)
             written, deliveries = rows.apply(connection, changes, now, self._link)
-            _save(connection, snapshots, now)
+            _save(connection, snapshots)
             return written, deliveries
 
         try:
@@ -235,7 +232,7 @@ class Engine:
                 seen = self._seen
 
                 def job(connection: Connection) -> None:
-                    _save(connection, snapshots, self._clock())
+                    _save(connection, snapshots)
                     _put(connection, cursor, {"name": CURSOR, "tail_id": seen}, ("name",))
 
                 self._database.write(job, essential=True)
@@ -390,9 +387,8 @@ class Engine:
             self._ticking.discard(run)
 
 
-def _save(connection: Connection, snapshots: dict[str, bytes], now: float) -> None:
+def _save(connection: Connection, snapshots: dict[str, bytes]) -> None:
     """Writes snapshots of the runs that still exist."""
-    del now
     there: set[str] = set()
     names = list(snapshots)
     for start in range(0, len(names), 500):

@@ -52,7 +52,7 @@ class NonfiniteGradient:
             else None
         )
         tensors = f" ({count:.0f} parameter tensors)" if count else ""
-        losses = window.tracks["loss"].values[-20:] if "loss" in window.tracks else []
+        losses = window.tracks["loss"].before(window.at, 20) if "loss" in window.tracks else []
         return Finding(
             rule=self.id,
             severity="critical",

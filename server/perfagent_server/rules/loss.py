@@ -35,7 +35,7 @@ class NonfiniteLoss:
             return None
         spelled = "NaN" if math.isnan(bad.value) else ("+Inf" if bad.value > 0 else "-Inf")
         where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
-        losses = window.tracks["loss"].values[-51:] if "loss" in window.tracks else []
+        losses = window.tracks["loss"].before(window.at - 1, 50) if "loss" in window.tracks else []
         finite = [value for value in losses if math.isfinite(value)]
         before = f"; the last finite value was {finite[-1]:.4g}" if finite else "; no finite value came before"
         return Finding(
@@ -44,7 +44,7 @@ class NonfiniteLoss:
             message=f"The loss became {spelled} in step {window.at}{where}{before}.",
             since_step=window.at,
             ranks=list(bad.ranks),
-            evidence={"step": window.at, "value": bad.value, **surroundings(window), "last_losses": finite[-50:]},
+            evidence={"step": window.at, "value": bad.value, **surroundings(window), "last_losses": finite},
             fix=REMEDIES[self.id],
         )
 
@@ -213,14 +213,16 @@ def was_skipped(window: Window, step: int, *, later: int) -> bool:
 
 
 def surroundings(window: Window) -> dict[str, object]:
-    """Learning rate, loss scale and gradient norms round a step, as far as they are known."""
-    norms = window.tracks.get("grad/norm")
-    scale = window.tracks.get("amp/scale")
-    rate = window.tracks.get("lr")
+    """Learning rate, loss scale and gradient norms up to the step under judgement, as far as they are known."""
+
+    def last(name: str, count: int) -> list[float]:
+        track = window.tracks.get(name)
+        return track.before(window.at, count) if track else []
+
     return {
-        "lr": rate.values[-1] if rate and rate.values else None,
-        "scale": scale.values[-1] if scale and scale.values else None,
-        "grad_norms": norms.values[-20:] if norms else [],
+        "lr": next(iter(last("lr", 1)), None),
+        "scale": next(iter(last("amp/scale", 1)), None),
+        "grad_norms": last("grad/norm", 20),
     }
 
 

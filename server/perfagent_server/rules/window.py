@@ -14,6 +14,7 @@ from __future__ import annotations
 import itertools
 import math
 from array import array
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
@@ -132,6 +133,17 @@ class Track:
             if self.steps[place] < step:
                 return None
         return None
+
+    def before(self, step: int, count: int) -> list[float]:
+        """The newest `count` values up to this step, oldest first. What waits for a slow rank counts too, and not only what the
+        rules have seen: they are judged in turn, and a value that is no number is judged at once."""
+        end = bisect_right(self.steps, step)
+        waiting = [
+            self.over_ranks([values[rank] for rank in sorted(values)])
+            for at, (_, _, values) in sorted(self.pending.items())
+            if at <= step
+        ]
+        return [*self.values[max(0, end - count) : end], *waiting][-count:]
 
     def take(
         self, rank: int, steps: Sequence[int], values: Sequence[float], times: Sequence[float], now: float, world: int
@@ -403,7 +415,7 @@ class Window:
         """Plain values for MessagePack."""
         return {
             "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
-            "state": self.state,            "now": self.now, "at": self.at, "step": self.step, "firing": sorted(self.firing),
+            "state": self.state, "now": self.now, "at": self.at, "step": self.step, "firing": sorted(self.firing),
             "tracks": {name: track.snapshot() for name, track in self.tracks.items()},
             "bad": {kind: [[one.step, one.time, one.value, one.ranks] for one in entries] for kind, entries in self.bad.items()},
             "fresh": self.fresh,

@@ -174,6 +174,21 @@ def test_a_nan_loss_is_critical_at_once_with_its_surroundings() -> None:
     assert {found.rule for found in evaluator.findings()} == {"nonfinite_loss", "nonfinite_gradient"}
 
 
+def test_the_surroundings_of_a_nan_are_those_of_its_step_whatever_came_with_it() -> None:
+    """One frame brings the NaN and what came after it; the other rank is still behind."""
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    columns = {"loss": [3.0, 2.0, math.nan, 9.0], "lr": [0.1, 0.2, 0.3, 0.4], "grad/norm": [1.0, 2.0, 3.0, 4.0]}
+    [alert] = fired(evaluator.take(frame(columns, [1, 2, 3, 4], ident=2)))
+    assert "the last finite value was 2" in alert.finding.message
+    evidence = alert.finding.evidence
+    assert (evidence["last_losses"], evidence["lr"], evidence["grad_norms"]) == ([3.0, 2.0], 0.3, [1.0, 2.0, 3.0])
+    assert "on rank 0" in alert.finding.message
+    [more] = evaluator.take(frame({"loss": [3.0, 2.0, math.nan]}, [1, 2, 3], rank=1, ident=3))
+    assert (more.kind, more.finding.ranks) == ("update", [0, 1])
+    assert "on all 2 ranks" in more.finding.message
+
+
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_every_value_that_is_no_number_counts(bad: float) -> None:
     changes, _ = judge_series({"loss": [1.0] * 5 + [bad]})
