@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
@@ -56,13 +57,17 @@ class _Book:
         if change.kind == "fire" and self._insert(run, change):
             self._tell(run, change, "alert.firing", [row.id for row in self.channels if _wants(row.min_severity, change.finding)])
         elif change.kind == "reopen":
-            self._update(change, state="firing", resolved=None, last_step=change.step)
+            evidence = text_json(change.finding.evidence)
+            self._update(change, state="firing", resolved=None, last_step=change.step, evidence=evidence)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
             # Those who were told are not told again; those whose threshold it passes only now are told for the first time.
             self._tell(run, change, "alert.firing", [row.id for row in self.channels if _wants(row.min_severity, change.finding)])
         elif change.kind == "resolve":
-            change.finding.evidence = {**change.finding.evidence, "resolved": change.why}
+            # A finding of its own: the one in the machine may fire again, and is then not resolved.
+            change = replace(
+                change, finding=replace(change.finding, evidence={**change.finding.evidence, "resolved": change.why})
+            )
             self._update(
                 change, state="resolved", resolved=self.now, last_step=change.step, evidence=text_json(change.finding.evidence)
             )

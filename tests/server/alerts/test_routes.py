@@ -104,6 +104,55 @@ def test_alerts_are_filtered_acknowledged_muted_and_resolved(api: TestClient) ->
     assert api.get("/api/v1/runs/r1/verdict").json()["rule"] == "healthy"
 
 
+def test_an_alert_that_opens_again_does_not_say_that_it_is_resolved(api: TestClient) -> None:
+    agent = Agent(api)
+    agent.send(range(1, 3), loss=[1.0, math.nan])
+    [alert] = until(lambda: alerts(api, state="firing"))
+    closed = api.post(f"/api/v1/alerts/{alert['id']}/resolve").json()
+    assert closed["evidence"]["resolved"] == "resolved by anyone"
+    agent.send(range(3, 4), loss=[math.nan])
+    [again] = until(lambda: alerts(api, state="firing"))
+    assert again["id"] == alert["id"]
+    assert (again["resolved"], again["evidence"]) == (None, alert["evidence"])
+    assert api.get("/api/v1/runs/r1/verdict").json()["evidence"] == alert["evidence"]
+
+
+def test_alerts_that_say_what_a_run_is_worth_outlive_it_and_can_be_closed(api: TestClient) -> None:
+    agent = Agent(api)
+    agent.send(range(1, 3), state="starting", loss=[1.0, math.nan])
+    [alert] = until(lambda: alerts(api, state="firing"))
+    agent.send(range(0), state="finished")
+    until(lambda: api.get("/api/v1/runs/r1").json()["state"] == "finished")
+    assert [one["state"] for one in alerts(api)] == ["firing"]
+    assert api.get("/api/v1/runs/r1/verdict").json()["rule"] == "nonfinite_loss"
+    assert api.post(f"/api/v1/alerts/{alert['id']}/resolve").json()["state"] == "resolved"
+
+
+def test_nobody_is_told_of_a_muted_alert(api: TestClient, receiver: Receiver) -> None:
+    add(api, receiver.url)
+    agent = Agent(api)
+    agent.send(range(1, 3), loss=[1.0, math.nan])
+    [alert] = until(lambda: alerts(api, state="firing"))
+    until(lambda: receiver.of_type("alert.firing"))
+    api.post(f"/api/v1/alerts/{alert['id']}/mute", params={"seconds": 600})
+    assert api.post(f"/api/v1/alerts/{alert['id']}/resolve").json()["state"] == "resolved"
+    assert [row["event"] for row in api.get("/api/v1/deliveries").json()["deliveries"]] == ["alert.firing"]
+
+
+def test_a_nan_logged_as_json_reaches_the_receiver_under_the_name_of_its_run(api: TestClient, receiver: Receiver) -> None:
+    made = add(api, receiver.url)
+    for loss in (1.0, "NaN"):
+        assert api.post("/api/v1/log", json={"project": "lab", "run": "my net", "metrics": {"loss": loss}}).is_success
+    [got] = until(lambda: receiver.of_type("alert.firing"))
+    Webhook(made["secret"]).verify(got.body, got.headers)
+    assert got.json.keys() == {"type", "timestamp", "data"}
+    data = got.json["data"]
+    assert data.keys() == {"alert", "run", "run_name", "project", "evidence", "fix", "url"}
+    assert {"id", "rule", "severity", "message", "since", "ranks"} <= data["alert"].keys()
+    assert (data["run_name"], data["project"], data["alert"]["rule"]) == ("my net", "lab", "nonfinite_loss")
+    assert (data["alert"]["ranks"], data["evidence"]["last_losses"]) == ([0], [1.0])
+
+
 def test_a_channel_is_made_shown_without_its_secret_tested_and_removed(api: TestClient, receiver: Receiver) -> None:
     made = add(api, receiver.url)
     assert made["secret"].startswith("whsec_")
