@@ -27,6 +27,8 @@ KnownRun = Annotated[str, Depends(known_run)]
 _STATES = ("pending", "firing", "resolved")
 _MUTE_S = 3600.0
 _LONGEST_MUTE_S = 365 * 86400.0
+# Beside the right to send: who changes an alert is shown it, and a job's ingest key must not quiet another run's alerts.
+_READ = [Depends(require("read"))]
 
 
 @dataclass
@@ -56,7 +58,7 @@ def run_alerts(run: KnownRun, services: ServicesDep) -> Response:
     return reply({"alerts": _alerts(services, run=run, limit=10_000)})
 
 
-@router.post("/alerts/{alert_id}/ack", responses={200: {"model": Alert}})
+@router.post("/alerts/{alert_id}/ack", dependencies=_READ, responses={200: {"model": Alert}})
 def acknowledge(
     alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
 ) -> Response:  # fmt: skip
@@ -64,7 +66,7 @@ def acknowledge(
     return _change(services, request, identity, "alert.ack", alert_id, acknowledged=time.time())
 
 
-@router.post("/alerts/{alert_id}/mute", responses={200: {"model": Alert}})
+@router.post("/alerts/{alert_id}/mute", dependencies=_READ, responses={200: {"model": Alert}})
 def mute(
     alert_id: str,
     request: Request,
@@ -76,7 +78,7 @@ def mute(
     return _change(services, request, identity, "alert.mute", alert_id, muted_until=time.time() + seconds if seconds else None)
 
 
-@router.post("/alerts/{alert_id}/resolve", responses={200: {"model": Alert}})
+@router.post("/alerts/{alert_id}/resolve", dependencies=_READ, responses={200: {"model": Alert}})
 def resolve(
     alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
 ) -> Response:  # fmt: skip

@@ -64,12 +64,15 @@ def get_run(run: KnownRun, services: ServicesDep) -> Response:
     return _shown(services, services.runs.get(run))
 
 
-@router.patch("/runs/{run}", dependencies=[Depends(require("ingest"))], responses={200: {"model": RunSummary}})
+@router.patch(
+    "/runs/{run}", dependencies=[Depends(require("read")), Depends(require("ingest"))], responses={200: {"model": RunSummary}}
+)
 def change_run(
     run: KnownRun, change: RunChange, request: Request, services: ServicesDep,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Name, tags and notes of a run. Who may send to it may describe it: on loopback that is everybody."""
+    """Name, tags and notes of a run. Needs the rights to read and to send, because it answers with the run: on loopback
+    everybody has them, elsewhere an administrator; a job's ingest key neither reads nor changes other runs."""
     if change.name is not None and not 1 <= len(change.name.encode()) <= 256:
         raise ApiError(422, "invalid", "name must have 1 to 256 bytes", "name")
     if change.tags is not None and (len(change.tags) > 100 or any(not 1 <= len(tag) <= 256 for tag in change.tags)):

@@ -15,13 +15,14 @@ from fastapi.testclient import TestClient
 from starlette.routing import BaseRoute, WebSocketRoute
 
 OPEN, READ, INGEST, ADMIN_ONLY = "open", "read", "ingest", "admin"
+READ_AND_INGEST = "read and ingest"  # changes what it shows: a job's ingest key may neither see nor quiet other runs
 
 TABLE: dict[tuple[str, str], str] = {
     ("POST", "/api/v1/ingest"): INGEST,
     ("POST", "/api/v1/log"): INGEST,
     ("GET", "/api/v1/runs"): READ,
     ("GET", "/api/v1/runs/{run}"): READ,
-    ("PATCH", "/api/v1/runs/{run}"): INGEST,
+    ("PATCH", "/api/v1/runs/{run}"): READ_AND_INGEST,
     ("DELETE", "/api/v1/runs/{run}"): ADMIN_ONLY,
     ("GET", "/api/v1/runs/{run}/latest"): READ,
     ("GET", "/api/v1/runs/{run}/names"): READ,
@@ -33,9 +34,9 @@ TABLE: dict[tuple[str, str], str] = {
     ("GET", "/api/v1/runs/{run}/findings"): READ,
     ("GET", "/api/v1/runs/{run}/alerts"): READ,
     ("GET", "/api/v1/alerts"): READ,
-    ("POST", "/api/v1/alerts/{alert_id}/ack"): INGEST,
-    ("POST", "/api/v1/alerts/{alert_id}/mute"): INGEST,
-    ("POST", "/api/v1/alerts/{alert_id}/resolve"): INGEST,
+    ("POST", "/api/v1/alerts/{alert_id}/ack"): READ_AND_INGEST,
+    ("POST", "/api/v1/alerts/{alert_id}/mute"): READ_AND_INGEST,
+    ("POST", "/api/v1/alerts/{alert_id}/resolve"): READ_AND_INGEST,
     ("GET", "/api/v1/channels"): ADMIN_ONLY,
     ("POST", "/api/v1/channels"): ADMIN_ONLY,
     ("DELETE", "/api/v1/channels/{channel_id}"): ADMIN_ONLY,
@@ -119,7 +120,7 @@ def allowed(caller: str, needed: str, auth: str) -> bool:
         "admin": {READ, INGEST, ADMIN_ONLY},
         "admin token": {READ, INGEST, ADMIN_ONLY},
     }
-    return needed in may[caller]
+    return {READ, INGEST} <= may[caller] if needed == READ_AND_INGEST else needed in may[caller]
 
 
 def test_every_route_has_an_entry(tmp_path: Path) -> None:
@@ -170,3 +171,20 @@ def test_the_live_socket_asks_too(callers: Callers, caller: str) -> None:
         with pytest.raises(WebSocketDenialResponse) as denied, callers.client.websocket_connect(url, headers=headers):
             pass
         assert denied.value.status_code in (401, 403)
+
+
+def test_a_key_of_one_project_cannot_touch_another(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}, project="theirs"))
+        made = client.post("/api/v1/keys", json={"scope": "ingest", "project": "ours"}, headers=ADMIN).json()
+        headers = {"Authorization": f"Bearer {made['key']}"}
+        for method, path, body in (
+            ("PATCH", "/api/v1/runs/r1", {"name": "taken"}),
+            ("POST", "/api/v1/alerts/none/resolve", None),
+            ("POST", "/api/v1/log", {"project": "theirs", "run": "x", "metrics": {"loss": 1}}),
+            ("DELETE", "/api/v1/runs/r1", None),
+        ):
+            answer = client.request(method, path, json=body, headers=headers)
+            assert answer.status_code == 403, f"{method} {path}: {answer.text}"
+        own = {"project": "ours", "run": "x", "metrics": {"loss": 1}}
+        assert client.post("/api/v1/log", json=own, headers=headers).is_success
