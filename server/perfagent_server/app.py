@@ -33,7 +33,7 @@ from perfagent_server.routes import (
 )
 from perfagent_server.routes import self as self_
 from perfagent_server.routes.reply import reply
-from perfagent_server.security.edge import BodyLimits, HostCheck, OriginCheck, SecurityHeaders, content_security_policy
+from perfagent_server.security.edge import BodyLimits, HeadAsGet, HostCheck, OriginCheck, SecurityHeaders, content_security_policy
 from perfagent_server.security.page_gate import PageGate
 from perfagent_server.services import Services, open_services
 from perfagent_server.settings import Settings
@@ -80,6 +80,7 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
         app.add_api_route("/", _no_dashboard, methods=["GET"], include_in_schema=False)
     own_policy = content_security_policy()
     # The last one added is the first that a request meets.
+    app.add_middleware(HeadAsGet)
     app.add_middleware(GZipMiddleware, minimum_size=2000, compresslevel=4)
     app.add_middleware(PageGate, settings=settings, state=app.state)
     app.add_middleware(BodyLimits, settings=settings)
@@ -89,7 +90,7 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     return app
 
 
-_METHODS = ("GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
+_METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS")
 
 
 async def _unknown(request: Request) -> Response:

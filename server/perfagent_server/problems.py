@@ -94,6 +94,8 @@ def install(app: FastAPI) -> None:
         assert isinstance(error, RequestValidationError)
         # FastAPI's own answer repeats the input, which may hold NaN or a lone surrogate and then fails to encode (a 500).
         first = next(iter(error.errors()), None)
+        if first is not None and first["type"] == "json_invalid":
+            return problem(400, "bad_request", f"the body is not valid JSON: {first['ctx']['error']}")
         place = [str(part) for part in first["loc"]] if first else []
         name = ".".join(place[1:] or place) or None
         message = str(first["msg"]) if first else "the request is not valid"

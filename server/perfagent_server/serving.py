@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import resource
 from typing import Any
 
@@ -39,7 +40,13 @@ def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning")
         log_level=log_level,
         lifespan="on",
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
     return uvicorn.Server(config)
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """uvicorn 0.54 calls every WebSocket that was refused with a proper answer an error, once more after we logged the cause."""
+    return record.msg != "ASGI callable returned without completing handshake."
 
 
 def _protocol(header_timeout_s: float) -> type[HttpToolsProtocol]:

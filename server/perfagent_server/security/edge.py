@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from perfagent_server.problems import problem
 from perfagent_server.settings import Settings
 
-__all__ = ["BodyLimits", "HostCheck", "OriginCheck", "SecurityHeaders", "content_security_policy"]
+__all__ = ["BodyLimits", "HeadAsGet", "HostCheck", "OriginCheck", "SecurityHeaders", "content_security_policy"]
 
 log = logging.getLogger("perfagent.server")
 
@@ -189,6 +189,18 @@ def content_security_policy(script_hashes: Sequence[str] = ()) -> str:
             "frame-ancestors 'none'",
         )
     )
+
+
+class HeadAsGet:
+    """HEAD is answered as GET: load balancers and `wget --spider` ask so. The HTTP server leaves the body out by itself."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # a copy: the server's own must still say HEAD
+        await self._app(scope, receive, send)
 
 
 class SecurityHeaders:

@@ -118,9 +118,11 @@ class Guard:
         # One inner address among public ones is enough to refuse: which of them is taken would be the other side's choice.
         refused = [text for text, address in parsed if not is_public(address)]
         if refused:
+            named = refused[0] if host == refused[0] else f"{host} ({refused[0]})"
+            place = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
             raise AddressNotAllowed(
-                f"address not allowed: {host} is {refused[0]}, which is not on the public internet; to send there, set "
-                f"PERFAGENT_WEBHOOK_ALLOW={host}:{port} for the server"
+                f"address not allowed: {named} is not on the public internet; to send there all the same, start the server with "
+                f"PERFAGENT_WEBHOOK_ALLOW={place}"
             )
         return found
 

@@ -178,3 +178,13 @@ def test_odd_authorization_headers_are_answered_below_500(client: TestClient) ->
         answer = client.get("/api/v1/runs", headers={"Authorization": value.encode("latin-1")})
         assert answer.status_code == 401, value
         fine(answer)
+
+
+def test_the_message_names_the_mistake_and_not_the_library(client: TestClient) -> None:
+    send(client, frame({"loss": [1.0]}, run="known"))
+    broken = client.patch("/api/v1/runs/known", content=b"{", headers={"Content-Type": "application/json"})
+    assert (broken.status_code, broken.json()["error"]["code"]) == (400, "bad_request")
+    assert "not valid JSON" in broken.json()["error"]["message"]
+    rank = client.get("/api/v1/runs/known/series", params={"name": "loss", "rank": "first"})
+    assert (rank.status_code, rank.json()["error"]["field"]) == (422, "rank")
+    assert "allowed are all and 0" in rank.json()["error"]["message"]

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 from pathlib import Path
 
+import httpx
 import pytest
 from api_builders import ADMIN, Listening, api, frame, listening, send
+from websockets import InvalidStatus, Origin
+from websockets.sync.client import connect
 
 from perfagent.wire import encode
 from perfagent_server.security.edge import HostCheck, host_name
@@ -218,3 +222,21 @@ def test_a_decoded_bomb_is_not_held_in_memory(tmp_path: Path) -> None:
             ).status_code
             == 200
         )
+
+
+@pytest.mark.parametrize("path", ["/healthz", "/readyz", "/", "/api/v1/runs", "/openapi.json"])
+def test_head_is_answered_as_get_without_a_body(tmp_path: Path, path: str) -> None:
+    with listening(tmp_path) as server:
+        head = httpx.head(f"{server.url}{path}", trust_env=False)
+        assert (head.status_code, head.content) == (200, b"")
+        assert httpx.head(f"{server.url}/api/v1/nothing", trust_env=False).status_code == 404
+
+
+def test_a_refused_socket_is_no_error_of_the_server(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with listening(tmp_path) as server:
+        url = server.url.replace("http", "ws") + "/ws/live"
+        with pytest.raises(InvalidStatus) as refused, connect(url, origin=Origin("http://evil.example"), proxy=None):
+            pass
+        assert refused.value.response.status_code == 403
+        assert "cross_origin" in refused.value.response.body.decode()
+    assert [record.levelname for record in caplog.records if record.levelno >= logging.ERROR] == []
