@@ -47,13 +47,13 @@ def _add(arguments: argparse.Namespace) -> int:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    found = AdminApi.from_arguments(arguments).request("GET", "/channels")["channels"]
+    found = AdminApi.from_arguments(arguments).request("GET", "/channels")
     if arguments.json:
         print(json.dumps(found))
         return 0
-    if not found:
-        print("There is no channel yet: perfagent channels add webhook URL")
-    for channel in found:
+    if not found["channels"]:
+        print("no channels; `perfagent channels add webhook URL` makes one")
+    for channel in found["channels"]:
         state = "enabled" if channel["enabled"] else f"disabled: {channel['disabled_reason']}"
         print(f"{channel['id']}  {channel['kind']}  {channel['min_severity']:<8}  {channel['url']}  {channel['name']}  ({state})")
     return 0
@@ -71,6 +71,5 @@ def _test(arguments: argparse.Namespace) -> int:
 
 def _remove(arguments: argparse.Namespace) -> int:
     AdminApi.from_arguments(arguments).request("DELETE", f"/channels/{quote(arguments.id, safe='')}")
-    if not arguments.json:
-        print(f"removed {arguments.id}")
+    print(json.dumps({"id": arguments.id, "removed": True}) if arguments.json else f"{arguments.id} is removed")
     return 0

@@ -1,0 +1,96 @@
+"""perfagent channels, as real processes against a real server."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from api_builders import ADMIN_TOKEN, Listening, listening
+from builders import Receiver, free_port, job_environment
+from standardwebhooks import Webhook
+
+
+@pytest.fixture
+def server(tmp_path: Path, receiver: Receiver) -> Iterator[Listening]:
+    with listening(tmp_path / "server", webhook_allow=(receiver.address,)) as running:
+        yield running
+
+
+def channels(server: Listening, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    environment = job_environment(folder, **({"PERFAGENT_SERVER": server.url, "PERFAGENT_ADMIN_TOKEN": ADMIN_TOKEN} | env))
+    return subprocess.run(
+        [sys.executable, "-m", "perfagent", "channels", *arguments], capture_output=True, text=True, timeout=60, env=environment
+    )
+
+
+def test_a_channel_is_added_listed_tested_and_removed(server: Listening, receiver: Receiver, tmp_path: Path) -> None:
+    assert "channels add webhook URL" in channels(server, tmp_path, "list").stdout
+    added = channels(server, tmp_path, "add", "webhook", receiver.url, "--name", "pager", "--min-severity", "critical", "--json")
+    assert added.returncode == 0, added.stderr
+    made = json.loads(added.stdout)
+    assert made.keys() == {"id", "secret"}
+    [listed] = json.loads(channels(server, tmp_path, "list", "--json").stdout)["channels"]
+    assert (listed["id"], listed["name"], listed["min_severity"]) == (made["id"], "pager", "critical")
+    text = channels(server, tmp_path, "list").stdout
+    assert made["id"] in text and receiver.url in text and made["secret"] not in text
+    tested = channels(server, tmp_path, "test", made["id"])
+    assert (tested.returncode, tested.stdout) == (0, "arrived, the receiver answered 200\n")
+    [got] = receiver.deliveries
+    Webhook(made["secret"]).verify(got.body, got.headers)
+    removed = channels(server, tmp_path, "remove", made["id"], "--json")
+    assert json.loads(removed.stdout) == {"id": made["id"], "removed": True}
+    again = channels(server, tmp_path, "remove", made["id"])
+    assert again.returncode == 1
+    assert made["id"] in again.stderr
+
+
+def test_the_secret_is_printed_for_people_too(server: Listening, receiver: Receiver, tmp_path: Path) -> None:
+    added = channels(server, tmp_path, "add", "webhook", receiver.url)
+    assert added.returncode == 0, added.stderr
+    first, second = added.stdout.splitlines()
+    assert first.split()[0] == "channel"
+    assert second.split()[1].startswith("whsec_")
+
+
+def test_a_test_that_does_not_arrive_is_a_failure(tmp_path: Path) -> None:
+    with Receiver(lambda _: 503) as failing, listening(tmp_path / "server", webhook_allow=(failing.address,)) as server:
+        made = json.loads(channels(server, tmp_path, "add", "webhook", failing.url, "--json").stdout)
+        tested = channels(server, tmp_path, "test", made["id"])
+    assert tested.returncode == 1
+    assert "503" in tested.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (("add", "webhook", "http://127.0.0.1:9/hook"), 1, "PERFAGENT_WEBHOOK_ALLOW=127.0.0.1:9"),
+        (("add", "webhook", "http://[::1]:9/hook"), 1, "PERFAGENT_WEBHOOK_ALLOW=[::1]:9"),
+        (("add", "webhook", "example.com/hook"), 1, "http:// or https://"),
+        (("add", "slack", "https://example.com/"), 2, "webhook"),
+        (("test", "nothing"), 1, "no channel 'nothing'"),
+        (("add", "webhook"), 2, "URL"),
+        ((), 2, "add|list|test|remove"),
+    ],
+)
+def test_what_cannot_be_done_is_said(
+    server: Listening, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+) -> None:
+    ended = channels(server, tmp_path, *arguments)
+    assert ended.returncode == code, ended.stderr
+    assert says in ended.stderr
+    assert "Traceback" not in ended.stderr
+    assert code == 2 or len(ended.stderr.strip().splitlines()) == 1
+
+
+def test_only_an_administrator_may_and_a_missing_server_is_said(server: Listening, tmp_path: Path) -> None:
+    nobody = channels(server, tmp_path, "list", PERFAGENT_ADMIN_TOKEN="")
+    assert nobody.returncode == 1
+    assert "administrator" in nobody.stderr
+    url = f"http://127.0.0.1:{free_port()}"
+    gone = channels(server, tmp_path, "list", "--server", url)
+    assert gone.returncode == 1
+    assert url in gone.stderr and "perfagent up" in gone.stderr
