@@ -11,13 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, or_, select, update
+from sqlalchemy import Connection, and_, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary
 from perfagent_server.database import Database
-from perfagent_server.store.tables import event, run
+from perfagent_server.store.tables import event, run, source
 from perfagent_server.timestamps import rfc3339
 
 __all__ = ["EventRow", "Runs"]
@@ -80,9 +80,9 @@ class Runs:
         return [_summary(row) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id, attempt and step of the newest run of a name."""
+        """id and attempt of the newest run of a name."""
         query = (
-            select(run.c.id, run.c.attempt, run.c.step)
+            select(run.c.id, run.c.attempt)
             .where(run.c.project == project, run.c.name == name)
             .order_by(run.c.started.desc(), run.c.id.desc())
             .limit(1)
@@ -90,6 +90,14 @@ class Runs:
         with self._database.read() as connection:
             row = connection.execute(query).mappings().first()
         return None if row is None else dict(row)
+
+    def step_of_rank(self, identifier: str, attempt: int, rank: int) -> int:
+        """The last completed step of one rank of an attempt, 0 when it has sent none."""
+        query = select(func.max(source.c.step)).where(
+            source.c.run == identifier, source.c.attempt == attempt, source.c.rank == rank
+        )
+        with self._database.read() as connection:
+            return int(connection.execute(query).scalar() or 0)
 
     def events(
         self, identifier: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100, before: int | None = None

@@ -227,7 +227,8 @@ class LogRows:
             source = _Source("http-" + uuid.uuid4().hex, identifier, other.attempt, 0)
         else:
             identifier = str(found["id"])
-            source = _Source("http-" + uuid.uuid4().hex, identifier, found["attempt"], found["step"])
+            step = self._runs.step_of_rank(identifier, found["attempt"], row.rank)
+            source = _Source("http-" + uuid.uuid4().hex, identifier, found["attempt"], step)
         self._ids[name] = identifier
         self._sources[identifier, row.rank] = source
         return source

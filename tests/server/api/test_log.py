@@ -143,3 +143,14 @@ def test_one_bad_row_in_a_list_refuses_the_list_and_names_the_row(tmp_path: Path
         answer = client.post("/api/v1/log", json=[{"run": "a", "metrics": {"x": 1}}, {"run": "a", "metrics": {"x": []}}])
         assert answer.json()["error"]["field"] == "1.metrics.x"
         assert client.post("/api/v1/log", json=[]).json()["stored"] == 0
+
+
+def test_each_rank_counts_its_own_steps_also_after_a_restart(tmp_path: Path) -> None:
+    def log(client: TestClient, rank: int) -> int:
+        step: int = client.post("/api/v1/log", json={"run": "a", "rank": rank, "metrics": {"x": 1}}).json()["step"]
+        return step
+
+    with api(tmp_path) as client:
+        assert [log(client, 0), log(client, 0), log(client, 1), log(client, 0)] == [1, 2, 1, 3]
+    with api(tmp_path) as client:
+        assert [log(client, 1), log(client, 0), log(client, 2)] == [2, 4, 1]
