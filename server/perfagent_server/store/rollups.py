@@ -173,7 +173,7 @@ def aggregate(key: Ints, times: Floats, values: Floats) -> Grid:
 
 
 def compress(data: bytes | memoryview) -> bytes:
-    """zstd, level 1: here the higher levels take twice the time and save 1 to 3 %."""
+    """zstd at level 1: level -1 takes 8 % more room and no measurably less time of a whole ingest; level 3 saves 1 %."""
     compressor: zstandard.ZstdCompressor | None = getattr(_local, "compressor", None)
     if compressor is None:  # one a thread: they must not be shared
         compressor = _local.compressor = zstandard.ZstdCompressor(level=1)
