@@ -7,6 +7,7 @@ import math
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -76,9 +77,6 @@ def test_a_spike_that_is_over_is_resolved_and_flapping_opens_no_second_alert() -
     assert len({change.alert for change in changes}) == 1
 
 
-# Not every healthy loss: those that the rule is known to mistake stand in LossSpike's docstring with their rates.
-
-
 def _noise(seed: int) -> np.random.Generator:
     return np.random.default_rng(seed)
 
@@ -118,18 +116,72 @@ HEALTHY: dict[str, Callable[[np.random.Generator], np.ndarray | dict[str, np.nda
     "slow rise": lambda draw: 2 + 2e-4 * AT + 0.05 * draw.normal(size=STEPS),
     "curriculum in small steps": lambda draw: 2.5 + 0.05 * (AT // 600) + 0.05 * draw.normal(size=STEPS),
     "warm restarts": _cosine_restarts,
+    "slowly wandering": lambda draw: 3 + 0.01 * np.cumsum(draw.normal(size=STEPS)) + 0.02 * draw.normal(size=STEPS),
     "constant": lambda draw: np.full(STEPS, 0.25),
     "all zero": lambda draw: np.zeros(STEPS),
 }
 
 
-@pytest.mark.parametrize("kind", HEALTHY)
+# A cycle's first turn looks like a spike until the second one has come.
+CYCLES: dict[str, Callable[[np.random.Generator], np.ndarray | dict[str, np.ndarray]]] = {
+    "warm restarts, rate not logged": lambda draw: _cosine_restarts(draw)["loss"],
+    "sawtooth over epochs": lambda draw: 3 - 0.3 * (AT % 500) / 500 + 0.03 * draw.normal(size=STEPS),
+    "falling sawtooth": lambda draw: 3 * (AT + 100) ** -0.05 - 0.3 * (AT % 500) / 500 + 0.03 * draw.normal(size=STEPS),
+}
+# What nothing in the loss tells from a spike, however long one waits.
+LIKE_SPIKES: dict[str, Callable[[np.random.Generator], np.ndarray | dict[str, np.ndarray]]] = {
+    "curriculum in large steps": lambda draw: 2.5 + 0.3 * (AT // 600) + 0.05 * draw.normal(size=STEPS),
+    "sparse bursts": lambda draw: 2 + np.where(AT % 700 > 680, 0.5, 0.0) + 0.05 * draw.normal(size=STEPS),
+}
+
+
+def _known_limit(kind: str, reason: str) -> Any:
+    return pytest.param(kind, marks=pytest.mark.xfail(strict=True, reason=reason))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *HEALTHY,
+        *(_known_limit(kind, "the first turn of a cycle looks like a spike") for kind in CYCLES),
+        *(_known_limit(kind, "a loss that jumps up and stays or comes back is what a spike is") for kind in LIKE_SPIKES),
+    ],
+)
 @pytest.mark.parametrize("seed", [11, 12])
 def test_a_healthy_loss_of_any_kind_is_silent(kind: str, seed: int) -> None:
-    made = HEALTHY[kind](_noise(seed))
+    made = (HEALTHY | CYCLES | LIKE_SPIKES)[kind](_noise(seed))
     series = made if isinstance(made, dict) else {"loss": made}
     changes, _ = judge_series({name: values.tolist() for name, values in series.items()}, rules=(LossSpike(),))
     assert [change.finding.message for change in fired(changes)] == []
+
+
+@pytest.mark.parametrize("kind", CYCLES)
+@pytest.mark.parametrize("seed", [11, 12, 13])
+def test_a_cycle_is_told_once(kind: str, seed: int) -> None:
+    """With steps of 2 s, so that no cool-down hides a second alert."""
+    losses = CYCLES[kind](_noise(seed))
+    assert isinstance(losses, np.ndarray)
+    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),), step_s=2.0)
+    assert len(fired(changes)) == 1
+    assert {change.kind for change in changes} <= {"fire", "resolve"}
+
+
+@pytest.mark.parametrize("decay", [15, 100])
+def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
+    """Trouble that keeps time (a bad shard that comes round) is told each time: it decays, where a cycle falls slowly."""
+    found = spikes = 0
+    for path in CURVES[:3]:
+        losses = read_curve(path)["loss"][:3000]
+        places = range(400, len(losses) - 60, 400)
+        for place in places:
+            for later in range(place, len(losses)):
+                losses[later] += 0.5 * math.exp(-(later - place) / decay)
+        changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),), step_s=2.0)
+        steps = [change.step for change in fired(changes)]
+        found += sum(any(place < step <= place + 11 for step in steps) for place in places)
+        spikes += len(places)
+    assert spikes > 10
+    assert found >= 0.95 * spikes
 
 
 def test_a_short_run_is_never_called_a_spike() -> None:
