@@ -45,7 +45,10 @@ def make_server(app: FastAPI, settings: Settings, *, log_level: str = "warning")
 
 
 def _is_news(record: logging.LogRecord) -> bool:
-    """uvicorn 0.54 calls every WebSocket that was refused with a proper answer an error, once more after we logged the cause."""
+    """Not news: a WebSocket that was refused with a proper answer, which uvicorn 0.54 calls an error after we logged the cause;
+    and the traceback of each request that was cut off at the end, after it said how many there are."""
+    if record.exc_info and isinstance(record.exc_info[1], asyncio.CancelledError):
+        return False
     return record.msg != "ASGI callable returned without completing handshake."
 
 

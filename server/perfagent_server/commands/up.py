@@ -8,6 +8,7 @@ import errno
 import fcntl
 import logging
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -85,6 +86,9 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
     _announce(settings, services)
     helper = _take_in(settings)
     with contextlib.suppress(KeyboardInterrupt):
+        # uvicorn raises the signal that stopped it once more when it is done. By default SIGTERM would then kill us here,
+        # with the address file left behind and the helper running on.
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
         server.run(sockets=[listening])
     address.unlink(missing_ok=True)
     if helper is not None:

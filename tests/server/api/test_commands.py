@@ -187,3 +187,34 @@ def test_s08_a_stop_during_ingest_is_quick_and_keeps_what_was_acknowledged(tmp_p
         found: Any = until(lambda: server.get(f"/runs/{run['run']}/series", name="x", points=20_000))
         assert sum(found["count"]) >= acknowledged
         assert sum(found["count"]) <= acknowledged + 1, "the one in flight may be stored, nothing else"
+
+
+@pytest.mark.fault
+def test_s08_a_stop_is_quick_also_with_sockets_that_never_answer(tmp_path: Path) -> None:
+    """A page that went to sleep, a body that stopped half way, an export nobody reads: none of them may hold up the end."""
+    with server_process(tmp_path / "s") as server:
+        assert server.process is not None
+        rows = [{"run": "a", "metrics": {f"x{name}": 1 / 3 for name in range(20)}} for _ in range(5000)]
+        httpx.post(f"{server.url}/api/v1/log", json=rows, trust_env=False, timeout=60).raise_for_status()
+        (run,) = server.get("/runs")["runs"]
+        host = f"HTTP/1.1\r\nHost: 127.0.0.1:{server.port}\r\n"
+        upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+        upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+        half = "Content-Type: application/json\r\nContent-Length: 1000\r\n\r\n{"
+        requests = [f"GET /ws/live {host}{upgrade}\r\n"] * 3
+        requests += [f"GET /api/v1/runs/{run['run']}/export {host}\r\n", f"POST /api/v1/log {host}{half}"]
+        sockets = [socket.create_connection(("127.0.0.1", server.port)) for _ in requests]
+        try:
+            for connection, request in zip(sockets, requests, strict=True):
+                connection.sendall(request.encode())
+            for connection in sockets[:4]:
+                assert connection.recv(12).startswith(b"HTTP/1.1 ")
+            began = time.monotonic()
+            os.kill(server.process.pid, signal.SIGTERM)
+            assert server.process.wait(timeout=20) == 0, server.log[-2000:]
+            assert time.monotonic() - began < 10
+        finally:
+            for connection in sockets:
+                connection.close()
+        assert "Traceback" not in server.log
+        assert not (server.folder / "server-data" / "address").exists()
