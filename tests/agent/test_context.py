@@ -36,7 +36,7 @@ def make(folder: Path) -> tuple[Console, Sender, Clock]:
 
 
 def lines(sender: Sender, stream: str = "stdout") -> list[str]:
-    return [line for event in sender._events for line in event.data["lines"] if event.data["stream"] == stream]
+    return [line for event in sender.events for line in event.data["lines"] if event.data["stream"] == stream]
 
 
 def test_what_is_printed_is_seen_and_still_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

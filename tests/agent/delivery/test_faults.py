@@ -189,13 +189,13 @@ def test_a04_cut_connections_before_and_after_storing_lose_and_double_nothing(ma
 
     with IngestServer(rule=cut) as server:
         sender = make(server.url, flush_s=0.05, spool_tick_s=0.02)
-        sender._random = random.Random(4)
-        sender._random.uniform = lambda a, b: 0.01  # type: ignore[method-assign] # no real pauses in a test of 100 cuts
+        sender._dispatch()._random = random.Random(4)
+        sender._dispatch()._random.uniform = lambda a, b: 0.01  # type: ignore[method-assign] # no real pauses in a test of 100 cuts
         for step in range(400):
             sender.rows.append(row(step))
             time.sleep(0.005)
         server.rule = None
-        until(lambda: sender.spool.waiting == 0 and sender._busy is None, within_s=40)
+        until(lambda: sender.spool.waiting == 0 and sender._dispatch()._busy is None, within_s=40)
         assert sorted(server.values("loss")) == list(range(400))
         assert len(server.frames) > len(server.stored)
 
@@ -262,12 +262,12 @@ def test_a09_a_wrong_key_is_told_once_with_the_variable_and_samples_are_kept(
         sender = make(server.url)
         sender.rows.append(row(1))
         until(lambda: sender.counters["failed"] == 1)
-        assert 55 <= sender._retry_at - time.monotonic() <= 60
+        assert 55 <= sender._dispatch()._retry_at - time.monotonic() <= 60
         sender.rows.append(row(2))
         until(lambda: sender.counters["spooled"] == 4)
         assert [record.levelno for record in caplog.records] == [logging.ERROR]
         assert "PERFAGENT_API_KEY" in caplog.text
-        sender._retry_at = 0.0  # the minute is over
+        sender._dispatch()._retry_at = 0.0  # the minute is over
         assert sender.flush(10)
         assert sorted(server.values("loss")) == [1, 2]
 
@@ -353,7 +353,7 @@ def test_a17_what_was_meant_for_another_server_is_not_sent_to_this_one(make: Cal
     with IngestServer() as server:
         sender = make(server.url)
         sender.rows.append(row(2))
-        until(lambda: sender._orphans == [], why="orphans were never looked for")
+        until(lambda: sender._dispatch()._orphans == [], why="orphans were never looked for")
         assert sorted(server.values("loss")) == [2]
     assert elsewhere.spool.folder.exists()
 

@@ -1,0 +1,95 @@
+"""The thread that waits for the network, so that no one else has to: one request at a time, and NVML between requests.
+
+If a call never returns (a lost GPU's driver), the thread is left where it is and replaced; see Dispatcher.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from perfagent.delivery.transport import Answer, judge
+from perfagent.errors import ServerUnreachable
+
+if TYPE_CHECKING:
+    from perfagent.delivery.sender import Source
+    from perfagent.delivery.spool import Outgoing, Spool
+    from perfagent.delivery.transport import Transport
+
+__all__ = ["Courier", "Job"]
+
+STUCK_S = 25.0
+
+
+@dataclass(slots=True)
+class Job:
+    """One request for the courier. spool is None for a sign of life, which nobody repeats."""
+
+    body: bytes
+    encoding: str | None
+    outgoing: Outgoing
+    spool: Spool | None
+
+
+class Courier:
+    """Carries one job at a time; answers come back through a deque."""
+
+    def __init__(self, transport: Transport, slow_sources: list[Source], wake: threading.Event) -> None:
+        self._transport, self._slow_sources, self._wake = transport, slow_sources, wake
+        self.work = threading.Event()
+        self.answers: deque[tuple[Job, Answer]] = deque()
+        self.ended = False
+        self.cpu_s = 0.0
+        self.loopback = bool(getattr(transport, "loopback", True))
+        self.source: Source | None = None
+        self._job: Job | None = None
+        self._since = 0.0
+        self._sampled = 0.0
+        if hasattr(transport, "idle"):
+            transport.idle = self._sample
+        self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
+        self._thread.start()
+
+    def carry(self, job: Job) -> None:
+        self._since = time.monotonic()
+        self._job = job
+        self.work.set()
+
+    def stuck(self, now: float) -> bool:
+        since = self._since
+        return since > 0.0 and now - since > STUCK_S
+
+    def _run(self) -> None:
+        while not self.ended:
+            self.work.wait(0.5 if self._slow_sources else None)
+            self.work.clear()
+            job, self._job = self._job, None
+            if job is not None:
+                try:
+                    answer = judge(self._transport.post(job.body, encoding=job.encoding))
+                except ServerUnreachable as error:
+                    answer = Answer(kind="retry", reason=str(error))
+                except Exception as error:  # noqa: BLE001 - a transport's own error must not end the thread that carries
+                    answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
+                self._since = 0.0
+                self.answers.append((job, answer))
+                self._wake.set()
+            self._sample()
+            self.cpu_s = time.thread_time()
+        self._transport.close()
+
+    def _sample(self) -> None:
+        now = time.monotonic()
+        if self.ended or now - self._sampled < 0.45:
+            return
+        self._sampled = now
+        waiting = self._since
+        for source in [*self._slow_sources]:
+            self._since, self.source = time.monotonic(), source
+            if not source.poll() and source in self._slow_sources:
+                self._slow_sources.remove(source)
+            self.source = None
+        self._since = waiting

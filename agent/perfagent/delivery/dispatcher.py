@@ -1,0 +1,444 @@
+"""What the sender thread does: decides when to spool, what to send, and what an answer means.
+
+Imported on that thread, so that neither this module nor the wire, the spool or the transport below it costs the training thread
+anything at its start.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import sys
+import time
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfagent.delivery.columns import Columns, is_urgent
+from perfagent.delivery.courier import Courier, Job
+from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
+from perfagent.delivery.transport import Answer, HttpTransport, packed
+from perfagent.errors import WireError
+from perfagent.identity import process_start
+from perfagent.redaction import redacted
+from perfagent.wire import Event, encode
+
+if TYPE_CHECKING:
+    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.transport import Transport
+
+__all__ = ["Dispatcher"]
+
+_log = logging.getLogger("perfagent")
+
+HEARTBEAT_S = 5.0
+DEFERRED_S = 60.0
+LAST_ROWS_S = 0.25
+ORPHAN_AGE_S = 7 * 86400.0
+URGENT = ("alert", "finding", "state")
+
+
+class Dispatcher:
+    """What the sender's thread does, tick by tick: drain, spool, cut frames, hand them to the courier, settle its answers."""
+
+    def __init__(self, sender: Sender, transport: Transport | None) -> None:
+        self.sender = sender
+        config, identity = sender.config, sender.identity
+        self._columns = Columns()
+        self._transport = transport
+        self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone
+        self.spool = Spool(
+            sender.folder,
+            Header(
+                source=identity.source,
+                project=identity.project,
+                rank=identity.rank,
+                server=None if config.record is not None else config.server,
+                run=identity.run if identity.known else None,
+                attempt=identity.attempt,
+                name=identity.name,
+                pid=os.getpid(),
+                pid_start=process_start(os.getpid()),
+                started=time.time(),
+            ),
+            max_bytes=config.max_spool_bytes,
+            max_memory_bytes=config.max_memory_bytes,
+            recording=config.record is not None,
+        )
+        self._courier: Courier | None = None
+        self._orphan: Spool | None = None
+        self._orphans: list[Any] | None = None
+        self._busy: Job | None = None
+        self._urgent = False
+        self._identified = False
+        self._failures = 0
+        self._retry_at = 0.0
+        self._last_cut = 0.0
+        self._last_sent = 0.0
+        self._last_sync = 0.0
+        self._deferred_since = 0.0
+
+    def forked(self) -> None:
+        """In a forked child: lets go of files and socket without a word."""
+        self.spool.forked()
+        if self._orphan is not None:
+            self._orphan.forked()
+        if self._transport is not None:
+            self._transport.abandon()
+
+    def run(self) -> None:
+        """Until the sender is closed or disabled."""
+        if self.sender.config.record is None:
+            self.spool.create()
+        next_tick = self._last_sent = time.monotonic()
+        while not self.sender.disabled:
+            now = time.monotonic()
+            if self.sender.closing_at is not None:
+                self._finish(now)
+                return
+            if now >= next_tick:
+                next_tick = max(next_tick + self.sender.config.spool_tick_s, now)
+                self._tick(now)
+            self._advance(now)
+            self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
+            self.sender.wake.wait(max(0.0, next_tick - time.monotonic()))
+            self.sender.wake.clear()
+
+    def _tick(self, now: float) -> None:
+        for source in [*self.sender.sources]:
+            if not source.poll():
+                self.sender.sources.remove(source)
+                self.sender.tell(
+                    f"source {source.name}",
+                    logging.WARNING,
+                    f"perfagent: {source.name} failed three times and is off: {source.error}",
+                )
+        self._drain(now)
+        for request in self.sender.flushes:
+            request.drained = True
+        if now - self._last_sync >= 1.0 and (self._failures or self.sender.config.record is not None):
+            self._last_sync = now
+            self.spool.sync()  # while the server takes everything within a second, power loss is its concern
+
+    def _drain(self, now: float, *, last: bool = False) -> None:
+        """last: rows that are still on the device are given up."""
+        if len(self.sender.rows) == self.sender.rows.maxlen:
+            self.sender.counters["overflows"] += 1
+            self.sender.tell(
+                "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
+            )
+        rows: list[Any] = []
+        for _ in range(len(self.sender.rows)):
+            head = self.sender.rows[0]
+            if isinstance(head, tuple):
+                rows.append(head)
+            else:
+                try:
+                    if head.ready():
+                        rows.append(head.row())
+                    else:
+                        self._deferred_since = self._deferred_since or now
+                        if now - self._deferred_since < DEFERRED_S and not last:
+                            break
+                        self.sender.counters["dropped"] += 1
+                except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
+                    self.sender.counters["dropped"] += 1
+                self._deferred_since = 0.0
+            self.sender.rows.popleft()
+        events: list[Event] = []
+        while self.sender.events:
+            event = self.sender.events.popleft()._asdict()
+            event["data"] = redacted(event["data"])
+            events.append(Event(**event))
+            self._urgent = self._urgent or event["kind"] in URGENT
+        if not rows and not events:
+            return
+        groups = self._columns.groups(rows)
+        self._tell_refused()
+        samples = sum(group.samples for group in groups)
+        self.sender.counters["rows"] += len(rows)
+        self.sender.counters["samples"] += samples
+        self.sender.counters["events"] += len(events)
+        self._urgent = self._urgent or any(is_urgent(group) for group in groups)
+        if groups or events:
+            if self.spool.append(groups, events, now=now):
+                self.sender.counters["spooled"] += samples
+            elif self.spool.error is not None:
+                self.sender.tell(
+                    "disk",
+                    logging.WARNING,
+                    f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
+                    f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
+                )
+
+    def _tell_refused(self) -> None:
+        refused = self._columns.refused
+        if not refused:
+            return
+        for reason, count in refused.items():
+            self.sender.counters[f"refused_{reason}"] += count
+        if refused["series"]:
+            self.sender.tell(
+                "series",
+                logging.WARNING,
+                f"perfagent: a run may have {self._columns.max_series} series; samples of further names are left out",
+            )
+        if refused["kind"]:
+            self.sender.tell(
+                "kind",
+                logging.WARNING,
+                "perfagent: some logged values are no numbers and were left out (text, None, complex, arrays)",
+            )
+        refused.clear()
+
+    # ---- deciding what to send
+
+    def _advance(self, now: float) -> None:
+        courier = self._courier
+        if courier is not None:
+            while courier.answers:
+                job, answer = courier.answers.popleft()
+                if job is self._busy:
+                    self._busy = None
+                    self._settle(job, answer, now)
+            if courier.stuck(now):
+                self._replace_courier(courier)
+        if not self._identified and self.sender.identity.poll():
+            self._identified = True
+            who = self.sender.identity
+            self.spool.identify(run=who.run or "", attempt=who.attempt, name=who.name, project=who.project)
+        self._answer_flushes(now)
+        if self.sender.config.record is not None:
+            self.spool.hold(now=now)
+            if self.sender.slow_sources:
+                self._courier_ready()
+            return
+        if self._busy is not None or now < self._retry_at or not self._identified:
+            if self._failures or not self._identified or self._busy is not None:
+                self.spool.hold(now=now)
+            if self.sender.slow_sources:
+                self._courier_ready()
+            return
+        closing = self.sender.closing_at is not None
+        due = self._urgent or self.sender.flushes or closing or now - self._last_cut >= self.sender.config.flush_s
+        if self.spool.backlog or (due and self.spool.has_pending):
+            if not self.spool.backlog:
+                self._last_cut, self._urgent = now, False
+            outgoing = self.spool.next()
+            if outgoing is not None:
+                self._send(outgoing, self.spool, now)
+                return
+        if self.sender.closing_at is not None:
+            return
+        if now - self._last_sent >= HEARTBEAT_S:
+            self._send(self.spool.empty(), None, now)
+        elif self._failures == 0 and self.sender.counters["acked_frames"]:
+            self._send_orphan(now)
+
+    def _send(self, outgoing: Outgoing, spool: Spool | None, now: float) -> None:
+        try:
+            body = encode((spool or self.spool).frame(outgoing))
+        except WireError as error:
+            self._quarantine(outgoing, spool, str(error))
+            return
+        body, encoding = packed(body, loopback=self._courier_ready().loopback)
+        self._busy = Job(body, encoding, outgoing, spool)
+        self._last_sent = now
+        self.sender.counters["sent_frames"] += 1
+        self.sender.counters["sent_bytes"] += len(body)
+        self._courier_ready().carry(self._busy)
+
+    def _courier_ready(self) -> Courier:
+        courier = self._courier
+        if courier is None:
+            if self._transport is None:
+                self._transport = HttpTransport(self.sender.config.server, self.sender.config.api_key)
+            courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
+        return courier
+
+    def _replace_courier(self, stuck: Courier) -> None:
+        """Its thread hangs in a call that cannot be ended (a lost GPU's driver): leave it there, go on without what hung."""
+        self.sender.counters["couriers_lost"] += 1
+        if stuck.source is not None:
+            self.sender.slow_sources[:] = [source for source in self.sender.slow_sources if source is not stuck.source]
+            self.sender.tell("stuck", logging.WARNING, f"perfagent: {stuck.source.name} does not return and is off")
+        stuck.ended = True
+        self._transport = None
+        self._courier = None
+        self._busy = None
+
+    def _settle(self, job: Job, answer: Answer, now: float) -> None:
+        kind = answer.kind
+        if kind == "acked":
+            if self._failures:
+                _log.info("perfagent: server %s reachable again", self.sender.config.server)
+            self._failures = 0
+            self.sender.told.discard("unreachable")
+            self.sender.counters["acked_frames"] += 1
+            self.sender.counters["acked"] += answer.stored + answer.duplicate
+            self.sender.counters["duplicate"] += answer.duplicate
+            for item in answer.rejected:
+                count = item.get("count")
+                self.sender.counters["rejected"] += count if isinstance(count, int) else 1
+            if job.spool is not None:
+                job.spool.ack(job.outgoing.seq)
+            for command in answer.commands:
+                self._obey(command)
+            return
+        self.sender.counters["failed"] += 1
+        if kind == "refused":
+            self._quarantine(job.outgoing, job.spool, answer.reason)
+            return
+        if kind == "too_large" and job.spool is not None:
+            if not job.spool.split(job.outgoing.seq):
+                self._quarantine(job.outgoing, job.spool, answer.reason)
+            return
+        self._failures += 1
+        pause = answer.pause_s if answer.pause_s is not None else self._random.uniform(1.0, min(30.0, 2.0**self._failures))
+        self._retry_at = now + pause
+        self.spool.hold(now=now)
+        server = self.sender.config.server
+        if kind == "unauthorized":
+            self.sender.tell(
+                "unauthorized",
+                logging.ERROR,
+                f"perfagent: server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest "
+                f"scope; recording to {self.spool.folder} meanwhile",
+            )
+        elif kind == "foreign":
+            self.sender.tell(
+                "foreign",
+                logging.WARNING,
+                f"perfagent: what answers at {server} is no perfagent server ({answer.reason}), "
+                f"recording to {self.spool.folder}; will retry",
+            )
+        elif kind == "retry" and answer.reason.startswith("status"):
+            self.sender.tell(
+                "busy",
+                logging.WARNING,
+                f"perfagent: server {server} is busy ({answer.reason}), recording to {self.spool.folder}; will retry",
+            )
+        else:
+            self.sender.tell(
+                "unreachable",
+                logging.WARNING,
+                f"perfagent: server {server} unreachable, recording to {self.spool.folder}; will retry",
+            )
+
+    def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
+        self.sender.counters["quarantined_frames"] += 1
+        self.sender.counters["rejected"] += outgoing.samples
+        if spool is None:
+            return
+        kept = spool.quarantine(outgoing.seq, reason)
+        where = f"set aside in {spool.folder / 'quarantine'}" if kept else "dropped, the quarantine is full"
+        self.sender.tell("quarantine", logging.WARNING, f"perfagent: the server refused samples ({reason}); they were {where}")
+
+    def _obey(self, command: Mapping[str, Any]) -> None:
+        if command.get("kind", command.get("command")) == "flush":
+            self._urgent = True
+        for callback in self.sender.on_command:
+            try:
+                callback(command)
+            except Exception as error:  # noqa: BLE001 - one bad command must not end delivery
+                self.sender.counters["errors"] += 1
+                self.sender.tell(
+                    "command", logging.WARNING, f"perfagent: a command of the server failed: {type(error).__name__}: {error}"
+                )
+
+    def _answer_flushes(self, now: float) -> None:
+        for _ in range(len(self.sender.flushes)):
+            request = self.sender.flushes[0]
+            delivered = request.drained and self._busy is None and self.spool.waiting == 0
+            if not delivered and now < request.until:
+                if not request.drained:
+                    self._drain(now)
+                    request.drained = True
+                return
+            request.delivered = delivered and self.sender.config.record is None
+            self.sender.flushes.popleft()
+            request.done.set()
+
+    # ---- what dead processes left
+
+    def _send_orphan(self, now: float) -> None:
+        """At low priority: frames of sources whose process is gone, recorded for this same server."""
+        if self._orphans is None:
+            self._orphans = folders(self.sender.config.state_dir / "spool", max_age_s=ORPHAN_AGE_S)
+        while self._orphan is None and self._orphans:
+            folder = self._orphans.pop(0)
+            if folder == self.spool.folder:
+                continue
+            try:
+                spool = Spool.open(folder)
+            except (SpoolBusyError, OSError):
+                continue
+            if spool.header.server != self.sender.config.server or not spool.header.run:
+                spool.close()
+                continue
+            self._orphan = spool
+        if self._orphan is None:
+            return
+        outgoing = self._orphan.next()
+        if outgoing is None:
+            self._orphan.remove()
+            self._orphan = None
+            return
+        self._send(outgoing, self._orphan, now)
+
+    # ---- the end
+
+    def _finish(self, now: float) -> None:
+        """The last drain, then as much delivery as the time allows; what is left waits in the spool for the next start."""
+        until = self.sender.closing_at or now
+        for source in self.sender.sources:
+            source.poll()
+        self._drain(now)
+        while self.sender.rows and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
+            time.sleep(0.01)
+            self._drain(time.monotonic())
+        self._drain(time.monotonic(), last=True)
+        if self.sender.config.record is not None:
+            self._identified = self._identified or self.sender.identity.poll()
+            if self._identified:
+                self.spool.identify(
+                    run=self.sender.identity.run or "",
+                    attempt=self.sender.identity.attempt,
+                    name=self.sender.identity.name,
+                    project=self.sender.identity.project,
+                )
+            self.spool.hold(now=now, force=True)
+        else:
+            self._retry_at = 0.0  # one attempt now, whatever the pause was
+            failures = self._failures
+            while time.monotonic() < until - 0.05:
+                now = time.monotonic()
+                self._advance(now)
+                if self._busy is None and self.spool.waiting == 0:
+                    break
+                if self._failures > failures:  # it was tried, in vain
+                    break
+                self.sender.wake.wait(min(0.05, max(0.001, until - now)))
+                self.sender.wake.clear()
+        if self._courier is not None:
+            self._courier.ended = True
+            self._courier.work.set()
+        done = self.sender.config.record is None and self._busy is None and self.spool.waiting == 0
+        if done and not self.sender.counters["quarantined_frames"] and not _watched():
+            self.spool.remove()
+        else:
+            self.spool.close(final=self.sender.final)
+        if self._orphan is not None:
+            self._orphan.close()
+        for request in self.sender.flushes:
+            request.done.set()
+
+
+def _cause(error: OSError) -> str:
+    return error.strerror or str(error)
+
+
+def _watched() -> bool:
+    """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes it."""
+    options = sys.modules.get("perfagent.launch.options")
+    return options is not None and options.current is not None and bool(options.current.watched)
