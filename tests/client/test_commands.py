@@ -42,6 +42,10 @@ def test_runs_are_listed(server: Listening, tmp_path: Path) -> None:
     assert [run["name"] for run in found["runs"]] == ["my run"]
     assert json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "other").stdout) == {"runs": []}
     assert perfagent(server, tmp_path, "runs", "--state", "sleeping").returncode == 1
+    for limit in ("0", "many", "-1"):
+        wrong = perfagent(server, tmp_path, "runs", "--limit", limit)
+        assert wrong.returncode == 2
+        assert "not a whole number above 0" in wrong.stderr
 
 
 @pytest.mark.parametrize("run", ["r1", "my run"])

@@ -72,7 +72,7 @@ def _held(machine: Machine) -> Finding | None:
 def _figures(window: Window) -> str:
     """The healthy verdict's sentence, with the figures that make it believable."""
     if not window.step:
-        return "Nothing holds this run back so far; no step is completed yet."
+        return "Nothing holds this run back so far; nothing that is judged (loss, step time, gradient norm ...) has come yet."
     parts = [f"{window.step:,} steps"]
     loss = window.value("loss")
     if loss is not None:

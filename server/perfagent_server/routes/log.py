@@ -70,7 +70,10 @@ async def log(request: Request, services: ServicesDep, identity: Identity = Depe
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json":
         raise ApiError(
-            415, "unsupported_media_type", f"Content-Type is {media_type[:80]!r}; application/json is needed", "content-type"
+            415,
+            "unsupported_media_type",
+            f"Content-Type is {media_type[:80]!r}; application/json is needed (curl: -H 'Content-Type: application/json')",
+            "content-type",
         )
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= 200:

@@ -145,6 +145,14 @@ def test_one_bad_row_in_a_list_refuses_the_list_and_names_the_row(tmp_path: Path
         assert client.post("/api/v1/log", json=[]).json()["stored"] == 0
 
 
+def test_the_verdict_of_a_run_without_a_loss_claims_nothing_about_its_steps(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        run = client.post("/api/v1/log", json={"run": "a", "step": 7, "metrics": {"accuracy": 0.5}}).json()["run"]
+        verdict = client.get(f"/api/v1/runs/{run}/verdict").json()
+        assert verdict["rule"] == "healthy"
+        assert "nothing that is judged" in verdict["message"]
+
+
 def test_each_rank_counts_its_own_steps_also_after_a_restart(tmp_path: Path) -> None:
     def log(client: TestClient, rank: int) -> int:
         step: int = client.post("/api/v1/log", json={"run": "a", "rank": rank, "metrics": {"x": 1}}).json()["step"]
