@@ -19,6 +19,7 @@ import time
 import tokenize  # noqa: F401 - linecache imports it when it reads a file, and nothing may be imported at exit
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -217,7 +218,7 @@ class Run:
         who = self._identity
         told = {
             "state": "starting",
-            "name": self.name,
+            "name": self.name or self._default_name(),
             "config": self.config,
             "tags": self.tags,
             "group": self.group,
@@ -241,6 +242,16 @@ class Run:
         state.current = self._progress
         instrument.when_torch_is_imported(_torch_came)
         self._sender.start()
+
+    def _default_name(self) -> str | None:
+        """`train-2yee`: the script and the head of the run's own id. A run that the user or a scheduler named keeps that name."""
+        run, told = self._identity.run, launched.current
+        drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
+        if self._identity.rank != 0 or run is None or not drawn or "-" in run:
+            return None
+        script = Path(sys.argv[0] if sys.argv else "")
+        stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
+        return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
 
     def take_up(
         self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str], *, name: str | None = None

@@ -372,9 +372,9 @@ def test_a21_no_thread_to_be_had_switches_the_agent_off(
 
 @pytest.mark.fault
 def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from perfagent.delivery import sender as module
+    from perfagent.delivery import courier as module
 
-    monkeypatch.setattr(module, "COURIER_STUCK_S", 1.0)
+    monkeypatch.setattr(module, "STUCK_S", 1.0)
     release = threading.Event()
     with IngestServer() as server:
         sender = make(tmp_path, server=server.url)
