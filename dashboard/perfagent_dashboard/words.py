@@ -103,7 +103,7 @@ ENGLISH: dict[str, str] = {
     "since": "Since {time}",
     "since_both": "Since step {step}, {time}",
     "on_ranks": "on rank {ranks}",
-    "gain": "Fixed, the run would be about {gain} % faster.",
+    "gain": "Fixed, a step would take about {gain} % less time.",
     "fix": "What to do",
     "evidence": "Evidence",
     "also": "Also",

@@ -29,7 +29,7 @@ STATES: tuple[State, ...] = get_args(State)
 @dataclass(slots=True, kw_only=True)
 class Finding:
     """What a rule says about a run. evidence: the numbers it is based on; fix: what to do, in words; gain_pct: how much
-    faster the run would be without it. message: one sentence with the figures in it; since: RFC 3339 UTC."""
+    less time a step would take without it. message: one sentence with the figures in it; since: RFC 3339 UTC."""
 
     rule: str
     severity: Severity
