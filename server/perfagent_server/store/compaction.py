@@ -85,10 +85,11 @@ class _Work:
     rows: list[Any] = field(default_factory=list)  # tail rows that it replaces
     ranks: list[tuple[str, int]] = field(default_factory=list)
     newest: dict[tuple[int, int], int] = field(default_factory=dict)  # (series, attempt) -> newest block before the job
-    blocks: list[dict[str, Any]] = field(default_factory=list)
-    axes: dict[int, dict[str, Any]] = field(default_factory=dict)  # key -> row
+    blocks: list[tuple[Any, ...]] = field(default_factory=list)  # as _put_block takes them
+    axes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # key -> row, as _put_axis takes it
     stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
-    cells: dict[tuple[int, int], dict[int, Cells]] = field(default_factory=dict)  # (series, attempt) -> block -> its cells
+    # (series, attempt) -> block -> its cells: as such, or as a row of a grid, since few blocks are rolled up at once
+    cells: dict[tuple[int, int], dict[int, Cells | tuple[Grid, int]]] = field(default_factory=dict)
     last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
 
 
@@ -129,6 +130,13 @@ def _newer_last(dialect: str) -> Any:
 
 
 _LAST_COLUMNS = ("attempt", "step", "time", "value")
+_newest_row = Prepared(select(func.max(tail.c.id)))
+# Summed up in Python: a GROUP BY goes through the index of all rows that wait, new or not.
+_fresh_rows = Prepared(
+    select(tail.c.run, tail.c.rank, tail.c.samples, tail.c.received).where(
+        tail.c.id > bindparam("after"), tail.c.id <= bindparam("limit")
+    )
+)
 _rows_of_rank = Prepared(
     select(*(tail.c[name] for name in _Row._fields))
     .where(tail.c.run == bindparam("run"), tail.c.rank == bindparam("rank"), tail.c.id <= bindparam("limit"))
@@ -213,20 +221,18 @@ class Compactor:
     def _look(self) -> int:
         """Counts the tail rows that have become eligible; answers the newest eligible id."""
         with self._database.read() as connection:
-            newest_id = connection.execute(select(func.max(tail.c.id))).scalar() or 0
+            newest_id = _newest_row.all(connection, {})[0][0] or 0
             limit = min(judged_until(connection), newest_id) if self._rules_enabled else newest_id
             if limit <= self._looked:
                 return limit
-            rows = connection.execute(
-                select(tail.c.run, tail.c.rank, func.count(), func.sum(tail.c.samples), func.min(tail.c.received))
-                .where(tail.c.id > self._looked, tail.c.id <= limit)
-                .group_by(tail.c.run, tail.c.rank)
-            ).all()
-        for run, rank, frames, samples, oldest in rows:
-            due = self._due.setdefault((run, rank), _Due())
-            due.frames += frames
+            rows = _fresh_rows.all(connection, {"after": self._looked, "limit": limit})
+        for run, rank, samples, received in rows:
+            due = self._due.get((run, rank))
+            if due is None:
+                due = self._due[run, rank] = _Due()
+            due.frames += 1
             due.samples += samples
-            due.oldest = min(due.oldest, oldest)
+            due.oldest = min(due.oldest, received)
         self._looked = limit
         return limit
 
@@ -303,11 +309,12 @@ class Compactor:
     def _place(self, connection: Connection, ids: list[int], attempt: int, samples: Samples, work: _Work) -> None:
         """Cuts the samples of `ids` into blocks and merges them with the blocks that exist."""
         samples = merged([samples])
+        newest = (attempt, int(samples.step[-1]), float(samples.time[-1]))
+        bits = samples.value[:, -1].astype("<f8").tobytes()
         for at, series_id in enumerate(ids):
-            bits = samples.value[at, -1:].astype("<f8").tobytes()
-            found = (attempt, int(samples.step[-1]), float(samples.time[-1]), bits)
-            if series_id not in work.last or found[:3] >= work.last[series_id][:3]:
-                work.last[series_id] = found
+            before = work.last.get(series_id)
+            if before is None or newest >= before[:3]:
+                work.last[series_id] = (*newest, bits[8 * at : 8 * at + 8])
         numbers = samples.step // BLOCK_STEPS
         starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
         ends = np.append(starts[1:], len(numbers))
@@ -402,7 +409,7 @@ def _encode(ids: Sequence[int], attempt: int, number: int, samples: Samples, wor
     cells = encode_cells(grid, grid.key)
     shared = encode_axis(samples.step, samples.time)
     key = axis_key(ids[0], attempt, number, shared)
-    work.axes[key] = {"key": key, "series": ids[0], "payload": shared}
+    work.axes[key] = (key, ids[0], shared)
     payloads = encode_values(samples.value)
     nonfinite = grid.nonfinite.sum(axis=1).tolist()
     low, high = grid.min.min(axis=1).tolist(), grid.max.max(axis=1).tolist()
@@ -412,31 +419,37 @@ def _encode(ids: Sequence[int], attempt: int, number: int, samples: Samples, wor
     rows = len(samples)
     first_step, last_step = int(samples.step[0]), int(samples.step[-1])
     first_time, last_time = float(samples.time.min()), float(samples.time.max())
-    origin = number * BLOCK_STEPS
     for at, series_id in enumerate(ids):
         empty = nonfinite[at] == rows
         work.blocks.append(
-            {
-                "series": series_id,
-                "attempt": attempt,
-                "block": number,
-                "samples": rows,
-                "first_step": first_step,
-                "last_step": last_step,
-                "nonfinite": nonfinite[at],
-                "min": None if empty else low[at],
-                "max": None if empty else high[at],
-                "sum": total[at],
-                "first_time": first_time,
-                "last_time": last_time,
-                "cells": cells[at],
-                "axis": key,
-                "payload": payloads[at],
-            }
+            (
+                series_id,
+                attempt,
+                number,
+                rows,
+                first_step,
+                last_step,
+                nonfinite[at],
+                None if empty else low[at],
+                None if empty else high[at],
+                total[at],
+                first_time,
+                last_time,
+                cells[at],
+                key,
+                payloads[at],
+            )
         )
-        work.cells.setdefault((series_id, attempt), {})[number] = Cells(
-            origin + grid.key * CELL_STEPS, grid.min[at], grid.max[at], grid.sum[at], grid.count, grid.nonfinite[at], grid.time
-        )
+        work.cells.setdefault((series_id, attempt), {})[number] = (grid, at)
+
+
+def _cells_of(held: Cells | tuple[Grid, int], number: int) -> Cells:
+    """The cells of block `number`."""
+    if isinstance(held, Cells):
+        return held
+    grid, at = held
+    step = number * BLOCK_STEPS + grid.key * CELL_STEPS
+    return Cells(step, grid.min[at], grid.max[at], grid.sum[at], grid.count, grid.nonfinite[at], grid.time)
 
 
 def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: Samples, work: _Work) -> None:
@@ -448,23 +461,23 @@ def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: S
     count, nonfinite = int(cells.count.sum()), int(cells.nonfinite.sum())
     empty = count == nonfinite
     work.blocks.append(
-        {
-            "series": series_id,
-            "attempt": attempt,
-            "block": number,
-            "samples": count,
-            "first_step": min(int(cells.step[0]), int(samples.step[0])),
-            "last_step": max(int(cells.step[-1]) + CELL_STEPS - 1, int(samples.step[-1])),
-            "nonfinite": nonfinite,
-            "min": None if empty else float(cells.min.min()),
-            "max": None if empty else float(cells.max.max()),
-            "sum": float(cells.sum.sum()),
-            "first_time": float(cells.time.min()),
-            "last_time": float(samples.time.max()),
-            "cells": _pack(cells, origin, CELL_STEPS),
-            "axis": None,
-            "payload": None,
-        }
+        (
+            series_id,
+            attempt,
+            number,
+            count,
+            min(int(cells.step[0]), int(samples.step[0])),
+            max(int(cells.step[-1]) + CELL_STEPS - 1, int(samples.step[-1])),
+            nonfinite,
+            None if empty else float(cells.min.min()),
+            None if empty else float(cells.max.max()),
+            float(cells.sum.sum()),
+            float(cells.time.min()),
+            float(samples.time.max()),
+            _pack(cells, origin, CELL_STEPS),
+            None,
+            None,
+        )
     )
     work.cells.setdefault((series_id, attempt), {})[number] = cells
 
@@ -498,11 +511,11 @@ def _rollup_rows(connection: Connection, work: _Work) -> list[dict[str, Any]]:
 
 
 def _roll(
-    connection: Connection, series_id: int, attempt: int, groups: Sequence[int], fresh: dict[int, Cells]
+    connection: Connection, series_id: int, attempt: int, groups: Sequence[int], fresh: dict[int, Cells | tuple[Grid, int]]
 ) -> list[dict[str, Any]]:
     """Both levels of the rows that hold these groups: the groups' cells are made anew, the rows' other cells stay."""
     numbers = [group * ROLL_BLOCKS + at for group in groups for at in range(ROLL_BLOCKS)]
-    blocks = dict(fresh)
+    blocks = {number: _cells_of(fresh[number], number) for number in numbers if number in fresh}
     for row in connection.execute(
         select(block.c.block, block.c.cells).where(
             block.c.series == series_id, block.c.attempt == attempt, block.c.block.in_(numbers)
@@ -545,14 +558,11 @@ def _store(connection: Connection, work: _Work, rollups: list[dict[str, Any]]) -
     """The job: short, because everything is worked out already."""
     if _drop_row.many(connection, [{"_id": row.id} for row in work.rows]) != len(work.rows):
         raise _GoneError
-    _put_axis.many(connection, work.axes.values())
-    _put_block.many(connection, work.blocks)
+    _put_axis.rows(connection, list(work.axes.values()))
+    _put_block.rows(connection, work.blocks)
     drop_unused_axes(connection, work.stale - work.axes.keys())
     _put_rollup.many(connection, rollups)
-    _put_last.many(
-        connection,
-        [{"series": series_id, **dict(zip(_LAST_COLUMNS, found, strict=True))} for series_id, found in work.last.items()],
-    )
+    _put_last.rows(connection, [(series_id, *found) for series_id, found in work.last.items()])
 
 
 def drop_unused_axes(connection: Connection, keys: Iterable[int]) -> None:

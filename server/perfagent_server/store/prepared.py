@@ -24,6 +24,7 @@ class Prepared:
     def __init__(self, statement: Any, columns: Sequence[str] | None = None) -> None:
         self._statement, self._columns = statement, columns
         self._compiled: dict[str, tuple[str, Callable[[Values], Any]]] = {}
+        self._as_given: dict[str, bool] = {}  # dialect -> whether the driver takes a row's values in the order of `columns`
 
     def _in(self, connection: Connection) -> tuple[str, Callable[[Values], Any]]:
         """The SQL, and what turns values into the driver's parameters."""
@@ -32,8 +33,10 @@ class Prepared:
         if found is None:
             statement = self._statement(name) if callable(self._statement) else self._statement
             compiled = statement.compile(dialect=connection.dialect, column_keys=self._columns)
+            columns = self._columns or ()
             # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0.
             own = {key: value for key, value in compiled.params.items() if value is not None}
+            self._as_given[name] = not own and compiled.positiontup is not None and list(compiled.positiontup) == list(columns)
             found = self._compiled[name] = (str(compiled), _binder(compiled.positiontup, own))
         return found
 
@@ -44,6 +47,20 @@ class Prepared:
         try:
             cursor.executemany(sql, [bind(row) for row in rows])
             return int(cursor.rowcount)
+        finally:
+            cursor.close()
+
+    def rows(self, connection: Connection, rows: Sequence[Sequence[Any]]) -> None:
+        """Runs an INSERT for each row, whose values are in the order of `columns`."""
+        sql, bind = self._in(connection)
+        columns = self._columns
+        assert columns is not None
+        cursor = connection.connection.cursor()
+        try:
+            if self._as_given.get(connection.dialect.name):
+                cursor.executemany(sql, rows)
+            else:
+                cursor.executemany(sql, [bind(dict(zip(columns, row, strict=True))) for row in rows])
         finally:
             cursor.close()
 
