@@ -245,7 +245,7 @@ class _Book:
             source["host"] = data["host"][:256]
         if (pid := _whole(data.get("pid"))) is not None:
             source["pid"] = pid
-        if state == "starting":
+        if state == "starting" or "config" in data:  # the agent says more when a later attach() or init() adds to the run
             self._describe(run, frame, data)
         if source["state"] in ENDED and not (state in FAILED and source["state"] == "finished"):
             self._changed(source)  # how it ended is known; only a failure after "finished" is news
@@ -268,21 +268,25 @@ class _Book:
         if frame.attempt != run["attempt"] or not (first or run["host"] is None):
             return
         name = data.get("name") or frame.name
-        if isinstance(name, str) and name:
+        if isinstance(name, str) and name and run["attempts"] <= 1:  # a later attempt keeps what the run is called by now
             run["name"] = name[:256]
         run["project"] = frame.project
-        run["world_size"] = max(_whole(data.get("world_size")) or 1, 1)
-        run["group_name"] = str(data["group"])[:256] if data.get("group") else None
-        run["host"] = str(data.get("host") or "")[:256]
+        if "world_size" in data:
+            run["world_size"] = max(_whole(data["world_size"]) or 1, 1)
+        if data.get("group"):
+            run["group_name"] = str(data["group"])[:256]
+        if data.get("host"):
+            run["host"] = str(data["host"])[:256]
         self.changed_runs[run["id"]] = None
-        tags = data.get("tags")
-        config = data.get("config")
+        before = self.connection.execute(select(runs.c.tags, runs.c.config, runs.c.meta).where(runs.c.id == run["id"])).one()
+        tags, config = data.get("tags"), data.get("config")
+        said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) else []
         meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
         described = {
             "_id": run["id"],
-            "tags": _json([str(tag)[:256] for tag in tags][:100] if isinstance(tags, (list, tuple)) else []),
-            "config": _json(config if isinstance(config, dict) else {}),
-            "meta": _json(meta),
+            "tags": _json(list(dict.fromkeys([*json.loads(before.tags), *said]))[:100]),
+            "config": _json(json.loads(before.config) | (config if isinstance(config, dict) else {})),
+            "meta": _json(json.loads(before.meta) | meta),
         }
         _describe_run.many(self.connection, [described])
 

@@ -132,3 +132,17 @@ def test_a_configuration_that_json_cannot_hold_becomes_text(shelf) -> None:
     assert json.loads(run_of(shelf)["config"])["big"] == 2**62
     shelf.append(frame(1, state("starting", config={"x": "y" * 400_000}), run="r2"))
     assert "dropped" in json.loads(run_of(shelf, "r2")["config"])
+
+
+def test_what_a_script_adds_later_is_added_and_a_new_attempt_keeps_the_name_of_the_run(shelf) -> None:
+    shelf.append(frame(1, state("starting", name="train", config={"lr": 0.1}, tags=["a"], world_size=2, host="h", python="3.11")))
+    shelf.append(frame(2, state("running", name="gpt", config={"layers": 4}, tags=["a", "b"]), steps(1)))
+    run = run_of(shelf)
+    assert (run["name"], run["world_size"], run["host"]) == ("gpt", 2, "h")
+    assert json.loads(run["config"]) == {"lr": 0.1, "layers": 4}
+    assert json.loads(run["tags"]) == ["a", "b"]
+    assert json.loads(run["meta"]) == {"python": "3.11"}
+    shelf.append(frame(1, state("starting", name="train", config={"lr": 0.2}), source="again", attempt=2))
+    run = run_of(shelf)
+    assert (run["name"], run["attempts"]) == ("gpt", 2)
+    assert json.loads(run["config"]) == {"lr": 0.2, "layers": 4}
