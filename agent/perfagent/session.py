@@ -293,7 +293,7 @@ class Run:
         p = self._progress
         if p.early and p.early[0].waits_too_long():
             p.settle_early(None)
-        share = self._governor.report(p.own_ns, p.pass_ns, self._sender.cpu_s)
+        share = self._governor.report(p.hooks_ns + p.pass_ns, p.pass_ns, self._sender.cpu_s)
         if share is None:
             return
         names: tuple[str, ...] = ("agent/overhead_pct",)

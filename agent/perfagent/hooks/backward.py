@@ -15,7 +15,7 @@ from typing import Any
 
 from perfagent.device import DeviceClock, take
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, Root
-from perfagent.hooks.guard import guarded
+from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 
 __all__ = ["watch_backward", "watch_scale"]
@@ -23,14 +23,31 @@ __all__ = ["watch_backward", "watch_scale"]
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.autograd.backward, watched."""
+    plain_tensor = sys.modules["torch"].Tensor
+    as_root = tuple.__new__
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
         if p is None or p.backward_depth or p.thread != get_ident():
             return original(tensors, *args, **kwargs)
+        began = now()
         p.backward_depth = 1
-        _begin(p, tensors)
+        if _NAME not in failures:
+            try:
+                if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:
+                    # the step's first and probably only backward pass, of one number: what `_begin` would do, in one call
+                    p.plain = False
+                    p.opened = True
+                    p.trace.append((BACKWARD, began, None))
+                    value = tensors.item()
+                    p.roots.append(as_root(Root, (value, False)))
+                    if value - value != 0.0:
+                        p.measure_at = p.completed
+                else:
+                    _begin(p, tensors, began)
+            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+                failed(_NAME, error)
         try:
             return original(tensors, *args, **kwargs)
         finally:
@@ -40,9 +57,12 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     return backward
 
 
-@guarded
-def _begin(p: Progress, tensors: Any) -> None:
-    began = now()
+_NAME = f"{__name__}.backward"
+
+
+@untraced
+def _begin(p: Progress, tensors: Any, began: int) -> None:
+    p.plain = False
     single = hasattr(tensors, "requires_grad")
     if p.clock is None and single and tensors.is_cuda:
         p.clock = DeviceClock()
@@ -118,7 +138,7 @@ def _remember(p: Progress, outputs: Any, scaled: Any) -> None:
         return
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
-    p.scaling = True
+    p.scaling, p.plain = True, False
     value = take(outputs)
     if value is not None:
         if len(p.scaled) > 64:  # scaled and never used for a backward pass

@@ -13,11 +13,11 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from perfagent.hooks.account import DATA
-from perfagent.hooks.guard import guarded
+from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.signals.throughput import reader
+from perfagent.signals.throughput import Measure, reader
 
-__all__ = ["timed", "watch_iter", "watch_next"]
+__all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
 
 Item = TypeVar("Item")
 
@@ -33,7 +33,9 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         began = now()
         was_open = p.opened
         p.data_depth = 1
-        _open(p)
+        p.opened = True  # what is logged from now on belongs to the next step
+        if not p.seen_backward:
+            _fetch_before_training(p)
         try:
             batch = original(self)
         except BaseException:
@@ -42,7 +44,15 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             p.data_depth = 0
-        _got(p, id(self), batch, began)
+        loader = id(self)
+        if loader not in p.readers or _GOT in failures or len(p.trace) > _MOST_ENTRIES:
+            _got(p, loader, batch, began)
+            return batch
+        try:
+            size = p.readers[loader](batch)
+            p.trace.append((DATA, began, now(), loader, size))  # our share is in the wait, as in a timer round the loader
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(_GOT, error)
         return batch
 
     return __next__
@@ -67,28 +77,32 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
     return __iter__
 
 
-def _open(p: Progress) -> None:
-    """A fetch starts: what is logged from now on belongs to the next step."""
-    p.opened = True
-    if not p.seen_backward:
-        p.fetched = True
-        if p.early:  # a whole round without a backward pass: this process does not train, at least not yet
-            p.settle_early(None)
+def _fetch_before_training(p: Progress) -> None:
+    p.fetched = True
+    if p.early:  # a whole round without a backward pass: this process does not train, at least not yet
+        p.settle_early(None)
 
 
 @guarded
 def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
-    measure = p.readers.get(loader)
-    if measure is None:
-        if len(p.readers) > 64:
-            p.readers.clear()
-        measure = p.readers[loader] = reader(batch)
+    measure = p.readers.get(loader) or measure_of(p, loader, batch)
     size = measure(batch)
     p.trace.append((DATA, began, now(), loader, size))  # our own share is in the wait, as it is in a timer round the loader
     if len(p.trace) > _MOST_ENTRIES:
         del p.trace[: _MOST_ENTRIES // 2]
 
 
+@untraced
+def measure_of(p: Progress, loader: int, batch: Any) -> Measure:
+    """What tells the size of this loader's batches from now on."""
+    if len(p.readers) > 64:
+        p.readers.clear()
+    measure = p.readers[loader] = untraced(reader(batch))
+    keep_out_of_frames()
+    return measure
+
+
+_GOT = f"{__name__}._got"
 _MOST_ENTRIES = 100_000
 """A process that loads or evaluates and never steps an optimizer must not grow."""
 
@@ -104,7 +118,9 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
         was_open = p.opened
         p.data_depth = 1  # a DataLoader below is not counted a second time
         began = now()
-        _open(p)
+        p.opened = True
+        if not p.seen_backward:
+            _fetch_before_training(p)
         try:
             item = next(iterator)
         except StopIteration:

@@ -1,7 +1,8 @@
 """Forward time: from the root model's first call to the start of backward, and batch shapes for loops without a DataLoader.
 
-The hooks go on the root only, and only after the first step (a hook that is there when torch.compile traces a module becomes
-part of its graph); on the wrapper when the model is compiled, or round the compiled call of `module.compile()`.
+Only the root is watched, and only after the first step; the wrapper when the model is compiled. Not by forward hooks: they cost
+the module its fast path (2 µs a call), would be copied and pickled along with it (a closure cannot be), and become part of the
+graph where torch.compile traces them.
 
 Where the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
 the model's call and backward does not have that time in `forward`. A call counts only when a backward pass follows;
@@ -11,6 +12,7 @@ calls without gradients, and calls in evaluation mode of a model that is trained
 from __future__ import annotations
 
 import gc
+import logging
 import sys
 import weakref
 from collections.abc import Callable
@@ -18,106 +20,124 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.hooks.account import DATA, FORWARD, RETURNED
-from perfagent.hooks.guard import guarded
+from perfagent.hooks.data import measure_of
+from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.progress import now, state
-from perfagent.signals.throughput import reader
 
 __all__ = ["watch_forward"]
 
+logger = logging.getLogger("perfagent")
+
 _ENOUGH = 3
-"""So many training calls whose output held no loss, and the hook that looks at outputs is taken off again."""
+"""So many training calls whose output held no loss, and outputs are no longer looked at."""
 
 
 def watch_forward(model: Any) -> Callable[[], None]:
-    """Puts the hooks on a root model; the answer takes them off again."""
-    root = _compiled_wrapper(model)
-    grad_enabled = sys.modules["torch"].is_grad_enabled
-    compiled_call = root.__dict__.get("_compiled_call_impl")
-    if compiled_call is not None:  # module.compile(): hooks would be traced into the graph
-        return _around(weakref.ref(root), compiled_call, grad_enabled)
-    without_loss = 0
-
-    @guarded
-    def before(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        _called(module, args, kwargs, grad_enabled())
-
-    @guarded
-    def after(module: Any, args: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001 - the signature torch calls
-        nonlocal without_loss
-        if _returned(output, grad_enabled()):
-            without_loss = 0
-        elif module.training and grad_enabled():
-            without_loss += 1
-            if without_loss >= _ENOUGH:
-                handle_after.remove()
-
-    handle_before = root.register_forward_pre_hook(before, with_kwargs=True)
-    handle_after = root.register_forward_hook(after)
+    """Watches the calls of a root model; the answer ends it."""
+    root = _outermost(model)
+    if not hasattr(root, _CALL):
+        logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", _CALL)
+        return lambda: None
+    replaced = root.__dict__.get(_CALL)
+    watched = _Watched(root, replaced)
+    root.__dict__[_CALL] = watched  # not by setattr: torch.compile's wrapper would hand it on to the model inside
+    kept = weakref.ref(root)
 
     def remove() -> None:
-        handle_before.remove()
-        handle_after.remove()
+        module = kept()
+        if module is None or module.__dict__.get(_CALL) is not watched:
+            return
+        if replaced is None:
+            del module.__dict__[_CALL]
+        else:
+            module.__dict__[_CALL] = replaced
 
     return remove
 
 
-def _around(root: Any, call: Callable[..., Any], grad_enabled: Callable[[], bool]) -> Callable[[], None]:
-    called, returned = guarded(_called), guarded(_returned)
+_CALL = "_compiled_call_impl"
 
-    def compiled_call(*args: Any, **kwargs: Any) -> Any:
-        grad = grad_enabled()
-        called(root(), args, kwargs, grad)
+
+class _Watched:
+    """Stands where `module.compile()` puts the compiled call: the module calls it instead of its own `_call_impl`.
+
+    replaced: what was there before. The module is held weakly: deleting it must free its memory at once. A copy of the module
+    has None here: modules leave this attribute out of copies and pickles, and the wrappers that do not get `__reduce__`.
+    """
+
+    __slots__ = ("_grad_enabled", "_looks", "_replaced", "_root")
+
+    def __init__(self, root: Any, replaced: Callable[..., Any] | None) -> None:
+        self._root, self._replaced = weakref.ref(root), replaced
+        self._grad_enabled = sys.modules["torch"].is_grad_enabled
+        self._looks = _ENOUGH
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = self._replaced or self._root()._call_impl  # type: ignore[union-attr]  # called by the module: it lives
+        p = state.current
+        if (
+            p is None or p.backward_depth or p.phase_depth or not self._grad_enabled() or p.thread != get_ident()
+            or _NAME in failures
+        ):  # fmt: skip
+            return call(*args, **kwargs)
+        try:
+            began = now()
+            p.opened = True
+            trace = p.trace
+            size = None
+            if not trace or trace[0][0] != DATA:  # no loader: the batch is what the model is called with
+                batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
+                measure = p.readers.get(0)
+                if measure is None:
+                    measure = measure_of(p, 0, batch)
+                size = measure(batch)
+            training = self._root().training  # type: ignore[union-attr]
+            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), training, size))
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(_NAME, error)
+        if not self._looks:
+            return call(*args, **kwargs)
         output = call(*args, **kwargs)
-        returned(output, grad)
+        try:
+            holds_loss = _holds_loss(output)
+            p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))
+            if holds_loss:
+                self._looks = _ENOUGH
+            elif self._root().training:  # type: ignore[union-attr]
+                self._looks -= 1
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(_NAME, error)
         return output
 
-    def remove() -> None:
-        module = root()
-        if module is not None:
-            module._compiled_call_impl = call
 
-    root()._compiled_call_impl = compiled_call
-    return remove
+_NAME = f"{__name__}.watch_forward"
+not_traced(_Watched.__call__)
 
 
-def _compiled_wrapper(model: Any) -> Any:
-    """The torch.compile wrapper of a model, or the model itself. Looks only if something was compiled in this process."""
-    wrapper = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
-    if wrapper is None or isinstance(model, wrapper):
+def _outermost(model: Any) -> Any:
+    """What the training loop calls: the torch.compile wrapper of a model, its DataParallel wrapper, or the model itself.
+
+    DataParallel copies the `__dict__` of what it wraps to other devices: nothing of ours may be in it. Looks only if something
+    was compiled in this process, or if there are several devices.
+    """
+    torch = sys.modules["torch"]
+    compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
+    parallel = torch.nn.DataParallel if torch.cuda.is_initialized() and torch.cuda.device_count() > 1 else None
+    wrappers = {compiled: "_orig_mod", parallel: "module"}
+    wrappers.pop(None, None)
+    if not wrappers or type(model) in wrappers:
         return model
     for candidate in gc.get_objects():
-        if type(candidate) is wrapper and candidate.__dict__.get("_modules", {}).get("_orig_mod") is model:
+        name = wrappers.get(type(candidate))
+        if name is not None and candidate.__dict__.get("_modules", {}).get(name) is model:
             return candidate
     return model
 
 
-def _called(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any], grad: bool) -> None:
-    p = state.current
-    if p is None or not grad or p.backward_depth or p.phase_depth or p.thread != get_ident():
-        return
-    began = now()
-    p.opened = True
-    size = None
-    trace = p.trace
-    if not trace or trace[0][0] != DATA:  # no loader: the batch is what the model is called with
-        batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
-        measure = p.readers.get(0)
-        if measure is None:
-            measure = p.readers[0] = reader(batch)
-        size = measure(batch)
-    trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), module.training, size))
-
-
-def _returned(output: Any, grad: bool) -> bool:
-    """Notes the end of a call; True where the output holds a loss."""
-    p = state.current
-    if p is None or not grad or p.backward_depth or p.phase_depth or p.thread != get_ident():
-        return False
-    holds_loss = _holds_loss(output)
-    p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))
-    return holds_loss
-
-
+@untraced
 def _holds_loss(output: Any) -> bool:
     """Whether the loss is already in what the model returned: a scalar that gradients can start from."""
     tensor = sys.modules["torch"].Tensor

@@ -1,4 +1,4 @@
-"""The boundary between the agent and the training process: here, and nowhere else, the agent swallows an exception.
+"""The boundary between the agent and the training process: what a hook raises ends here.
 
 A hook that raises is counted, reported once and turned off; training goes on. `failures` shows in `perfagent doctor` and in
 the sender's counters.
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["failures", "guarded", "keep_out_of_frames", "not_traced", "reset"]
+__all__ = ["failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "reset", "untraced"]
 
 logger = logging.getLogger("perfagent")
 failures: dict[str, int] = {}
@@ -22,8 +22,14 @@ _codes: dict[CodeType, bool] = {}
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
+def failed(name: str, error: Exception) -> None:
+    """Counts what went wrong in a hook and tells it; the hook is off from here on."""
+    failures[name] = failures.get(name, 0) + 1
+    logger.warning("perfagent: %s failed and is turned off, training goes on: %s: %s", name, type(error).__name__, error)
+
+
 def guarded(hook: Hook) -> Hook:
-    """The only place where the agent swallows an exception: it counts it, logs it once, and turns that hook off."""
+    """A hook that swallows its exceptions. Those that run in every step do so themselves and call `failed`: a call less."""
     name = f"{hook.__module__}.{hook.__qualname__}"
 
     @functools.wraps(hook)
@@ -33,8 +39,7 @@ def guarded(hook: Hook) -> Hook:
         try:
             return hook(*args)
         except Exception as error:  # noqa: BLE001 - see above: whatever it is, it must not reach the training loop
-            failures[name] = failures.get(name, 0) + 1
-            logger.warning("perfagent: %s failed and is turned off, training goes on: %s: %s", name, type(error).__name__, error)
+            failed(name, error)
             return None
 
     return not_traced(call, nor_what_it_calls=True)  # type: ignore[return-value]
@@ -50,6 +55,11 @@ def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:
     function._torchdynamo_disable_msg = "a hook of perfagent"  # type: ignore[attr-defined]
     _codes[function.__code__] = nor_what_it_calls
     return function
+
+
+def untraced(function: Hook) -> Hook:
+    """Marks a function that a patch calls, and all below it."""
+    return not_traced(function, nor_what_it_calls=True)
 
 
 def keep_out_of_frames() -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.account import Account, Entry, Root
+from perfagent.hooks.account import OPTIMIZER_END, Account, Entry, Root
 from perfagent.hooks.row import EarlyLog, StepRow
 
 __all__ = ["Progress", "now", "state"]
@@ -28,28 +28,33 @@ now = time.perf_counter_ns
 _EARLY_LOGS = 1000
 
 
-class Progress:
+class _EveryStep:
+    """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
+
+    __slots__ = (
+        "backward_depth", "clock", "completed", "data_depth", "entered", "measure_at", "opened", "phase_depth", "plain",
+        "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
+    )  # fmt: skip
+
+
+class Progress(_EveryStep):
     """The step in progress.
 
     rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened: a
     fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other threads
-    (prefetching, evaluation servers) do nothing.
+    (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop whose last step
+    had only one, in full precision and on the CPU.
     """
 
     __slots__ = (
         "account",
         "accumulates",
-        "backward_depth",
         "blocked",
         "clip_count",
         "clip_norm",
-        "clock",
-        "completed",
-        "data_depth",
         "early",
         "early_step",
         "ended",
-        "entered",
         "fetched",
         "found",
         "governor",
@@ -57,41 +62,29 @@ class Progress:
         "grad_count",
         "grad_scale",
         "gradients",
+        "hooks_ns",
         "inside_roots",
         "last",
         "loss_by_user",
-        "measure_at",
         "model_size",
         "on_first_step",
-        "opened",
-        "own_ns",
         "pass_ns",
-        "phase_depth",
         "previous_roots",
         "primary",
-        "primary_id",
-        "readers",
-        "roots",
-        "rows",
         "scaled",
-        "scaler_depth",
         "scaler_scale",
         "scaling",
         "seen_backward",
         "skipped",
-        "step_end",
         "steppers",
-        "thread",
-        "trace",
         "unscaled",
         "user_loss",
     )
 
     def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
-        # what a hook touches in every step comes first
         self.thread = get_ident()
         self.trace: list[Entry] = []
-        self.opened = False
+        self.opened = self.plain = False
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
@@ -107,7 +100,8 @@ class Progress:
         self.governor = governor
         self.step_end = 0
         self.last: StepRow | None = None
-        self.own_ns = self.pass_ns = 0
+        self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
+        self.hooks_ns = 0  # and all else, counted by the sender's
         # loss
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
         self.loss_by_user = False
@@ -137,26 +131,35 @@ class Progress:
         self.readers: dict[int, Any] = {}
         self.ended = False
 
-    def complete(self, ended: int, lr: Value | None, skipped: Any) -> None:
-        """One step of the optimizer that counts is over: one append, and the next step begins."""
+    def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
+        """One step of the optimizer that counts is over: one append, and the next step begins.
+
+        The end is taken last, so that the step and its optimizer phase hold what we did in them, as a timer round the call does.
+        """
         if self.early:
             self.settle_early(self.completed + 1)
         self.completed += 1
-        self.last = row = StepRow(self, ended, lr, skipped)
-        self.rows.append(row)
-        self.step_end = ended
-        self.accumulates = len(self.roots) > 1
+        self.last = row = StepRow(self, lr, skipped)
+        trace = self.trace
+        self.accumulates = several = len(self.roots) > 1
         self.trace, self.roots = [], []
-        self.opened = self.inside_roots = False
+        self.opened = False
+        usual = not (several or self.scaling or self.inside_roots or self.previous_roots)
+        self.plain = usual and self.clock is None
+        if self.clip_norm or not usual:
+            self._clear()
         self.user_loss = self.gradients = None
-        if self.clip_norm:
-            self.clip_norm, self.clip_count = [], 0
-        if self.scaling:
-            self.scaling = self.unscaled = False
-            self.scaler_scale = self.grad_scale = None
-            self.scaled.clear()
-        if self.previous_roots:
-            self.previous_roots = []
+        row.ended = self.step_end = ended = now()
+        trace.append((OPTIMIZER_END, ended, event))
+        self.rows.append(row)
+
+    def _clear(self) -> None:
+        """What only some steps leave behind."""
+        self.inside_roots = self.scaling = self.unscaled = False
+        self.clip_norm, self.clip_count = [], 0
+        self.scaler_scale = self.grad_scale = None
+        self.scaled.clear()
+        self.previous_roots = []
 
     def in_progress(self) -> int:
         """The step that log() takes: n until the step after n starts."""

@@ -23,44 +23,93 @@ _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
 the spool, so that a kill loses no more than it would anyway."""
 _EARLY_S = 5.0
+_ENTRY_NS, _STEP_NS = 1000, 5000
+"""What noting one stamp, and completing a step, costs the training thread in a real step, with cold caches (a fifth of it in a
+loop of its own): benchmarks/overhead/timing.py measures the sum."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
 
 
+class _Rare:
+    """What not every step has: measured or clipped gradients, mixed precision."""
+
+    __slots__ = ("_clip", "_grad_scale", "_gradients", "_scale", "_skipped", "_skipped_before")
+
+    def __init__(
+        self, gradients: Any, clip: list[Value], grad_scale: Value | None, scale: Value | None, skipped: Any, skipped_before: int
+    ) -> None:
+        self._gradients, self._clip, self._grad_scale = gradients, clip, grad_scale
+        self._scale, self._skipped, self._skipped_before = scale, skipped, skipped_before
+
+    def ready(self) -> bool:
+        if not all(map(ready, (self._scale, self._skipped, self._grad_scale, *self._clip))):
+            return False
+        return self._gradients is None or bool(self._gradients.ready())
+
+    def add(self, values: dict[str, float], p: Progress) -> None:
+        scale = value_of(self._scale) if self._scale is not None else None
+        on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
+        skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
+        if skipped and on_device:
+            p.skipped += 1  # only here is it known
+        if scale is not None:
+            values["amp/scale"] = scale
+            values["amp/skipped"] = float(p.skipped if on_device else self._skipped_before)
+        norm: float | None = None
+        nonfinite: int | None = None
+        if self._gradients is not None:
+            norm, nonfinite = self._gradients.result()
+            if self._grad_scale is not None:
+                norm /= value_of(self._grad_scale)
+            if self._gradients.sharded:  # other ranks hold the rest: a part that can be added up, not a norm
+                if not skipped:
+                    values["grad/local_square_sum"] = norm * norm
+                norm = None
+        clip = [value_of(part) for part in self._clip]
+        if clip:
+            norm = clip[0] if len(clip) == 1 else math.sqrt(math.fsum(part * part for part in clip))
+            if nonfinite is None and math.isfinite(norm):
+                nonfinite = 0
+        if skipped:  # gradients of a skipped step are infinite by design; `amp/skipped` says so
+            return
+        if norm is not None:
+            values["grad/norm"] = norm
+        if nonfinite is not None:
+            values["grad/nonfinite"] = float(nonfinite)
+
 class StepRow:
     """One completed step."""
 
-    __slots__ = (
-        "_clip", "_ended", "_grad_scale", "_gradients", "_lr", "_progress", "_roots", "_scale", "_skipped", "_skipped_before",
-        "_step_ns", "step", "trace", "user_loss",
-    )  # fmt: skip
+    __slots__ = ("_lr", "_progress", "_rare", "_roots", "_step_began", "ended", "step", "trace", "user_loss")
 
-    def __init__(self, p: Progress, ended: int, lr: Value | None, skipped: Any) -> None:
+    def __init__(self, p: Progress, lr: Value | None, skipped: Any) -> None:
         self._progress = p
         self.step = p.completed
         self.trace = p.trace
-        self._ended = ended
-        self._step_ns = ended - p.step_end if p.step_end else 0
+        self._step_began = p.step_end
+        self.ended = 0
         self._roots = p.roots or p.previous_roots
         self._lr = lr
-        self._gradients, self._clip, self._grad_scale = p.gradients, p.clip_norm, p.grad_scale
-        self._scale, self._skipped, self._skipped_before = p.scaler_scale, skipped, p.skipped
         self.user_loss = p.user_loss
+        self._rare: _Rare | None = None
+        if p.gradients is not None or p.clip_norm or p.scaling or skipped is not None:
+            self._rare = _Rare(p.gradients, p.clip_norm, p.grad_scale, p.scaler_scale, skipped, p.skipped)
 
     def ready(self) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
         p = self._progress
         if not p.ended and not self._bad():
-            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self._ended < _SETTLE_S * 1e9:
+            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self.ended < _SETTLE_S * 1e9:
                 return False
             if self._undecided() and p.completed < self.step + 2:
                 return False
-        if not all(map(ready, (self._lr, self._scale, self._skipped, self._grad_scale))):
+        if isinstance(self._lr, Reading) and not self._lr.ready():
             return False
-        if not all(ready(root.value) for root in self._roots) or not all(map(ready, self._clip)):
-            return False
-        if self._gradients is not None and not self._gradients.ready():
+        for root in self._roots:
+            if isinstance(root.value, Reading) and not root.value.ready():
+                return False
+        if self._rare is not None and not self._rare.ready():
             return False
         if p.clock is not None:
             events = [entry[2] for entry in self.trace if entry[0] not in (DATA, PHASE) and entry[2] is not None]
@@ -89,8 +138,9 @@ class StepRow:
             values["loss"] = loss
         if self._lr is not None:
             values["lr"] = value_of(self._lr)
-        seconds = self._step_ns / 1e9
-        if self._step_ns:
+        p.hooks_ns += _STEP_NS + _ENTRY_NS * len(self.trace)
+        seconds = (self.ended - self._step_began) / 1e9 if self._step_began else 0.0
+        if seconds:
             values["step_time_s"] = seconds
             if parts.samples:
                 values["samples_per_s"] = parts.samples / seconds
@@ -98,9 +148,10 @@ class StepRow:
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
         self._add_phases(values, parts, seconds)
-        self._add_gradients(values)
-        monotonic = self._ended / 1e9
-        wall = time.time() - (time.perf_counter_ns() - self._ended) / 1e9
+        if self._rare is not None:
+            self._rare.add(values, p)
+        monotonic = self.ended / 1e9
+        wall = time.time() - (time.perf_counter_ns() - self.ended) / 1e9
         return self.step, wall, monotonic, _interned(tuple(values)), list(values.values())
 
     def _seen_loss(self, parts: Breakdown) -> float | None:
@@ -150,37 +201,6 @@ class StepRow:
         values.update(times)
         if seconds and "phase/forward_s" in times:
             values["phase/other_s"] = max(0.0, seconds - sum(times.values()))
-
-    def _add_gradients(self, values: dict[str, float]) -> None:
-        scale = value_of(self._scale) if self._scale is not None else None
-        on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
-        skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
-        if skipped and on_device:
-            self._progress.skipped += 1  # only here is it known
-        if scale is not None:
-            values["amp/scale"] = scale
-            values["amp/skipped"] = float(self._progress.skipped if on_device else self._skipped_before)
-        norm: float | None = None
-        nonfinite: int | None = None
-        if self._gradients is not None:
-            norm, nonfinite = self._gradients.result()
-            if self._grad_scale is not None:
-                norm /= value_of(self._grad_scale)
-            if self._gradients.sharded:  # other ranks hold the rest: a part that can be added up, not a norm
-                if not skipped:
-                    values["grad/local_square_sum"] = norm * norm
-                norm = None
-        clip = [value_of(part) for part in self._clip]
-        if clip:
-            norm = clip[0] if len(clip) == 1 else math.sqrt(math.fsum(part * part for part in clip))
-            if nonfinite is None and math.isfinite(norm):
-                nonfinite = 0
-        if skipped:  # gradients of a skipped step are infinite by design; `amp/skipped` says so
-            return
-        if norm is not None:
-            values["grad/norm"] = norm
-        if nonfinite is not None:
-            values["grad/nonfinite"] = float(nonfinite)
 
 
 class LoggedLater:

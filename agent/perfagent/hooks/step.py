@@ -15,7 +15,7 @@ from typing import Any
 
 from perfagent.device import take
 from perfagent.hooks.account import OPTIMIZER, OPTIMIZER_END
-from perfagent.hooks.guard import guarded
+from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.signals.gradients import gradients_of, norms
@@ -24,16 +24,28 @@ __all__ = ["after_step", "before_step", "make_primary", "watch_norm", "watch_sca
 
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
-_ENTRY_NS = 1000
-"""What noting one stamp costs in a real step, with cold caches (0.2 to 0.5 µs in a loop of its own)."""
 
 
-@guarded
+@untraced
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - the signature torch calls
     """Global pre-hook of every optimizer."""
     p = state.current
-    if p is None:
+    if p is None or _BEFORE in failures:
         return
+    try:
+        if p.primary_id != id(optimizer) or p.entered or p.scaler_depth or p.clock is not None or p.thread != get_ident():
+            _before(p, optimizer)
+        else:
+            p.entered = p.primary_id
+            p.plain = False
+            p.trace.append((OPTIMIZER, now(), None))
+            if p.completed >= p.measure_at:
+                _look(p, optimizer)
+    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+        failed(_BEFORE, error)
+
+
+def _before(p: Progress, optimizer: Any) -> None:
     if p.thread != get_ident():
         if p.completed or p.primary is not None:
             return
@@ -44,54 +56,65 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         if p.blocked < _PATIENCE:
             return  # ... unless that one raised in its step and will never be heard of again
     p.entered = me
+    p.plain = False
     if p.primary is None:
         _choose(p, optimizer)
     if not p.scaler_depth:
         p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
-    if p.primary_id == me and p.roots and p.gradients is None:
-        if p.clip_norm and _covers_all(p, optimizer):
-            return
-        if p.completed >= p.measure_at:
-            p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
-            _measure(p, gradients_of(optimizer))
+    if p.primary_id == me and (p.clip_norm or p.completed >= p.measure_at):
+        _look(p, optimizer)
 
 
-@guarded
+def _look(p: Progress, optimizer: Any) -> None:
+    """Measures the gradients, unless clipping has just done that."""
+    if not p.roots or p.gradients is not None or (p.clip_norm and _covers_all(p, optimizer)):
+        return
+    if p.completed >= p.measure_at:
+        p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
+        _measure(p, gradients_of(optimizer))
+
+
+@untraced
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
     """Global post-hook of every optimizer."""
     p = state.current
-    if p is None or p.entered != id(optimizer) or p.thread != get_ident():
+    if p is None or p.entered != id(optimizer) or _AFTER in failures or p.thread != get_ident():
         return
     p.entered = p.blocked = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step ends the step: it did not skip
         return
-    ended = now()
-    p.trace.append((OPTIMIZER_END, ended, None if p.clock is None else p.clock.mark()))
-    _finish(p, optimizer, ended, None)
+    try:
+        _finish(p, optimizer, None, None if p.clock is None else p.clock.mark())
+    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+        failed(_AFTER, error)
 
 
-def _finish(p: Progress, optimizer: Any, ended: int, skipped: Any) -> None:
+_BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
+
+
+def _finish(p: Progress, optimizer: Any, skipped: Any, event: Any) -> None:
+    """event: of the device clock, at the end of the optimizer's step."""
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
         p.previous_roots, p.roots = p.roots or p.previous_roots, []
+        p.trace.append((OPTIMIZER_END, now(), event))
         return
     if p.inside_roots and p.gradients is None and not p.clip_norm and p.completed >= p.measure_at:
         _measure(p, gradients_of(optimizer))  # through a closure the gradients exist only now
     if skipped is True:
         p.skipped += 1
-    lr = optimizer.param_groups[0].get("lr") if optimizer.param_groups else None
+    groups = optimizer.param_groups
+    lr = groups[0].get("lr") if groups else None
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
-        spent = ended - (p.step_end or p.trace[0][1])
+        spent = now() - (p.step_end or p.trace[0][1])
         p.measure_at = p.completed + p.governor.period(p.grad_cost_ns, spent)
     first = p.last is None
-    entries = len(p.trace)
-    p.complete(ended, lr, skipped)
+    p.complete(lr, skipped, event)
     if first and p.on_first_step is not None:
         p.on_first_step(optimizer)
         p.step_end = now()  # what finding the model took is ours, not the second step's
-    p.own_ns += now() - ended + _ENTRY_NS * entries
 
 
 def take_if_any(tensor: Any) -> Any:
@@ -147,7 +170,6 @@ def _measure(p: Progress, gradients: list[Any]) -> None:
     started = now()
     p.gradients = norms(gradients)
     cost = now() - started
-    p.own_ns += cost
     p.pass_ns += cost
     p.grad_cost_ns = min(cost, 2 * p.grad_cost_ns) if p.grad_cost_ns else cost  # one preempted pass is not the rule
 
@@ -189,13 +211,12 @@ def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
 
 @guarded
 def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
-    ended = now()
-    p.trace.append((OPTIMIZER_END, ended, None if p.clock is None else p.clock.mark()))
+    event = None if p.clock is None else p.clock.mark()
     skipped: Any = not stepped
     found = getattr(optimizer, "found_inf", None)
     if stepped and found is not None:  # a fused optimizer decides on the device
         skipped = take(found)
-    _finish(p, optimizer, ended, skipped)
+    _finish(p, optimizer, skipped, event)
 
 
 def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:

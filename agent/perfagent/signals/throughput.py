@@ -91,6 +91,8 @@ def reader(batch: Any) -> Measure:
     It falls back to `size_of` whenever the batch no longer has that tensor.
     """
     samples, tokens, embedded = size_of(batch)
+    if _tensor(batch) and samples is not None:
+        return _of_tensor(batch)
     key: Any = None
     if samples is not None:
         if isinstance(batch, Mapping):
@@ -108,6 +110,22 @@ def reader(batch: Any) -> Measure:
         shape = later[key].shape
         rows = shape[0]
         return rows, rows * shape[1] if counts_tokens else None, embedded
+
+    return measure
+
+
+def _of_tensor(batch: Any) -> Measure:
+    """For a loop whose batch is one tensor: looks at it again only when its shape or type changes."""
+    kind, dtype, shape, size = type(batch), batch.dtype, batch.shape, size_of(batch)
+
+    def measure(later: Any) -> Size:
+        nonlocal kind, dtype, shape, size
+        if type(later) is not kind or later.shape != shape or later.dtype is not dtype:
+            size = size_of(later)
+            if not _tensor(later):
+                return size
+            kind, dtype, shape = type(later), later.dtype, later.shape
+        return size
 
     return measure
 
