@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import time
+import weakref
 
 import pytest
 import torch
@@ -255,3 +258,24 @@ def test_the_model_is_found_from_the_optimizer(record):
     for _ in range(3):
         step(model, optimizer, torch.ones(2, 8))
     assert len(recorded.of("phase/forward_s")) == 2
+
+
+def test_a_watched_model_can_be_copied_and_pickled_without_us(record):
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = record(model)
+    for _ in range(3):
+        model(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    for other in (copy.deepcopy(model), torch.load(file, weights_only=False)):
+        assert "_compiled_call_impl" not in other.__dict__ or other.__dict__["_compiled_call_impl"] is None
+        assert torch.equal(other(torch.ones(1, 2)), model(torch.ones(1, 2)))
+    before = model.weight.detach().clone()
+    parts, kept = weakref.ref(model), model.state_dict()
+    del model, other, optimizer
+    assert parts() is None, "the agent keeps the model alive"
+    assert torch.equal(kept["weight"], before)
+    run.finish()
