@@ -26,6 +26,7 @@ from perfagent_server.security.sessions import Sessions
 from perfagent_server.settings import Settings
 from perfagent_server.store.compaction import Compactor
 from perfagent_server.store.interface import MetricStore
+from perfagent_server.store.retention import Retention, RetentionPolicy
 from perfagent_server.store.sql import SqlStore
 
 __all__ = ["Services", "ServicesDep", "known_run", "open_services"]
@@ -43,6 +44,7 @@ class Services:
     engine: Engine
     outbox: Outbox
     compactor: Compactor
+    retention: Retention
     access: Access
     started: float
 
@@ -50,6 +52,7 @@ class Services:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
         parts: dict[str, Any] = {
             "ingest": self.ingest, "live": self.hub, "rules": self.engine, "outbox": self.outbox, "compactor": self.compactor,
+            "retention": self.retention,
         }  # fmt: skip
         counted = {name: dict(getattr(part, "counters", {})) for name, part in parts.items()}
         counted["ingest"]["waiting"] = self.ingest.waiting
@@ -65,13 +68,14 @@ class Services:
         await self.hub.start()
         self.ingest.on_commit += [self.hub.publish, lambda _stored: self.engine.wake()]
         self.compactor.start()
+        self.retention.start()
         self.engine.start()
         self.outbox.start()
 
     async def stop(self) -> None:
         """In the order of the data's way, so that what was accepted is also judged as far as time allows."""
         await self.hub.stop()
-        for part in (self.engine, self.outbox, self.compactor):
+        for part in (self.engine, self.outbox, self.retention, self.compactor):
             await asyncio.to_thread(part.stop)
         await asyncio.to_thread(self.database.close)
 
@@ -110,6 +114,9 @@ def open_services(settings: Settings) -> Services:
         ),
         outbox=outbox,
         compactor=Compactor(database),
+        retention=Retention(
+            database, store, RetentionPolicy(samples_days=settings.samples_days, runs_days=settings.runs_days)
+        ),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         started=time.time(),
     )

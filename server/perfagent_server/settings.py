@@ -41,6 +41,8 @@ class Settings:
     allowed although they are loopback or private. admin_token: replaces the token file. max_body_bytes, max_decoded_bytes: of
     one request, as sent and decoded. read_timeout_s: for a request's head and for its body. keep_alive_s: for an idle
     connection; above twice the agents' flush interval, so that the server never closes one that is about to be used.
+    samples_days: after so many days full resolution is dropped and cells of 16 steps stay. runs_days: after so many days
+    without a word a run is deleted. None: kept for ever.
     """
 
     host: str = "127.0.0.1"
@@ -60,6 +62,8 @@ class Settings:
     max_decoded_bytes: int = MAX_DECODED_BYTES
     read_timeout_s: float = 10.0
     keep_alive_s: int = 75
+    samples_days: float | None = None
+    runs_days: float | None = None
 
     def __post_init__(self) -> None:
         if self.auth not in get_args(Auth):
@@ -69,6 +73,10 @@ class Settings:
         for name in ("max_body_bytes", "max_decoded_bytes", "read_timeout_s", "keep_alive_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} is {getattr(self, name)}; it must be above 0")
+        for name in ("samples_days", "runs_days"):
+            days = getattr(self, name)
+            if days is not None and not days > 0:
+                raise ConfigError(f"{name} is {days}; it must be above 0 (leave it out to keep everything)")
         if self.metrics:
             raise ConfigError("a separate store for samples (metrics) is not available in this version; leave it out")
         if self.admin_token is not None and len(self.admin_token) < 16:
@@ -125,7 +133,7 @@ def _parse(name: str, kind: str, text: str) -> Any:
         if text.lower() not in ("0", "1", "true", "false", "yes", "no"):
             raise ConfigError(f"{variable} is {text!r}; allowed are 1 and 0")
         return text.lower() in ("1", "true", "yes")
-    if kind in ("int", "float"):
+    if kind in ("int", "float", "float | None"):
         try:
             return int(text) if kind == "int" else float(text)
         except ValueError:

@@ -19,6 +19,7 @@ def test_every_field_is_read_from_its_variable() -> None:
         "PERFAGENT_ALLOWED_HOSTS": "a.example, b.example",
         "PERFAGENT_WEBHOOK_ALLOW": "10.0.0.0/8,hook.lan:9000",
         "PERFAGENT_READ_TIMEOUT_S": "2.5",
+        "PERFAGENT_SAMPLES_DAYS": "30",
         "PERFAGENT_ADMIN_TOKEN": "x" * 32,
     }
     settings = Settings.from_env(environ)
@@ -31,6 +32,7 @@ def test_every_field_is_read_from_its_variable() -> None:
     assert settings.allowed_hosts == ("a.example", "b.example")
     assert settings.webhook_allow == ("10.0.0.0/8", "hook.lan:9000")
     assert settings.read_timeout_s == 2.5
+    assert (settings.samples_days, settings.runs_days) == (30.0, None)
     assert "x" * 32 not in repr(settings)
 
 
@@ -54,6 +56,7 @@ def test_data_lies_in_the_users_data_folder() -> None:
         {"PERFAGENT_ADMIN_TOKEN": "short"},
         {"PERFAGENT_METRICS": "clickhouse://x"},
         {"PERFAGENT_READ_TIMEOUT_S": "nan"},
+        {"PERFAGENT_RUNS_DAYS": "0"},
     ],
 )
 def test_a_value_that_cannot_be_used_is_named(environ: dict[str, str]) -> None:
