@@ -1,11 +1,11 @@
-"""What `attach` costs the training thread per step, with nothing logged: steps with and without it in turn, in one process.
+"""What `attach` costs the training thread per step, with nothing logged: steps with and without the hooks, in turn.
 
-Two figures, both the median over pairs of neighbouring blocks of the difference in the median CPU time of a step:
+Short blocks, in turn, and two figures of each: the difference of the medians (`..._us`) and of the lower deciles (`..._low_us`,
+the quiet moments of a shared machine). Gradients are measured as often as the governor allows, as in production. The loops:
 
-- `hooks_us`: a step of nothing but one scalar's forward, backward and an optimizer that does nothing, so that the hooks stand
-  out; caches are hot.
-- `auto_us`: a step with the tensors of the MLP but small ones, as in a real loop: caches are colder, gradients are measured
-  now and then, and the noise is larger.
+- `hooks`: nothing but one scalar's forward, backward and an optimizer that does nothing, so that the hooks stand out.
+- `loader`: the same with a DataLoader.
+- `auto`: a step with the tensors of the MLP but small ones, as in a real loop: caches are colder and the noise is larger.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 from workloads import make
 
 import perfagent
+from perfagent import instrument
+from perfagent.hooks.progress import state
 
 
 class NoOptimizer(torch.optim.Optimizer):
@@ -59,39 +62,67 @@ def small_step() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], o
     return workload.model, workload.optimizer, workload.step
 
 
-def block_us(step: Callable[[], object], steps: int) -> float:
-    """Median CPU of the training thread for one step, microseconds."""
-    times = []
-    for _ in range(steps):
-        begin = time.thread_time()
+def loader_step() -> tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]]:
+    model = Scalar()
+    optimizer = NoOptimizer(model.parameters())
+    values: list[torch.Tensor] = [torch.ones(())] * 1_000_000
+    batches = iter(DataLoader(values, batch_size=None))  # type: ignore[arg-type]
+
+    def step() -> None:
+        model(next(batches)).backward()
+        optimizer.step()
+
+    return model, optimizer, step
+
+
+BLOCK = 20
+
+
+def block_us(step: Callable[[], object]) -> float:
+    """CPU of the training thread for one step, microseconds."""
+    for _ in range(4):  # the caches, after the hooks were put in or taken out
         step()
-        times.append(time.thread_time() - begin)
-    return statistics.median(times) * 1e6
+    begin = time.thread_time()
+    for _ in range(BLOCK):
+        step()
+    return (time.thread_time() - begin) / BLOCK * 1e6
 
 
-def paired_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], steps: int, pairs: int) -> float:
-    """Median over pairs of (attached - not attached)."""
+def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int) -> tuple[float, float]:
+    """Difference of the medians, and of the lower deciles, of blocks with the hooks in torch and without them."""
     model, optimizer, step = made
-    block_us(step, steps)
-    differences = []
-    for _ in range(pairs):
-        before = block_us(step, steps)
-        run = perfagent.attach(model, optimizer, project="bench")
-        block_us(step, max(50, steps // 4))  # the hooks settle: the first steps look for model and loader
-        attached = block_us(step, steps)
-        run.finish()
-        after = block_us(step, steps)
-        differences.append(attached - (before + after) / 2)
-    return statistics.median(differences)
+    run = perfagent.attach(model, optimizer, project="bench")
+    for _ in range(100):  # the first steps look for model and loader
+        step()
+    attached: list[float] = []
+    bare: list[float] = []
+    for number in range(blocks):
+        for hooked in (True, False) if number % 2 else (False, True):
+            if hooked:
+                instrument.install()
+                run._watch_model()
+                state.current = run._progress
+                attached.append(block_us(step))
+            else:
+                state.current = None
+                instrument.remove()
+                if run._undo_forward is not None:
+                    run._undo_forward()
+                run._undo_forward = None
+                bare.append(block_us(step))
+    run.finish()
+    median = statistics.median(attached) - statistics.median(bare)
+    return median, sorted(attached)[blocks // 10] - sorted(bare)[blocks // 10]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--steps", type=int, default=2000, help="attached steps, over all pairs")
+    parser.add_argument("--steps", type=int, default=2000, help="attached steps of each loop")
     options = parser.parse_args()
-    pairs = 5
-    steps = options.steps // pairs
-    result = {"hooks_us": paired_us(empty_step(), steps, pairs), "auto_us": paired_us(small_step(), steps, pairs)}
+    blocks = max(10, options.steps // BLOCK)
+    result: dict[str, float] = {}
+    for name, made in (("hooks", empty_step()), ("loader", loader_step()), ("auto", small_step())):
+        result[f"{name}_us"], result[f"{name}_low_us"] = added_us(made, blocks)
     print("RESULT " + json.dumps(result), flush=True)
     os._exit(0)
 
