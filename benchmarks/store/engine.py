@@ -30,7 +30,7 @@ class Rows:
         self.path = folder / "rows.db"
         self.connection = sqlite3.connect(self.path, isolation_level=None)
         self.connection.executescript(
-            f"PRAGMA journal_mode=WAL; PRAGMA synchronous={synchronous}; PRAGMA cache_size=-65536; PRAGMA mmap_size=268435456;"
+            f"PRAGMA journal_mode=WAL; PRAGMA synchronous={synchronous}; PRAGMA cache_size=-200000; PRAGMA mmap_size=4000000000;"
             "CREATE TABLE points(series INT, step INT, time REAL, value REAL, PRIMARY KEY(series, step)) WITHOUT ROWID;"
         )
 

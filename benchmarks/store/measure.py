@@ -95,7 +95,8 @@ def main() -> None:
             f"{machine('sqlalchemy', 'numpy', 'zstandard')}. Every store got the same batches in turn. samples/s: all samples by "
             'all time, compaction included. "to rows": ratio to the first line over the same batches, by time (which holds the '
             "waiting for a disk and two cores that others used as well) and by CPU. bytes/sample: pages in use. "
-            "The peers got the first batches only, so their last two columns are over far fewer samples."
+            "The peers got the first batches only, so their last two columns are over far fewer samples. "
+            f"Made by `PYTHONPATH=benchmarks python benchmarks/store/measure.py --batches {batches} --write`."
         )
         replace("store", "\n\n".join([note, *sections]))
 

@@ -96,26 +96,37 @@ def open_services(settings: Settings) -> Services:
         for summary in runs.summaries(changed):
             hub.publish_run(summary)
 
+    engine = Engine(
+        database,
+        store,
+        hub,
+        link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
+        on_deliveries=outbox.wake,
+        on_states=publish_runs,
+    )
+    log_rows = LogRows(database, runs, ingest)
+
+    def forget(run: str) -> None:
+        """What is in memory of a run that is no longer there."""
+        log_rows.forget(run)
+        engine.drop(run)
+
     return Services(
         settings=settings,
         database=database,
         store=store,
         runs=runs,
         ingest=ingest,
-        log_rows=LogRows(database, runs, ingest),
+        log_rows=log_rows,
         hub=hub,
-        engine=Engine(
-            database,
-            store,
-            hub,
-            link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
-            on_deliveries=outbox.wake,
-            on_states=publish_runs,
-        ),
+        engine=engine,
         outbox=outbox,
         compactor=Compactor(database),
         retention=Retention(
-            database, store, RetentionPolicy(samples_days=settings.samples_days, runs_days=settings.runs_days)
+            database,
+            store,
+            RetentionPolicy(samples_days=settings.samples_days, runs_days=settings.runs_days),
+            on_deleted=forget,
         ),
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         started=time.time(),

@@ -40,7 +40,7 @@ class RetentionPolicy:
 
 
 class Retention:
-    """`counters`: for /self."""
+    """`on_deleted`: called with the id of each run that was deleted, on the thread of this class. `counters`: for /self."""
 
     def __init__(
         self,
@@ -49,7 +49,9 @@ class Retention:
         policy: RetentionPolicy | None = None,
         *,
         clock: Callable[[], float] = time.time,
+        on_deleted: Callable[[str], None] = lambda _run: None,
     ) -> None:
+        self._on_deleted = on_deleted
         self._database, self._store, self._clock = database, store, clock
         self.policy = policy or RetentionPolicy()
         self.counters = {"blocks_thinned": 0, "runs_deleted": 0, "pages_returned": 0}
@@ -91,6 +93,7 @@ class Retention:
             ids = old.scalars().all()
         for each in ids:  # one at a time: between two of them other writers have their turn
             self._database.write(functools.partial(self._store.delete, run=each), essential=True)
+            self._on_deleted(each)
             self.counters["runs_deleted"] += 1
 
     def _thin(self, before: float) -> None:
