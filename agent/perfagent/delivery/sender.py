@@ -104,7 +104,7 @@ class Sender:
         self.told: set[str] = set()
         root = config.record if config.record is not None else config.state_dir / "spool"
         self.folder = root / identity.source
-        self._imported = threading.Event()
+        self.imported = threading.Event()
         # register_at_fork cannot be undone, so it must not keep us alive
         settle, forget = weakref.WeakMethod(self._before_fork), weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(
@@ -183,7 +183,7 @@ class Sender:
     def _before_fork(self) -> None:
         """A module that is being imported stays locked in the child for good: let our thread finish its imports first."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self._imported.wait(1.0)
+            self.imported.wait(1.0)
 
     def _in_forked_child(self) -> None:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
@@ -202,7 +202,7 @@ class Sender:
             if self._dispatcher is None:
                 from perfagent.delivery.dispatcher import Dispatcher  # 30 ms that the training thread need not spend
 
-                self._imported.set()
+                self.imported.set()
                 self._dispatcher = Dispatcher(self, self._transport)
             return self._dispatcher
 
@@ -213,7 +213,7 @@ class Sender:
                 self._dispatch().run()
                 break
             except Exception as error:  # noqa: BLE001 - the training must go on whatever is wrong with us
-                self._imported.set()
+                self.imported.set()
                 self.counters["errors"] += 1
                 if attempt == 2:
                     self._disable(f"{type(error).__name__}: {error}")
