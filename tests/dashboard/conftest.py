@@ -40,7 +40,7 @@ def find_chromium(playwright_path: str) -> str | None:
     return playwright_path if Path(playwright_path).exists() else None
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as playwright:
         path = find_chromium(playwright.chromium.executable_path)
@@ -51,7 +51,7 @@ def browser() -> Iterator[Browser]:
         chromium.close()
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One server for all tests of pages; each test brings a run of its own."""
     with server_process(tmp_path_factory.mktemp("site")) as server:

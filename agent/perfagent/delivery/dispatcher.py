@@ -90,6 +90,7 @@ class Dispatcher:
         """Until the sender is closed or disabled."""
         if self.sender.config.record is None:
             self.spool.create()
+        self.sender.settled.set()
         next_tick = self._last_sent = time.monotonic()
         while not self.sender.disabled:
             now = time.monotonic()

@@ -104,7 +104,8 @@ class Sender:
         self.told: set[str] = set()
         root = config.record if config.record is not None else config.state_dir / "spool"
         self.folder = root / identity.source
-        self.imported = threading.Event()
+        self.settled = threading.Event()
+        """Set when the sender thread has imported what it needs and opened its files."""
         # register_at_fork cannot be undone, so it must not keep us alive
         settle, forget = weakref.WeakMethod(self._before_fork), weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(
@@ -181,9 +182,9 @@ class Sender:
     # ---- forking
 
     def _before_fork(self) -> None:
-        """A module that is being imported stays locked in the child for good: let our thread finish its imports first."""
+        """A module that is being imported stays locked in the child for good: let our thread import and open its files first."""
         if self._thread is not None and self._thread is not threading.current_thread():
-            self.imported.wait(1.0)
+            self.settled.wait(1.0)
 
     def _in_forked_child(self) -> None:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
@@ -202,7 +203,6 @@ class Sender:
             if self._dispatcher is None:
                 from perfagent.delivery.dispatcher import Dispatcher  # 30 ms that the training thread need not spend
 
-                self.imported.set()
                 self._dispatcher = Dispatcher(self, self._transport)
             return self._dispatcher
 
@@ -213,7 +213,7 @@ class Sender:
                 self._dispatch().run()
                 break
             except Exception as error:  # noqa: BLE001 - the training must go on whatever is wrong with us
-                self.imported.set()
+                self.settled.set()
                 self.counters["errors"] += 1
                 if attempt == 2:
                     self._disable(f"{type(error).__name__}: {error}")
