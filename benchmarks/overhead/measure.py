@@ -205,6 +205,15 @@ def report(
         "",
         f"The clocks of the benchmark cost {clock_us:.1f} µs a call, which is taken off the log call and the total.",
     ]
+    if timing:
+        floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
+        lines += [
+            "",
+            f"Automatic timing on this machine: {hooks:.1f} µs a step around an empty step (lower decile "
+            f"{middle(timing, 'hooks_low_us'):.1f}), {middle(timing, 'loader_us'):.1f} with a DataLoader, "
+            f"{middle(timing, 'auto_us'):.1f} in a small real step. Bare clock reads at the same places cost {floor:.1f} µs in "
+            f"the same processes (lower decile {middle(timing, 'floor_low_us'):.1f}): {hooks / floor:.2f} times that.",
+        ]
     if server_us is not None:
         lines.append(
             f"perfagent's server is a process of its own (usually on another machine): {server_us:.0f} µs CPU a step here."

@@ -6,6 +6,8 @@ the quiet moments of a shared machine). Gradients are measured as often as the g
 - `hooks`: nothing but one scalar's forward, backward and an optimizer that does nothing, so that the hooks stand out.
 - `loader`: the same with a DataLoader.
 - `auto`: a step with the tensors of the MLP but small ones, as in a real loop: caches are colder and the noise is larger.
+- `floor`: the `hooks` loop with nothing but a clock read at the same places (the optimizer's global hooks, round backward, the
+  root module's forward hooks): what this machine charges for being called there at all.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import json
 import os
 import statistics
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -115,12 +118,67 @@ def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], ob
     return median, sorted(attached)[blocks // 10] - sorted(bare)[blocks // 10]
 
 
+def stamped() -> Callable[[torch.nn.Module], Callable[[], None]]:
+    """Puts bare clock reads where the hooks are; what it returns takes them out again."""
+    from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+    stamps: deque[int] = deque(maxlen=1000)
+
+    def stamp(*_: Any) -> None:
+        stamps.append(time.perf_counter_ns())
+
+    original = torch.autograd.backward
+
+    def backward(*args: Any, **kwargs: Any) -> Any:
+        stamps.append(time.perf_counter_ns())
+        result = original(*args, **kwargs)
+        stamps.append(time.perf_counter_ns())
+        return result
+
+    def install(model: torch.nn.Module) -> Callable[[], None]:
+        handles = [
+            register_optimizer_step_pre_hook(stamp),
+            register_optimizer_step_post_hook(stamp),
+            model.register_forward_pre_hook(stamp),
+            model.register_forward_hook(stamp),
+        ]
+        torch.autograd.backward = backward
+
+        def remove() -> None:
+            torch.autograd.backward = original
+            for handle in handles:
+                handle.remove()
+
+        return remove
+
+    return install
+
+
+def floor_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], object]], blocks: int) -> tuple[float, float]:
+    """The same two differences for bare clock reads."""
+    model, _, step = made
+    install = stamped()
+    with_stamps: list[float] = []
+    bare: list[float] = []
+    for number in range(blocks):
+        for hooked in (True, False) if number % 2 else (False, True):
+            if hooked:
+                remove = install(model)
+                with_stamps.append(block_us(step))
+                remove()
+            else:
+                bare.append(block_us(step))
+    median = statistics.median(with_stamps) - statistics.median(bare)
+    return median, sorted(with_stamps)[blocks // 10] - sorted(bare)[blocks // 10]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=2000, help="attached steps of each loop")
     options = parser.parse_args()
     blocks = max(10, options.steps // BLOCK)
     result: dict[str, float] = {}
+    result["floor_us"], result["floor_low_us"] = floor_us(empty_step(), blocks)
     for name, made in (("hooks", empty_step()), ("loader", loader_step()), ("auto", small_step())):
         result[f"{name}_us"], result[f"{name}_low_us"] = added_us(made, blocks)
     print("RESULT " + json.dumps(result), flush=True)

@@ -238,7 +238,7 @@ def recorded_states(folder: Path) -> list[dict]:
         ("raise ValueError('bad batch')", 1, "failed", "ValueError: bad batch"),
         ("raise MemoryError", 1, "oom", "MemoryError"),
         (
-            # an import or exec of ours after the interrupt would turn 130 into 1 (CPython resets its flag): not in the first 0.1 s
+            # an import or exec of ours after the interrupt would turn 130 into 1 (CPython resets its flag): not so early
             "import os, signal, time; perfagent.session.current()._sender.settled.wait(30); time.sleep(0.1)\n"
             "os.kill(os.getpid(), signal.SIGINT); time.sleep(9)",
             -2,
