@@ -138,7 +138,7 @@ class Outbox:
         now = self._clock()
         if now - self._cleaned > 3600:
             self._cleaned = now
-            self._database.write(lambda connection: _clean(connection, now - _KEPT_S))
+            self._database.write(lambda connection: _clean(connection, now - _KEPT_S), essential=True)
         with self._done:
             flying = dict(self._flying)
         busy: dict[str, int] = {}
