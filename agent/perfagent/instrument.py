@@ -16,7 +16,7 @@ from typing import Any
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import keep_out_of_frames, not_traced
-from perfagent.hooks.step import after_step, before_step, watch_norm, watch_scaler_step, watch_unscale
+from perfagent.hooks.step import after_step, before_step, watch_clear, watch_norm, watch_scaler_step, watch_unscale
 
 __all__ = ["TESTED", "install", "installed", "remove", "when_torch_is_imported"]
 
@@ -52,6 +52,8 @@ def install() -> bool:
     _patch(grad_scaler.GradScaler, "scale", watch_scale)
     _patch(grad_scaler.GradScaler, "step", watch_scaler_step)
     _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
+    _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
+    _patch(torch.nn.Module, "zero_grad", watch_clear)
     if hasattr(clip_grad, "_get_total_norm"):
         _patch(clip_grad, "_get_total_norm", watch_norm)
     keep_out_of_frames()

@@ -36,7 +36,7 @@ from perfagent.hooks.data import timed
 from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.row import EarlyLog, LoggedLater
-from perfagent.hooks.step import make_primary
+from perfagent.hooks.step import make_primary, watch_whole_step
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.samplers.sampler import Sampler
@@ -98,6 +98,7 @@ class Run:
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
         self._undo_forward: Any = None
+        self._undo_step: Any = None
         self._refused = 0
         self._last_value = getattr(sys, "last_value", None)
         self._console: Console | None = None
@@ -286,6 +287,9 @@ class Run:
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
             self._undo_forward = watch_forward(model)
+        primary = self._progress.primary() if self._progress.primary is not None else None
+        if primary is not None and self._undo_step is None:
+            self._undo_step = watch_whole_step(primary)
 
     # ---- on the sender's thread
 
@@ -336,8 +340,9 @@ class Run:
         if state.current is p:
             state.current = None
             instrument.remove()
-        if self._undo_forward is not None:
-            self._undo_forward()
+        for undo in (self._undo_forward, self._undo_step):
+            if undo is not None:
+                undo()
         if self._console is not None:
             self._console.close()
         self._sender.close(ending, reason, EXIT_S, **more)

@@ -109,9 +109,10 @@ def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], ob
             else:
                 state.current = None
                 instrument.remove()
-                if run._undo_forward is not None:
-                    run._undo_forward()
-                run._undo_forward = None
+                for undo in (run._undo_forward, run._undo_step):
+                    if undo is not None:
+                        undo()
+                run._undo_forward = run._undo_step = None
                 bare.append(block_us(step))
     run.finish()
     median = statistics.median(attached) - statistics.median(bare)

@@ -10,6 +10,7 @@ What a step's trace may hold, in the order in which it happened (time in ns; eve
     (OPTIMIZER, began, event)               the optimizer's step, or GradScaler.step around it
     (OPTIMIZER_END, ended, event)
     (PHASE, began, ended, name)             a part of the loop that the user named
+    (CLEARED, began, ended)                 zero_grad between the model's call and backward
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "DATA", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown",
-    "Entry", "Root", "forward_passes",
+    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Account",
+    "Breakdown", "Entry", "Root", "forward_passes",
 ]  # fmt: skip
 
-DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE = range(8)
+DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED = range(9)
 Entry = tuple[Any, ...]
 Size = tuple[int | None, int | None, bool]
 
@@ -110,6 +111,8 @@ class Account:
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
+            elif kind == CLEARED:
+                forward.pause(entry[2] - at)  # many loops clear the gradients there: no timer calls that a forward pass
             elif kind == RETURNED:
                 if not backward_at:
                     forward.returned(at, entry[2], holds_loss=entry[3])
@@ -178,7 +181,7 @@ class _Forward:
         self._size = size
 
     def pause(self, wait: int) -> None:
-        """A batch was fetched between the model's call and backward."""
+        """Something else was done between the model's call and backward: a batch fetched, gradients cleared."""
         if self._began:
             self._began += wait
 

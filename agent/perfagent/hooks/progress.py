@@ -33,7 +33,7 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "clock", "completed", "data_depth", "entered", "measure_at", "opened", "phase_depth", "plain",
-        "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
+        "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "whole",
     )  # fmt: skip
 
 
@@ -93,6 +93,7 @@ class Progress(_EveryStep):
         self.scaled: dict[int, Root] = {}
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
+        self.whole = 0  # when the call of an optimizer's step began that has not reached the hooks yet
         self.measure_at = start_step  # gradients are measured when this many steps are completed
         self.completed = start_step
         self.rows = rows

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, Value, ready, value_of
-from perfagent.hooks.account import DATA, FORWARD, PHASE, Breakdown, forward_passes
+from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, forward_passes
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
@@ -112,7 +112,7 @@ class StepRow:
         if self._rare is not None and not self._rare.ready():
             return False
         if p.clock is not None:
-            events = [entry[2] for entry in self.trace if entry[0] not in (DATA, PHASE) and entry[2] is not None]
+            events = [entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None]
             return not events or bool(events[-1].query())
         return True
 

@@ -14,13 +14,16 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take
-from perfagent.hooks.account import OPTIMIZER, OPTIMIZER_END
-from perfagent.hooks.guard import failed, failures, guarded, untraced
+from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED
+from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.signals.gradients import gradients_of, norms
 
-__all__ = ["after_step", "before_step", "make_primary", "watch_norm", "watch_scaler_step", "watch_unscale"]
+__all__ = [
+    "after_step", "before_step", "make_primary", "watch_clear", "watch_norm", "watch_scaler_step", "watch_unscale",
+    "watch_whole_step",
+]  # fmt: skip
 
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
@@ -38,7 +41,7 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         else:
             p.entered = p.primary_id
             p.plain = False
-            p.trace.append((OPTIMIZER, now(), None))
+            p.trace.append((OPTIMIZER, p.whole or now(), None))
             if p.completed >= p.measure_at:
                 _look(p, optimizer)
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -60,7 +63,7 @@ def _before(p: Progress, optimizer: Any) -> None:
     if p.primary is None:
         _choose(p, optimizer)
     if not p.scaler_depth:
-        p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
+        p.trace.append((OPTIMIZER, p.whole or now(), None if p.clock is None else p.clock.mark()))
     if p.primary_id == me and (p.clip_norm or p.completed >= p.measure_at):
         _look(p, optimizer)
 
@@ -172,6 +175,67 @@ def _measure(p: Progress, gradients: list[Any]) -> None:
     cost = now() - started
     p.pass_ns += cost
     p.grad_cost_ns = min(cost, 2 * p.grad_cost_ns) if p.grad_cost_ns else cost  # one preempted pass is not the rule
+
+
+# the whole call --------------------------------------------------------------------------------------------------------------
+
+
+def watch_whole_step(optimizer: Any) -> Callable[[], None]:
+    """Times an optimizer's step from outside of torch's own wrapper; the answer takes that back.
+
+    The global hooks lie inside that wrapper: with cold caches 0.1 ms of the call passes before the first of them and 0.04 ms
+    after the last, a fifth of a small optimizer's step. Patched is what the loop calls: the instance's own `step` where a
+    scheduler put one, else the class's.
+    """
+    owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
+    inherited = "step" not in owner.__dict__
+    original = owner.step
+
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or p.whole or p.entered or p.scaler_depth or p.thread != get_ident():
+            return original(*args, **kwargs)
+        before = p.completed
+        p.whole = now()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            p.whole = 0
+            row = p.last
+            if p.completed != before and row is not None:
+                row.ended = p.step_end = ended = now()
+                row.trace[-1] = (OPTIMIZER_END, ended, row.trace[-1][2])
+
+    owner.step = not_traced(step)
+    keep_out_of_frames()
+
+    def undo() -> None:
+        if owner.__dict__.get("step") is not step:
+            return  # patched on top of us: ours stays below, and passes through
+        if inherited:
+            del owner.step
+        else:
+            owner.step = original
+
+    return undo
+
+
+def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
+    """zero_grad, watched where it stands between the model's call and backward."""
+
+    @functools.wraps(original)
+    def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or not p.trace or p.trace[-1][0] not in (FORWARD, RETURNED) or p.thread != get_ident():
+            return original(self, *args, **kwargs)
+        trace, began = p.trace, now()
+        try:
+            return original(self, *args, **kwargs)
+        finally:
+            trace.append((CLEARED, began, now()))
+
+    return zero_grad
 
 
 # mixed precision ---------------------------------------------------------------------------------------------------------
