@@ -294,8 +294,8 @@ class RecordingSender:
     def drain(self) -> list[tuple[int, dict[str, Any]]]:
         """(step, values) of every row that is ready, in order; a row that is not stays."""
         ready = []
-        while self.rows and (isinstance(self.rows[0], tuple) or self.rows[0].ready()):
+        while self.rows and (type(self.rows[0]) is tuple or self.rows[0].ready()):
             head = self.rows.popleft()
-            row = head if isinstance(head, tuple) else head.row()
+            row = head if type(head) is tuple else head.row()
             ready.append((row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))))
         return ready

@@ -313,10 +313,8 @@ class Run:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
         p = self._progress
         number = float(value) if type(value) in (float, int) else float("nan")
-        if step == p.completed + 1:
-            p.user_loss = number
-        elif p.last is not None and p.last.step == step:
-            p.last.user_loss = number
+        if step == p.completed + 1 or (p.last is not None and p.last.step == step):
+            p.user_losses[step] = number
         else:
             p.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
 

@@ -130,8 +130,8 @@ class Dispatcher:
             )
         rows: list[Any] = []
         for _ in range(len(self.sender.rows)):
-            head = self.sender.rows[0]
-            if isinstance(head, tuple):
+            head: Any = self.sender.rows[0]
+            if type(head) is tuple:  # a row as it is; a StepRow is a tuple too, but must be asked
                 rows.append(head)
             else:
                 try:

@@ -5,7 +5,8 @@ What a step's trace may hold, in the order in which it happened (time in ns; eve
     (DATA, began, ended, loader, size)      a wait for data; size is None when it only started workers or ended an epoch
     (FORWARD, began, event, training, size) the root model is called with gradients on; size where there is no loader
     (RETURNED, ended, event, holds_loss)    it returned
-    (BACKWARD, began, event)                the outermost backward call
+    (BACKWARD, began, event, value, divided) the outermost backward call; value: of its root, where it starts from; None
+                                            where that is no loss; divided: the user scaled it (a division or product made it)
     (BACKWARD_END, ended, event)
     (OPTIMIZER, began, event)               the optimizer's step, or GradScaler.step around it
     (OPTIMIZER_END, ended, event)
@@ -22,7 +23,7 @@ from perfagent.device import Value
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Account",
-    "Breakdown", "Entry", "Root", "forward_passes",
+    "Breakdown", "Entry", "Root", "forward_passes", "roots_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED = range(9)
@@ -35,7 +36,7 @@ _MOST_LOADERS = 8
 
 
 class Root(NamedTuple):
-    """The tensor a backward pass started from. divided: the user scaled it (a division or product made it)."""
+    """The tensor a backward pass started from."""
 
     value: Value | None
     divided: bool
@@ -208,6 +209,18 @@ class _Forward:
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
     if begin is not None and end is not None:
         device.setdefault(phase, []).append((begin, end))
+
+
+def roots_of(trace: list[Entry]) -> list[Root]:
+    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since."""
+    roots: list[Root] = []
+    earlier: list[Root] = []
+    for entry in trace:
+        if entry[0] == BACKWARD and entry[3] is not None:
+            roots.append(Root(entry[3], entry[4]))
+        elif entry[0] == OPTIMIZER_END and roots:
+            roots, earlier = [], roots
+    return roots or earlier
 
 
 def forward_passes(trace: list[Entry]) -> int:

@@ -24,7 +24,6 @@ __all__ = ["watch_backward", "watch_scale"]
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     """torch.autograd.backward, watched."""
     plain_tensor = sys.modules["torch"].Tensor
-    as_root = tuple.__new__
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -33,15 +32,15 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(tensors, *args, **kwargs)
         began = now()
         p.backward_depth = 1
-        if _NAME not in failures:
+        if not failures or _NAME not in failures:
             try:
                 if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:
                     # the step's first and probably only backward pass, of one number: what `_begin` would do, in one call
                     p.plain = False
                     p.opened = True
-                    p.trace.append((BACKWARD, began, None))
                     value = tensors.item()
-                    p.roots.append(as_root(Root, (value, False)))
+                    p.trace.append((BACKWARD, began, None, value, False))
+                    p.roots = 1
                     if value - value != 0.0:
                         p.measure_at = p.completed
                 else:
@@ -66,19 +65,22 @@ def _begin(p: Progress, tensors: Any, began: int) -> None:
     single = hasattr(tensors, "requires_grad")
     if p.clock is None and single and tensors.is_cuda:
         p.clock = DeviceClock()
-    p.trace.append((BACKWARD, began, None if p.clock is None else p.clock.mark()))
+    event = None if p.clock is None else p.clock.mark()
     p.opened = p.seen_backward = True
     if p.early:
         p.settle_early(p.completed + 1)
-    if p.entered:  # called by the optimizer's own step, through a closure
-        if p.inside_roots:
-            return  # LBFGS evaluates several times; the first is the loss at the current weights
-        p.inside_roots = True
-    root = _root(p, tensors) if single else _sum(p, tensors)
-    if root is not None:
-        p.roots.append(root)
+    root = None
+    if not p.inside_roots:  # LBFGS evaluates several times; the first is the loss at the current weights
+        if p.entered:  # called by the optimizer's own step, through a closure
+            p.inside_roots = p.unusual = True
+        root = _root(p, tensors) if single else _sum(p, tensors)
+    if root is None:
+        p.trace.append((BACKWARD, began, event, None, False))
+    else:
+        p.trace.append((BACKWARD, began, event, *root))
+        p.roots += 1
     if len(p.trace) > _MOST_ENTRIES:  # gradients without an optimizer: nothing of it will be a step
-        p.trace, p.roots = [], []
+        p.trace, p.roots = [], 0
 
 
 _MOST_ENTRIES = 50_000
@@ -138,7 +140,7 @@ def _remember(p: Progress, outputs: Any, scaled: Any) -> None:
         return
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
-    p.scaling, p.plain = True, False
+    p.scaling, p.unusual, p.plain = True, True, False
     value = take(outputs)
     if value is not None:
         if len(p.scaled) > 64:  # scaled and never used for a backward pass

@@ -20,20 +20,22 @@ from typing import Any
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Account, Entry, Root
-from perfagent.hooks.row import EarlyLog, StepRow
+from perfagent.hooks.row import EarlyLog, Rare, StepRow
 
 __all__ = ["Progress", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
+_as_row = tuple.__new__
 
 
 class _EveryStep:
     """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
 
     __slots__ = (
-        "backward_depth", "clock", "completed", "data_depth", "entered", "measure_at", "opened", "phase_depth", "plain",
-        "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace", "whole",
+        "backward_depth", "clock", "completed", "data_depth", "early", "entered", "gradients", "last", "measure_at", "opened",
+        "phase_depth", "plain", "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
+        "unusual", "whole",
     )  # fmt: skip
 
 
@@ -43,7 +45,9 @@ class Progress(_EveryStep):
     rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened: a
     fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other threads
     (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop whose last step
-    had only one, in full precision and on the CPU.
+    had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the last step of any optimizer. unusual: the step
+    holds something that only some steps have (clipping, mixed precision, a closure). whole: the optimizer's step is timed from
+    outside of torch's wrapper, and the hooks inside have nothing to do.
     """
 
     __slots__ = (
@@ -52,7 +56,6 @@ class Progress(_EveryStep):
         "blocked",
         "clip_count",
         "clip_norm",
-        "early",
         "early_step",
         "ended",
         "fetched",
@@ -61,15 +64,12 @@ class Progress(_EveryStep):
         "grad_cost_ns",
         "grad_count",
         "grad_scale",
-        "gradients",
         "hooks_ns",
         "inside_roots",
-        "last",
         "loss_by_user",
         "model_size",
         "on_first_step",
         "pass_ns",
-        "previous_roots",
         "primary",
         "scaled",
         "scaler_scale",
@@ -78,7 +78,7 @@ class Progress(_EveryStep):
         "skipped",
         "steppers",
         "unscaled",
-        "user_loss",
+        "user_losses",
     )
 
     def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
@@ -89,11 +89,11 @@ class Progress(_EveryStep):
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
         self.early: list[EarlyLog] = []
-        self.roots: list[Root] = []
+        self.roots = 0
+        self.unusual = self.whole = False
         self.scaled: dict[int, Root] = {}
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
-        self.whole = 0  # when the call of an optimizer's step began that has not reached the hooks yet
         self.measure_at = start_step  # gradients are measured when this many steps are completed
         self.completed = start_step
         self.rows = rows
@@ -106,8 +106,7 @@ class Progress(_EveryStep):
         # loss
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
         self.loss_by_user = False
-        self.user_loss: float | None = None
-        self.previous_roots: list[Root] = []
+        self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
         self.inside_roots = False
         # gradients
         self.gradients: Any = None
@@ -139,28 +138,32 @@ class Progress(_EveryStep):
         """
         if self.early:
             self.settle_early(self.completed + 1)
-        self.completed += 1
-        self.last = row = StepRow(self, lr, skipped)
+        self.completed = step = self.completed + 1
+        rare = None
+        if self.unusual or self.gradients is not None or skipped is not None:
+            rare = self._rare(skipped)
+        elif self.roots == 1:
+            self.plain = self.clock is None
+        self.accumulates = self.roots > 1
         trace = self.trace
-        self.accumulates = several = len(self.roots) > 1
-        self.trace, self.roots = [], []
+        self.last = row = _as_row(StepRow, (self, step, trace, self.step_end, lr, rare))
+        self.trace = []
+        self.roots = 0
         self.opened = False
-        usual = not (several or self.scaling or self.inside_roots or self.previous_roots)
-        self.plain = usual and self.clock is None
-        if self.clip_norm or not usual:
-            self._clear()
-        self.user_loss = self.gradients = None
-        row.ended = self.step_end = ended = now()
+        self.step_end = ended = now()
         trace.append((OPTIMIZER_END, ended, event))
         self.rows.append(row)
 
-    def _clear(self) -> None:
+    def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        self.inside_roots = self.scaling = self.unscaled = False
-        self.clip_norm, self.clip_count = [], 0
-        self.scaler_scale = self.grad_scale = None
-        self.scaled.clear()
-        self.previous_roots = []
+        rare = Rare(self.gradients, self.clip_norm, self.grad_scale, self.scaler_scale, skipped, self.skipped)
+        self.plain = not self.unusual and self.roots == 1 and self.clock is None
+        self.gradients = self.grad_scale = self.scaler_scale = None
+        if self.unusual:
+            self.unusual = self.inside_roots = self.scaling = self.unscaled = False
+            self.clip_norm, self.clip_count = [], 0
+            self.scaled.clear()
+        return rare
 
     def in_progress(self) -> int:
         """The step that log() takes: n until the step after n starts."""

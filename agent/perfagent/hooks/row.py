@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Reading, Value, ready, value_of
-from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, forward_passes
+from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, Entry, Root, forward_passes, roots_of
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["EarlyLog", "LoggedLater", "StepRow"]
+__all__ = ["EarlyLog", "LoggedLater", "Rare", "StepRow"]
 
 _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
@@ -31,7 +31,7 @@ _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
 
 
-class _Rare:
+class Rare:
     """What not every step has: measured or clipped gradients, mixed precision."""
 
     __slots__ = ("_clip", "_grad_scale", "_gradients", "_scale", "_skipped", "_skipped_before")
@@ -78,68 +78,61 @@ class _Rare:
         if nonfinite is not None:
             values["grad/nonfinite"] = float(nonfinite)
 
-class StepRow:
-    """One completed step."""
+class StepRow(NamedTuple):
+    """One completed step. A tuple, since that is what the training thread makes fastest; the sender's thread asks it for more.
 
-    __slots__ = ("_lr", "_progress", "_rare", "_roots", "_step_began", "ended", "step", "trace", "user_loss")
+    began: end of the step before, 0 for the first; the last entry of the trace says when this one ended.
+    """
 
-    def __init__(self, p: Progress, lr: Value | None, skipped: Any) -> None:
-        self._progress = p
-        self.step = p.completed
-        self.trace = p.trace
-        self._step_began = p.step_end
-        self.ended = 0
-        self._roots = p.roots or p.previous_roots
-        self._lr = lr
-        self.user_loss = p.user_loss
-        self._rare: _Rare | None = None
-        if p.gradients is not None or p.clip_norm or p.scaling or skipped is not None:
-            self._rare = _Rare(p.gradients, p.clip_norm, p.grad_scale, p.scaler_scale, skipped, p.skipped)
+    progress: Progress
+    step: int
+    trace: list[Entry]
+    began: int
+    lr: Value | None
+    rare: Rare | None
 
     def ready(self) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
-        p = self._progress
-        if not p.ended and not self._bad():
-            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self.ended < _SETTLE_S * 1e9:
+        p = self.progress
+        roots = roots_of(self.trace)
+        if not p.ended and not _bad(roots):
+            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self.trace[-1][1] < _SETTLE_S * 1e9:
                 return False
-            if self._undecided() and p.completed < self.step + 2:
+            if len(roots) > 1 and self._undecided(roots) and p.completed < self.step + 2:
                 return False
-        if isinstance(self._lr, Reading) and not self._lr.ready():
+        if isinstance(self.lr, Reading) and not self.lr.ready():
             return False
-        for root in self._roots:
+        for root in roots:
             if isinstance(root.value, Reading) and not root.value.ready():
                 return False
-        if self._rare is not None and not self._rare.ready():
+        if self.rare is not None and not self.rare.ready():
             return False
         if p.clock is not None:
             events = [entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None]
             return not events or bool(events[-1].query())
         return True
 
-    def _bad(self) -> bool:
-        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in self._roots)
-
-    def _undecided(self) -> bool:
+    def _undecided(self, roots: list[Root]) -> bool:
         """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
         return (
-            len(self._roots) > 1
-            and not self._roots[0].divided
-            and self._progress.account.averages is None
+            not roots[0].divided
+            and self.progress.account.averages is None
             and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
         )
 
     def row(self) -> tuple[int, float, float, tuple[str, ...], list[float]]:
         """The finished row; once, when ready."""
-        p = self._progress
+        p = self.progress
+        ended = self.trace[-1][1]
         parts = p.account.read(self.trace)
         values: dict[str, float] = {}
         loss = self._seen_loss(parts)
         if loss is not None and not p.loss_by_user:
             values["loss"] = loss
-        if self._lr is not None:
-            values["lr"] = value_of(self._lr)
+        if self.lr is not None:
+            values["lr"] = value_of(self.lr)
         p.hooks_ns += _STEP_NS + _ENTRY_NS * len(self.trace)
-        seconds = (self.ended - self._step_began) / 1e9 if self._step_began else 0.0
+        seconds = (ended - self.began) / 1e9 if self.began else 0.0
         if seconds:
             values["step_time_s"] = seconds
             if parts.samples:
@@ -148,30 +141,37 @@ class StepRow:
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
         self._add_phases(values, parts, seconds)
-        if self._rare is not None:
-            self._rare.add(values, p)
-        monotonic = self.ended / 1e9
-        wall = time.time() - (time.perf_counter_ns() - self.ended) / 1e9
-        return self.step, wall, monotonic, _interned(tuple(values)), list(values.values())
+        if self.rare is not None:
+            self.rare.add(values, p)
+        wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
+        return self.step, wall, ended / 1e9, _interned(tuple(values)), list(values.values())
 
     def _seen_loss(self, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
+        p = self.progress
         loss = self._combined(parts.batches or parts.forwards)
-        if self.user_loss is None or loss is None:
+        if not p.user_losses:
             return loss
-        if math.isfinite(self.user_loss) and math.isfinite(loss) and not _alike(self.user_loss, loss):
-            self._progress.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
+        for step in [*p.user_losses]:  # a copy first: the training thread may be adding to it
+            if step < self.step:
+                p.user_losses.pop(step, None)
+        user_loss = p.user_losses.pop(self.step, None)
+        if user_loss is None or loss is None:
+            return loss
+        if math.isfinite(user_loss) and math.isfinite(loss) and not _alike(user_loss, loss):
+            p.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
         return None
 
     def _combined(self, batches: int) -> float | None:
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
         up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
-        values = [value_of(root.value) for root in self._roots if root.value is not None]
+        roots = roots_of(self.trace)
+        values = [value_of(root.value) for root in roots if root.value is not None]
         if len(values) <= 1:
             return values[0] if values else None
         average = False
-        if not self._roots[0].divided:
-            account, latest = self._progress.account, self._progress.last
+        if not roots[0].divided:
+            account, latest = self.progress.account, self.progress.last
             if not batches and account.averages is None and latest is not None:
                 batches = forward_passes(latest.trace)
             if batches:
@@ -184,7 +184,7 @@ class StepRow:
         times: dict[str, float] = {}
         if parts.data_ns is not None:
             times["phase/data_s"] = parts.data_ns / 1e9
-        clock = self._progress.clock
+        clock = self.progress.clock
         if clock is not None:
             for name, pairs in parts.device.items():
                 times[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
@@ -243,6 +243,10 @@ class EarlyLog:
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}
+
+
+def _bad(roots: list[Root]) -> bool:
+    return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots)
 
 
 def _alike(a: float, b: float) -> bool:

@@ -33,17 +33,10 @@ _PATIENCE = 64
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - the signature torch calls
     """Global pre-hook of every optimizer."""
     p = state.current
-    if p is None or _BEFORE in failures:
+    if p is None or p.whole or _BEFORE in failures:
         return
     try:
-        if p.primary_id != id(optimizer) or p.entered or p.scaler_depth or p.clock is not None or p.thread != get_ident():
-            _before(p, optimizer)
-        else:
-            p.entered = p.primary_id
-            p.plain = False
-            p.trace.append((OPTIMIZER, p.whole or now(), None))
-            if p.completed >= p.measure_at:
-                _look(p, optimizer)
+        _before(p, optimizer)
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_BEFORE, error)
 
@@ -63,7 +56,7 @@ def _before(p: Progress, optimizer: Any) -> None:
     if p.primary is None:
         _choose(p, optimizer)
     if not p.scaler_depth:
-        p.trace.append((OPTIMIZER, p.whole or now(), None if p.clock is None else p.clock.mark()))
+        p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
     if p.primary_id == me and (p.clip_norm or p.completed >= p.measure_at):
         _look(p, optimizer)
 
@@ -81,7 +74,7 @@ def _look(p: Progress, optimizer: Any) -> None:
 def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
     """Global post-hook of every optimizer."""
     p = state.current
-    if p is None or p.entered != id(optimizer) or _AFTER in failures or p.thread != get_ident():
+    if p is None or p.whole or p.entered != id(optimizer) or _AFTER in failures or p.thread != get_ident():
         return
     p.entered = p.blocked = 0
     if p.scaler_depth:
@@ -99,7 +92,7 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 def _finish(p: Progress, optimizer: Any, skipped: Any, event: Any) -> None:
     """event: of the device clock, at the end of the optimizer's step."""
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
-        p.previous_roots, p.roots = p.roots or p.previous_roots, []
+        p.roots = 0
         p.trace.append((OPTIMIZER_END, now(), event))
         return
     if p.inside_roots and p.gradients is None and not p.clip_norm and p.completed >= p.measure_at:
@@ -148,6 +141,11 @@ def _choose(p: Progress, optimizer: Any) -> None:
     make_primary(p, best)
 
 
+@guarded
+def _look_safely(p: Progress, optimizer: Any) -> None:
+    _look(p, optimizer)
+
+
 def make_primary(p: Progress, optimizer: Any) -> None:
     def forget(gone: Any) -> None:
         if p.primary is gone:
@@ -181,31 +179,39 @@ def _measure(p: Progress, gradients: list[Any]) -> None:
 
 
 def watch_whole_step(optimizer: Any) -> Callable[[], None]:
-    """Times an optimizer's step from outside of torch's own wrapper; the answer takes that back.
+    """Times the primary optimizer's step from outside of torch's own wrapper; the answer takes that back.
 
     The global hooks lie inside that wrapper: with cold caches 0.1 ms of the call passes before the first of them and 0.04 ms
     after the last, a fifth of a small optimizer's step. Patched is what the loop calls: the instance's own `step` where a
     scheduler put one, else the class's.
     """
-    owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
+    kept = weakref.ref(optimizer) if "step" in optimizer.__dict__ else None
+    owner = type(optimizer) if kept is None else optimizer
     inherited = "step" not in owner.__dict__
     original = owner.step
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.whole or p.entered or p.scaler_depth or p.thread != get_ident():
+        me = args[0] if kept is None else kept()
+        if p is None or p.primary_id != id(me) or p.entered or p.scaler_depth or failures or p.thread != get_ident():
             return original(*args, **kwargs)
-        before = p.completed
-        p.whole = now()
+        p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
+        p.entered = p.primary_id
+        p.plain = False
+        p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            return original(*args, **kwargs)
+            if p.completed >= p.measure_at or p.clip_norm:
+                _look_safely(p, me)
+            result = original(*args, **kwargs)
         finally:
-            p.whole = 0
-            row = p.last
-            if p.completed != before and row is not None:
-                row.ended = p.step_end = ended = now()
-                row.trace[-1] = (OPTIMIZER_END, ended, row.trace[-1][2])
+            p.whole = False
+            p.entered = p.blocked = 0
+        try:
+            _finish(p, me, None, None if p.clock is None else p.clock.mark())
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(_AFTER, error)
+        return result
 
     owner.step = not_traced(step)
     keep_out_of_frames()
@@ -271,6 +277,7 @@ def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
     p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
     if scaler._scale is not None:
         p.scaler_scale = take(scaler._scale)
+        p.unusual = True
 
 
 @guarded
@@ -323,6 +330,7 @@ def _clipped(p: Progress, tensors: Any, norm_type: float, total: Any) -> None:
         if value is None:
             return
         p.clip_norm.append(value)
+        p.unusual = True
         p.clip_count += len(tensors)
         finite = isinstance(value, float) and value - value == 0.0
         if finite or (not isinstance(value, float) and p.completed < p.measure_at):
