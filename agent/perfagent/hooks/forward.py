@@ -76,12 +76,10 @@ class _Watched:
         return type(None), ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        call = self._replaced or self._root()._call_impl  # type: ignore[union-attr]  # called by the module: it lives
+        root: Any = self._root()  # it lives: it is calling us
+        call = self._replaced or root._call_impl
         p = state.current
-        if (
-            p is None or p.backward_depth or p.phase_depth or not self._grad_enabled() or p.thread != get_ident()
-            or _NAME in failures
-        ):  # fmt: skip
+        if p is None or p.backward_depth or p.phase_depth or failures or not self._grad_enabled() or p.thread != get_ident():
             return call(*args, **kwargs)
         try:
             began = now()
@@ -94,8 +92,7 @@ class _Watched:
                 if measure is None:
                     measure = measure_of(p, 0, batch)
                 size = measure(batch)
-            training = self._root().training  # type: ignore[union-attr]
-            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), training, size))
+            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), root.training, size))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         if not self._looks:
@@ -106,7 +103,7 @@ class _Watched:
             p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))
             if holds_loss:
                 self._looks = _ENOUGH
-            elif self._root().training:  # type: ignore[union-attr]
+            elif root.training:
                 self._looks -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)

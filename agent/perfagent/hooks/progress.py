@@ -45,9 +45,9 @@ class Progress(_EveryStep):
     rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened: a
     fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other threads
     (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop whose last step
-    had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the last step of any optimizer. unusual: the step
-    holds something that only some steps have (clipping, mixed precision, a closure). whole: the optimizer's step is timed from
-    outside of torch's wrapper, and the hooks inside have nothing to do.
+    had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the
+    last step of any optimizer. unusual: the step holds something that only some steps have (clipping, mixed precision, a
+    closure). whole: the optimizer's step is timed from outside of torch's wrapper, and the hooks inside have nothing to do.
     """
 
     __slots__ = (
