@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 from types import ModuleType
 from typing import Any
 
+from perfagent import frameworks
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
-from perfagent.hooks.guard import keep_out_of_frames, not_traced
+from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced
 from perfagent.hooks.step import after_step, before_step, watch_clear, watch_norm, watch_scaler_step, watch_unscale
 
 __all__ = ["TESTED", "install", "installed", "remove", "when_torch_is_imported"]
@@ -57,6 +58,7 @@ def install() -> bool:
     if hasattr(clip_grad, "_get_total_norm"):
         _patch(clip_grad, "_get_total_norm", watch_norm)
     keep_out_of_frames()
+    frameworks.install(_patch, when_imported)
     return True
 
 
@@ -86,23 +88,27 @@ def _check_version(version: str) -> None:
 
 
 class _Once:
-    """A finder that is asked for every import until torch comes along, then is gone: it only looks, others load."""
+    """A finder that is asked for every import until the module comes along, then is gone: it only looks, others load."""
 
-    def __init__(self, done: Callable[[], None]) -> None:
-        self._done = done
+    def __init__(self, module: str, done: Callable[[], None]) -> None:
+        self.module, self._done = module, done
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name != "torch":
+        if name != self.module:
             return None
-        sys.meta_path.remove(self)
+        self.forget()
         for finder in sys.meta_path:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 self._watch(spec)
                 return spec
         return None
+
+    def forget(self) -> None:
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
 
     def _watch(self, spec: importlib.machinery.ModuleSpec) -> None:
         loader: Any = spec.loader
@@ -122,5 +128,16 @@ def when_torch_is_imported(done: Callable[[], None]) -> None:
     """Calls back when the user's own `import torch` is complete; at once if it already is."""
     if "torch" in sys.modules:
         done()
-    elif not any(isinstance(finder, _Once) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Once(done))
+    elif not any(isinstance(finder, _Once) and finder.module == "torch" for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Once("torch", done))
+
+
+def when_imported(module: str, done: Callable[[], None]) -> None:
+    """The same for a module of a framework, until the hooks are taken out. Whatever `done` raises ends here."""
+    watched = guarded(done)
+    if module in sys.modules:
+        watched()
+        return
+    finder = _Once(module, watched)
+    sys.meta_path.insert(0, finder)
+    _undo.append(finder.forget)

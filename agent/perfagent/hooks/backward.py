@@ -18,7 +18,7 @@ from perfagent.hooks.account import BACKWARD, BACKWARD_END, Root
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 
-__all__ = ["watch_backward", "watch_scale"]
+__all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,14 +61,8 @@ _NAME = f"{__name__}.backward"
 
 @untraced
 def _begin(p: Progress, tensors: Any, began: int) -> None:
-    p.plain = False
     single = hasattr(tensors, "requires_grad")
-    if p.clock is None and single and tensors.is_cuda:
-        p.clock = DeviceClock()
-    event = None if p.clock is None else p.clock.mark()
-    p.opened = p.seen_backward = True
-    if p.early:
-        p.settle_early(p.completed + 1)
+    event = begin_pass(p, tensors if single else None)
     root = None
     if not p.inside_roots:  # LBFGS evaluates several times; the first is the loss at the current weights
         if p.entered:  # called by the optimizer's own step, through a closure
@@ -81,6 +75,17 @@ def _begin(p: Progress, tensors: Any, began: int) -> None:
         p.roots += 1
     if len(p.trace) > _MOST_ENTRIES:  # gradients without an optimizer: nothing of it will be a step
         p.trace, p.roots = [], 0
+
+
+def begin_pass(p: Progress, tensor: Any) -> Any:
+    """A backward pass from this tensor begins the next step, if it has not begun; the answer is its mark on the device."""
+    p.plain = False
+    if p.clock is None and tensor is not None and tensor.is_cuda:
+        p.clock = DeviceClock()
+    p.opened = p.seen_backward = True
+    if p.early:
+        p.settle_early(p.completed + 1)
+    return None if p.clock is None else p.clock.mark()
 
 
 _MOST_ENTRIES = 50_000
@@ -126,17 +131,17 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
         scaled = original(self, outputs)
         p = state.current
         if p is not None and scaled is not outputs and p.thread == get_ident():
-            _remember(p, outputs, scaled)
+            remember(p, outputs, scaled)
         return scaled
 
     return scale
 
 
 @guarded
-def _remember(p: Progress, outputs: Any, scaled: Any) -> None:
+def remember(p: Progress, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, (list, tuple)):
         for one, other in zip(outputs, scaled, strict=True):
-            _remember(p, one, other)
+            remember(p, one, other)
         return
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return

@@ -21,7 +21,7 @@ from perfagent.hooks.progress import Progress, now, state
 from perfagent.signals.gradients import gradients_of, norms
 
 __all__ = [
-    "after_step", "before_step", "make_primary", "watch_clear", "watch_norm", "watch_scaler_step", "watch_unscale",
+    "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_norm", "watch_scaler_step", "watch_unscale",
     "watch_whole_step",
 ]  # fmt: skip
 
@@ -81,7 +81,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         p.scaler_depth = 2  # GradScaler.step ends the step: it did not skip
         return
     try:
-        _finish(p, optimizer, None, None if p.clock is None else p.clock.mark())
+        finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_AFTER, error)
 
@@ -89,8 +89,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
 _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 
 
-def _finish(p: Progress, optimizer: Any, skipped: Any, event: Any) -> None:
-    """event: of the device clock, at the end of the optimizer's step."""
+def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
+    """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
         p.roots = 0
         p.trace.append((OPTIMIZER_END, now(), event))
@@ -99,8 +99,8 @@ def _finish(p: Progress, optimizer: Any, skipped: Any, event: Any) -> None:
         _measure(p, gradients_of(optimizer))  # through a closure the gradients exist only now
     if skipped is True:
         p.skipped += 1
-    groups = optimizer.param_groups
-    lr = groups[0].get("lr") if groups else None
+    if lr is None and optimizer.param_groups:
+        lr = optimizer.param_groups[0].get("lr")
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
@@ -208,7 +208,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
             p.whole = False
             p.entered = p.blocked = 0
         try:
-            _finish(p, me, None, None if p.clock is None else p.clock.mark())
+            finish_step(p, me, None, None if p.clock is None else p.clock.mark())
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_AFTER, error)
         return result
@@ -287,7 +287,7 @@ def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
     found = getattr(optimizer, "found_inf", None)
     if stepped and found is not None:  # a fused optimizer decides on the device
         skipped = take(found)
-    _finish(p, optimizer, skipped, event)
+    finish_step(p, optimizer, skipped, event)
 
 
 def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:

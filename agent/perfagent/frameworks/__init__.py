@@ -1,0 +1,31 @@
+"""What some frameworks do in their own way: one adapter each, loaded only in a process that has imported that framework.
+
+Most need none: the Transformers Trainer, Lightning, Accelerate, DDP and FSDP2 step ordinary optimizers, call
+`torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md has the table.
+
+An adapter is a module with `install(patch)`; `patch(owner, name, watch)` replaces an attribute until the run ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["ADAPTERS", "install"]
+
+Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+
+ADAPTERS = {"deepspeed.runtime.engine": "perfagent.frameworks.deepspeed"}
+"""Module of the framework -> module of ours that adapts it."""
+
+
+def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
+    """Each adapter now if its framework is there, else when the user's own import of it is complete."""
+    for framework, adapter in ADAPTERS.items():
+
+        def adapt(framework: str = framework, adapter: str = adapter) -> None:
+            importlib.import_module(adapter).install(sys.modules[framework], patch)
+
+        when_imported(framework, adapt)
