@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "value_of"]
+__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "value_of", "waiting"]
 
 _MOST_WAITING = 4096
 """Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
@@ -27,6 +27,11 @@ class Reading:
 
     def __init__(self, buffer: torch.Tensor, event: Any, pool: list[tuple[torch.Tensor, Any]] | None) -> None:
         self._buffer, self._event, self._pool = buffer, event, pool
+
+    @property
+    def on_host(self) -> bool:
+        """Whether it was in host memory from the start: then it may be read on any thread, and more than once."""
+        return self._pool is None and self._buffer.is_cpu
 
     def ready(self) -> bool:
         """Never blocks."""
@@ -77,6 +82,11 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     buffer.copy_(tensor.reshape(-1), non_blocking=True)
     event.record(torch.cuda.current_stream(tensor.device))
     return Reading(buffer, event, pool)
+
+
+def waiting() -> bool:
+    """Whether any value of this process ever was on its way from a device: where not, all are there."""
+    return _made > 0
 
 
 def ready(value: Value | None) -> bool:

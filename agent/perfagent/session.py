@@ -95,6 +95,7 @@ class Run:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
         self._progress.on_first_step = self._first_step
+        self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
         self._undo_forward: Any = None
@@ -265,7 +266,7 @@ class Run:
             now = "running" if self._progress.last else "starting"
             self._sender.event("state", {"state": now, "name": self.name, "config": self.config, "tags": self.tags})
         if model is not None:
-            self._model = weakref.ref(model)
+            self._model = self._progress.found = weakref.ref(model)
             self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
             if self._progress.last is not None:
                 self._watch_model()

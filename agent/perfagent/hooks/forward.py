@@ -11,6 +11,7 @@ calls without gradients, and calls in evaluation mode of a model that is trained
 
 from __future__ import annotations
 
+import functools
 import gc
 import logging
 import sys
@@ -93,6 +94,8 @@ class _Watched:
                     measure = measure_of(p, 0, batch)
                 size = measure(batch)
             trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), root.training, size))
+            if p.probe is not None and root.training:
+                call, p.probe = functools.partial(_probed, p.probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         if not self._looks:
@@ -108,6 +111,10 @@ class _Watched:
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
+
+
+def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    return probe.call(call, args, kwargs)
 
 
 _NAME = f"{__name__}.watch_forward"

@@ -20,7 +20,8 @@ from typing import Any
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Account, Entry, Root
-from perfagent.hooks.row import EarlyLog, Rare, StepRow
+from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
+from perfagent.signals.health import Health
 
 __all__ = ["Progress", "now", "state"]
 
@@ -34,7 +35,7 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "clock", "completed", "data_depth", "early", "entered", "gradients", "last", "measure_at", "opened",
-        "phase_depth", "plain", "primary_id", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
+        "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
         "unusual", "whole",
     )  # fmt: skip
 
@@ -58,12 +59,13 @@ class Progress(_EveryStep):
         "clip_norm",
         "early_step",
         "ended",
+        "extras",
         "fetched",
         "found",
         "governor",
-        "grad_cost_ns",
         "grad_count",
         "grad_scale",
+        "health",
         "hooks_ns",
         "inside_roots",
         "loss_by_user",
@@ -111,7 +113,10 @@ class Progress(_EveryStep):
         # gradients
         self.gradients: Any = None
         self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
-        self.grad_cost_ns = self.grad_count = 0
+        self.grad_count = 0
+        self.health = Health()
+        self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
+        self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
         self.clip_norm: list[Value] = []
         self.clip_count = 0
         # mixed precision
@@ -146,7 +151,7 @@ class Progress(_EveryStep):
             self.plain = self.clock is None
         self.accumulates = self.roots > 1
         trace = self.trace
-        self.last = row = _as_row(StepRow, (self, step, trace, self.step_end, lr, rare))
+        self.last = row = _as_row(StepRow, (self, step, trace, self.step_end, self.roots, lr, rare))
         self.trace = []
         self.roots = 0
         self.opened = False
@@ -156,12 +161,12 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        rare = Rare(self.gradients, self.clip_norm, self.grad_scale, self.scaler_scale, skipped, self.skipped)
+        rare = Rare(self.gradients, self.clip_norm, self.grad_scale, self.scaler_scale, skipped, self.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
         self.gradients = self.grad_scale = self.scaler_scale = None
         if self.unusual:
             self.unusual = self.inside_roots = self.scaling = self.unscaled = False
-            self.clip_norm, self.clip_count = [], 0
+            self.clip_norm, self.clip_count, self.extras = [], 0, []
             self.scaled.clear()
         return rare
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.device import Reading, Value, ready, value_of
-from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, Entry, Root, forward_passes, roots_of
+from perfagent.device import Reading, Value, ready, value_of, waiting
+from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, Entry, forward_passes, roots_of
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["EarlyLog", "LoggedLater", "Rare", "StepRow"]
+__all__ = ["EarlyLog", "Extra", "LoggedLater", "Rare", "StepRow"]
 
 _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
@@ -31,23 +31,37 @@ _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
 
 
-class Rare:
-    """What not every step has: measured or clipped gradients, mixed precision."""
+class Extra(Protocol):
+    """What was measured in some steps only, and may still be on the device."""
 
-    __slots__ = ("_clip", "_grad_scale", "_gradients", "_scale", "_skipped", "_skipped_before")
+    def ready(self) -> bool:
+        """Never blocks."""
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:
+        """Adds to the step's own series, and rows of its own where the names are many; once, when ready."""
+
+
+class Rare:
+    """What not every step has: measured or clipped gradients, mixed precision, extras."""
+
+    __slots__ = ("_clip", "_extras", "_grad_scale", "_gradients", "_scale", "_skipped", "_skipped_before")
 
     def __init__(
-        self, gradients: Any, clip: list[Value], grad_scale: Value | None, scale: Value | None, skipped: Any, skipped_before: int
-    ) -> None:
-        self._gradients, self._clip, self._grad_scale = gradients, clip, grad_scale
+        self, gradients: Any, clip: list[Value], grad_scale: Value | None, scale: Value | None, skipped: Any, skipped_before: int,
+        extras: list[Extra],
+    ) -> None:  # fmt: skip
+        self._gradients, self._clip, self._grad_scale, self._extras = gradients, clip, grad_scale, extras
         self._scale, self._skipped, self._skipped_before = scale, skipped, skipped_before
 
     def ready(self) -> bool:
         if not all(map(ready, (self._scale, self._skipped, self._grad_scale, *self._clip))):
             return False
-        return self._gradients is None or bool(self._gradients.ready())
+        if self._gradients is not None and not self._gradients.ready():
+            return False
+        return all(extra.ready() for extra in self._extras)
 
-    def add(self, values: dict[str, float], p: Progress) -> None:
+    def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
+        """when: step, Unix time and monotonic time of the rows that this adds besides."""
         scale = value_of(self._scale) if self._scale is not None else None
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
@@ -59,18 +73,19 @@ class Rare:
         norm: float | None = None
         nonfinite: int | None = None
         if self._gradients is not None:
-            norm, nonfinite = self._gradients.result()
-            if self._grad_scale is not None:
-                norm /= value_of(self._grad_scale)
-            if self._gradients.sharded:  # other ranks hold the rest: a part that can be added up, not a norm
-                if not skipped:
-                    values["grad/local_square_sum"] = norm * norm
-                norm = None
+            carried = 1.0 if self._grad_scale is None else value_of(self._grad_scale)
+            report = self._gradients.report(carried)
+            if not skipped:
+                norm, nonfinite = p.health.tell(p, when, values, report)
         clip = [value_of(part) for part in self._clip]
         if clip:
             norm = clip[0] if len(clip) == 1 else math.sqrt(math.fsum(part * part for part in clip))
             if nonfinite is None and math.isfinite(norm):
                 nonfinite = 0
+        rows: list[dict[str, float]] = []
+        for extra in self._extras:
+            extra.add(values, rows, skipped=skipped)
+        p.rows.extend((*when, row) for row in rows)
         if skipped:  # gradients of a skipped step are infinite by design; `amp/skipped` says so
             return
         if norm is not None:
@@ -78,45 +93,51 @@ class Rare:
         if nonfinite is not None:
             values["grad/nonfinite"] = float(nonfinite)
 
+
 class StepRow(NamedTuple):
     """One completed step. A tuple, since that is what the training thread makes fastest; the sender's thread asks it for more.
 
-    began: end of the step before, 0 for the first; the last entry of the trace says when this one ended.
+    began: end of the step before, 0 for the first; the last entry of the trace says when this one ended. roots: how many losses
+    were backpropagated in it.
     """
 
     progress: Progress
     step: int
     trace: list[Entry]
     began: int
+    roots: int
     lr: Value | None
     rare: Rare | None
 
     def ready(self) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
         p = self.progress
-        roots = roots_of(self.trace)
-        if not p.ended and not _bad(roots):
-            if p.completed == self.step and not p.opened and time.perf_counter_ns() - self.trace[-1][1] < _SETTLE_S * 1e9:
+        if not p.ended:
+            hurried = p.completed > self.step or p.opened or time.perf_counter_ns() - self.trace[-1][1] >= _SETTLE_S * 1e9
+            if not hurried and not self._bad():
                 return False
-            if len(roots) > 1 and self._undecided(roots) and p.completed < self.step + 2:
+            if self.roots > 1 and p.completed < self.step + 2 and self._undecided() and not self._bad():
                 return False
-        if isinstance(self.lr, Reading) and not self.lr.ready():
-            return False
-        for root in roots:
-            if isinstance(root.value, Reading) and not root.value.ready():
-                return False
-        if self.rare is not None and not self.rare.ready():
-            return False
-        if p.clock is not None:
-            events = [entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None]
-            return not events or bool(events[-1].query())
-        return True
+        return (self.rare is None or self.rare.ready()) and (not waiting() or self._arrived())
 
-    def _undecided(self, roots: list[Root]) -> bool:
+    def _arrived(self) -> bool:
+        """Whether what was on its way from a device has come."""
+        if not all(ready(value) for value in (self.lr, *(root.value for root in roots_of(self.trace)))):
+            return False
+        if self.progress.clock is None:
+            return True
+        events = [entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None]
+        return not events or bool(events[-1].query())
+
+    def _bad(self) -> bool:
+        """A loss that is not finite waits for nothing."""
+        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots_of(self.trace))
+
+    def _undecided(self) -> bool:
         """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
         return (
-            not roots[0].divided
-            and self.progress.account.averages is None
+            self.progress.account.averages is None
+            and not roots_of(self.trace)[0].divided
             and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
         )
 
@@ -124,7 +145,7 @@ class StepRow(NamedTuple):
         """The finished row; once, when ready."""
         p = self.progress
         ended = self.trace[-1][1]
-        parts = p.account.read(self.trace)
+        parts = p.account.read(self.trace, device=p.clock is not None)
         values: dict[str, float] = {}
         loss = self._seen_loss(parts)
         if loss is not None and not p.loss_by_user:
@@ -141,10 +162,10 @@ class StepRow(NamedTuple):
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
         self._add_phases(values, parts, seconds)
+        when = self.step, time.time() - (time.perf_counter_ns() - ended) / 1e9, ended / 1e9
         if self.rare is not None:
-            self.rare.add(values, p)
-        wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
-        return self.step, wall, ended / 1e9, _interned(tuple(values)), list(values.values())
+            self.rare.add(values, p, when)
+        return *when, _interned(tuple(values)), [*values.values()]
 
     def _seen_loss(self, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
@@ -166,9 +187,9 @@ class StepRow(NamedTuple):
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
         up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
         roots = roots_of(self.trace)
+        if len(roots) <= 1:
+            return value_of(roots[0].value) if roots and roots[0].value is not None else None
         values = [value_of(root.value) for root in roots if root.value is not None]
-        if len(values) <= 1:
-            return values[0] if values else None
         average = False
         if not roots[0].divided:
             account, latest = self.progress.account, self.progress.last
@@ -181,26 +202,25 @@ class StepRow(NamedTuple):
         return total / len(values) if average else total
 
     def _add_phases(self, values: dict[str, float], parts: Breakdown, seconds: float) -> None:
-        times: dict[str, float] = {}
+        first = len(values)
         if parts.data_ns is not None:
-            times["phase/data_s"] = parts.data_ns / 1e9
+            values["phase/data_s"] = parts.data_ns / 1e9
         clock = self.progress.clock
         if clock is not None:
             for name, pairs in parts.device.items():
-                times[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
-            clock.release([entry[2] for entry in self.trace if entry[0] not in (DATA, PHASE) and entry[2] is not None])
+                values[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
+            clock.release([entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None])
         else:
             if parts.forward_ns is not None:
-                times["phase/forward_s"] = parts.forward_ns / 1e9
+                values["phase/forward_s"] = parts.forward_ns / 1e9
             if parts.backward_ns:
-                times["phase/backward_s"] = parts.backward_ns / 1e9
+                values["phase/backward_s"] = parts.backward_ns / 1e9
             if parts.optimizer_ns:
-                times["phase/optimizer_s"] = parts.optimizer_ns / 1e9
+                values["phase/optimizer_s"] = parts.optimizer_ns / 1e9
         for name, spent in parts.phases_ns.items():
-            times[f"phase/{name}_s"] = times.get(f"phase/{name}_s", 0.0) + spent / 1e9
-        values.update(times)
-        if seconds and "phase/forward_s" in times:
-            values["phase/other_s"] = max(0.0, seconds - sum(times.values()))
+            values[f"phase/{name}_s"] = values.get(f"phase/{name}_s", 0.0) + spent / 1e9
+        if seconds and "phase/forward_s" in values:
+            values["phase/other_s"] = max(0.0, seconds - sum([*values.values()][first:]))
 
 
 class LoggedLater:
@@ -243,10 +263,6 @@ class EarlyLog:
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}
-
-
-def _bad(roots: list[Root]) -> bool:
-    return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots)
 
 
 def _alike(a: float, b: float) -> bool:

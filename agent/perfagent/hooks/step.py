@@ -18,7 +18,7 @@ from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, 
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.signals.gradients import gradients_of, norms
+from perfagent.signals.gradients import gradients_of
 
 __all__ = [
     "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_norm", "watch_scaler_step", "watch_unscale",
@@ -67,7 +67,7 @@ def _look(p: Progress, optimizer: Any) -> None:
         return
     if p.completed >= p.measure_at:
         p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
-        _measure(p, gradients_of(optimizer))
+        p.health.measure(p, optimizer)
 
 
 @untraced
@@ -96,7 +96,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.trace.append((OPTIMIZER_END, now(), event))
         return
     if p.inside_roots and p.gradients is None and not p.clip_norm and p.completed >= p.measure_at:
-        _measure(p, gradients_of(optimizer))  # through a closure the gradients exist only now
+        p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
     if skipped is True:
         p.skipped += 1
     if lr is None and optimizer.param_groups:
@@ -104,8 +104,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
-        spent = now() - (p.step_end or p.trace[0][1])
-        p.measure_at = p.completed + p.governor.period(p.grad_cost_ns, spent)
+        p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0][1]))
     first = p.last is None
     p.complete(lr, skipped, event)
     if first and p.on_first_step is not None:
@@ -134,7 +133,8 @@ def _choose(p: Progress, optimizer: Any) -> None:
     others: list[Any] = []
     if not p.model_size or size < p.model_size:  # else it owns all of the model that the user named
         model, others = search(optimizer, model=not p.model_size)
-        p.found = None if model is None else weakref.ref(model)
+        if model is not None:
+            p.found = weakref.ref(model)
     for other in others:
         if other is not optimizer and owned(other) > size and not mine.keys() & parameters_of(other).keys():
             best, size = other, owned(other)
@@ -165,14 +165,6 @@ def _takes_over(p: Progress, optimizer: Any) -> bool:
     make_primary(p, optimizer)
     p.steppers.clear()
     return True
-
-
-def _measure(p: Progress, gradients: list[Any]) -> None:
-    started = now()
-    p.gradients = norms(gradients)
-    cost = now() - started
-    p.pass_ns += cost
-    p.grad_cost_ns = min(cost, 2 * p.grad_cost_ns) if p.grad_cost_ns else cost  # one preempted pass is not the rule
 
 
 # the whole call --------------------------------------------------------------------------------------------------------------
@@ -325,6 +317,10 @@ def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 def _clipped(p: Progress, tensors: Any, norm_type: float, total: Any) -> None:
     if not isinstance(tensors, (list, tuple)) or not tensors or not p.roots or (p.scaling and not p.unscaled):
         return
+    primary = p.primary() if p.primary is not None else None
+    if primary is not None and not any(one.grad is tensors[0] for group in primary.param_groups for one in group["params"]):
+        return  # of another optimizer
+    sound = True
     if float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
         value = take(total)
         if value is None:
@@ -332,8 +328,10 @@ def _clipped(p: Progress, tensors: Any, norm_type: float, total: Any) -> None:
         p.clip_norm.append(value)
         p.unusual = True
         p.clip_count += len(tensors)
-        finite = isinstance(value, float) and value - value == 0.0
-        if finite or (not isinstance(value, float) and p.completed < p.measure_at):
-            return
-    if p.gradients is None:  # clipping is about to change the gradients: what we want to know of them is to be had now
-        _measure(p, list(tensors))
+        sound = not isinstance(value, float) or value - value == 0.0
+    if p.gradients is None and (p.completed >= p.measure_at or not sound):
+        # clipping is about to change the gradients: what we want to know of them is to be had now
+        if primary is not None:
+            p.health.measure(p, primary)
+        else:
+            p.health.measure_unnamed(p, list(tensors))

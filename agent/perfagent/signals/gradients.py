@@ -1,8 +1,9 @@
-"""Global gradient norm and the number of parameters whose gradient holds NaN or Inf, from one pass over the gradients.
+"""Norms of the gradients, each parameter's and all together, from one pass over them.
 
 One `torch._foreach_norm` reads every gradient once (2 launches where a loop over parameters needs 1,500); a 2-norm that is not
-finite *is* the check for NaN and Inf. Per-parameter norms stay on the device until the sender's thread reads them. No
-collective is issued: for sharded parameters the square sum of the local shards is sent.
+finite *is* the check for NaN and Inf, one that is zero the check for a parameter that nothing reaches. The norms stay on the
+device until the sender's thread reads them. No collective is issued: of sharded parameters the squares of the local shards are
+sent, which the server adds up (sharding.py).
 """
 
 from __future__ import annotations
@@ -13,28 +14,156 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
+from perfagent.signals.layers import Layers, names_of
+from perfagent.signals.sharding import copies_of, local, world_size
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["GradientNorms", "gradients_of", "norms"]
+__all__ = ["VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "norms"]
+
+VANISHING_RMS = 1e-7
+"""Root mean square of a parameter's gradient below which it trains no more: SageMaker's VanishingGradient, which takes the mean
+of the absolute values (never above the root mean square)."""
+MOST_SUSPECTS = 32
+"""Parameters whose NaN and Inf are counted number by number; each count is a pass of its own."""
+
+
+class Plan:
+    """What is known of an optimizer's parameters before a pass: names, layers, sizes. Holds no parameter.
+
+    world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, where that
+    is known. uniform: all are plain tensors of one device and type. same_everywhere: every rank has the same gradients (DDP).
+    """
+
+    __slots__ = ("copies", "ids", "layers", "names", "same_everywhere", "sharded", "sizes", "uniform", "world")
+
+    def __init__(self, parameters: Sequence[Any], names: Sequence[str], model: Any) -> None:
+        torch = sys.modules["torch"]
+        self.ids = list(map(id, parameters))
+        self.names = list(names)
+        self.layers = Layers(names)
+        self.sizes = [int(local(p).numel()) for p in parameters]
+        self.world = world_size()
+        self.sharded = any(hasattr(p, "device_mesh") for p in parameters)
+        self.copies = copies_of(parameters, self.world) if self.sharded else None
+        if not self.sharded and _has_flat_shards(model):
+            self.sharded, self.copies = True, [1.0] * len(self.ids)
+        plain = {torch.Tensor, torch.nn.Parameter}
+        self.uniform = len({(p.device, p.dtype) for p in parameters}) == 1 and plain.issuperset(map(type, parameters))
+        self.same_everywhere = type(model).__name__ == "DistributedDataParallel"
+
+    @classmethod
+    def of(cls, optimizer: Any, model: Any) -> Plan:
+        """Of everything that an optimizer trains, named as in the model (None where that is not known)."""
+        return cls(parameters_of(optimizer), names_of(optimizer, model), model)
+
+    def fits(self, parameters: Sequence[Any]) -> bool:
+        """Whether these are the parameters it was made for."""
+        return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids
+
+
+def _has_flat_shards(model: Any) -> bool:
+    """FSDP's first version, sharding over all ranks: parameters are views into this rank's shard of a flat one."""
+    kind = getattr(sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel"), "FullyShardedDataParallel", None)
+    if kind is None or model is None:
+        return False
+    return any(isinstance(module, kind) and module.sharding_strategy.name == "FULL_SHARD" for module in model.modules())
+
+
+class Report:
+    """What a pass found, read on the sender's thread.
+
+    square_sum: of all gradients that this rank answers for (of a sharded model, its share of the whole); None where the number
+    of copies is not known. nonfinite: places of the parameters whose gradient holds NaN or Inf. zero_share, vanishing_share:
+    of the parameters that have a gradient, those where it is all zero, and those where it is below VANISHING_RMS but not zero.
+    layers: for each layer the sum of squares, None where none of its parameters has a gradient. counts: of some parameters, by
+    place, how many of their gradient's numbers are NaN or Inf.
+    """
+
+    __slots__ = ("counts", "layers", "nonfinite", "plan", "sharded", "square_sum", "vanishing_share", "zero_share")
+
+    def __init__(
+        self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float
+    ) -> None:
+        self.plan, self.sharded = plan, sharded
+        self.counts: dict[int, float] = {}
+        squares = [None if norm is None else norm * norm / (scale * scale) for norm in each]
+        self.nonfinite = [place for place, norm in enumerate(each) if norm is not None and not math.isfinite(norm)]
+        copies = plan.copies if plan is not None else None
+        if copies is not None:
+            squares = [None if square is None else square / n for square, n in zip(squares, copies, strict=True)]
+        known = not sharded or copies is not None
+        present = [square for square in squares if square is not None]
+        self.square_sum = _sum(present) if known else None
+        alive = [(norm, size) for norm, size in zip(each, sizes, strict=True) if norm is not None and size]
+        zero = sum(norm == 0.0 for norm, _ in alive)
+        faint = sum(0.0 < norm / scale < VANISHING_RMS * math.sqrt(size) for norm, size in alive)
+        self.zero_share, self.vanishing_share = (zero / len(alive), faint / len(alive)) if alive else (None, None)
+        self.layers: list[float | None] = []
+        if plan is not None and known:
+            self.layers = [None] * len(plan.layers.names)
+            for place, square in zip(plan.layers.of, squares, strict=True):
+                if square is not None:
+                    self.layers[place] = (self.layers[place] or 0.0) + square
+
+
+def _sum(squares: list[float]) -> float:
+    """fsum raises where infinities of both signs or an overflow meet; squares are never negative."""
+    return math.fsum(squares) if all(map(math.isfinite, squares)) else sum(squares)
 
 
 class GradientNorms:
-    """Norms of one pass, perhaps still on the device. sharded: they are of local shards, and other ranks hold the rest."""
+    """Norms of one pass, perhaps still on the device.
 
-    __slots__ = ("_readings", "count", "sharded")
+    plan: names and layers; None for gradients that nobody can name. sharded: other ranks hold the rest. readings: values with
+    the places of their parameters.
+    """
 
-    def __init__(self, readings: Sequence[Reading], count: int, sharded: bool) -> None:
-        self._readings, self.count, self.sharded = readings, count, sharded
+    __slots__ = ("_counts", "_plan", "_readings", "_sizes", "_suspects", "sharded")
+
+    def __init__(
+        self, readings: Sequence[tuple[Reading, Sequence[int]]], sizes: Sequence[int], plan: Plan | None, *, sharded: bool
+    ) -> None:
+        self._readings, self._sizes, self._plan, self.sharded = readings, sizes, plan, sharded
+        self._counts: Reading | None = None
+        self._suspects: Sequence[int] = ()
 
     def ready(self) -> bool:
-        return all(reading.ready() for reading in self._readings)
+        return all(reading.ready() for reading, _ in self._readings) and (self._counts is None or self._counts.ready())
 
-    def result(self) -> tuple[float, int]:
-        """Global 2-norm and count of non-finite tensors; once, when ready."""
-        each = [value for reading in self._readings for value in reading.values()]
-        return math.sqrt(math.fsum(value * value for value in each)), sum(not math.isfinite(value) for value in each)
+    def count_numbers(self, gradients: Sequence[Any], suspects: Sequence[int]) -> None:
+        """Counts NaN and Inf within some gradients as well: for the few that were bad, since each takes a pass and a mask."""
+        torch = sys.modules["torch"]
+        suspects = [place for place in suspects if place < len(gradients) and gradients[place] is not None][:MOST_SUSPECTS]
+        if not suspects:
+            return
+        with torch.no_grad():
+            parts = [_values(local(gradients[place])) for place in suspects]
+            device = parts[0].device
+            counts = [torch.isfinite(part).logical_not_().sum() for part in parts if part.device == device]
+            if len(counts) == len(parts):
+                self._counts, self._suspects = collect(torch.stack(counts)), suspects
+
+    def bad_on_host(self) -> list[int]:
+        """Places of the gradients that hold NaN or Inf, where the norms are in host memory already."""
+        here = [(reading.values(), places) for reading, places in self._readings if reading.on_host]
+        return [place for values, places in here for value, place in zip(values, places, strict=True) if not math.isfinite(value)]
+
+    def report(self, scale: float = 1.0) -> Report:
+        """The figures; once, when ready. scale: a factor that the gradients still carried."""
+        each: list[float | None] = [None] * len(self._sizes)
+        for reading, places in self._readings:
+            for place, value in zip(places, reading.values(), strict=True):
+                each[place] = value
+        report = Report(each, self._plan, self._sizes, sharded=self.sharded, scale=scale)
+        if self._counts is not None:
+            report.counts = dict(zip(self._suspects, self._counts.values(), strict=True))
+        return report
+
+
+def parameters_of(optimizer: Any) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def gradients_of(optimizer: Any) -> list[torch.Tensor]:
@@ -42,37 +171,65 @@ def gradients_of(optimizer: Any) -> list[torch.Tensor]:
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
-def norms(gradients: Iterable[torch.Tensor]) -> GradientNorms | None:
-    """One pass over the gradients; None when there are none, or when they cannot be read without waiting."""
+def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) -> GradientNorms | None:
+    """One pass over the gradients; None when there are none, or when they cannot be read without waiting.
+
+    plan: of the parameters they belong to; there may then be gaps (None) among them.
+    """
     torch = sys.modules["torch"]
-    plain, sharded = [], False
-    for gradient in gradients:
-        if type(gradient) is not torch.Tensor:
-            local = getattr(gradient, "_local_tensor", None)  # FSDP2 and tensor parallel: this rank's shard
-            if local is not None:
-                sharded = True
-                gradient = local  # noqa: PLW2901
-        if gradient.layout is not torch.strided:
-            gradient = gradient.coalesce().values()  # noqa: PLW2901 - duplicates of a sparse gradient count together
-        plain.append(gradient)
-    if not plain:
+    listed = list(gradients)
+    places = [place for place, gradient in enumerate(listed) if gradient is not None]
+    if not places:
         return None
+    if plan is not None and plan.uniform:
+        found = _uniform(torch, listed if len(places) == len(listed) else [listed[place] for place in places], places, plan)
+        if found is not None:
+            return found
+        plan.uniform = False
+    parts: dict[int, Any] = {}
+    sharded = plan is not None and plan.sharded
+    for place in places:
+        gradient: Any = listed[place]
+        if hasattr(gradient, "_local_tensor"):  # FSDP2 and tensor parallel: this rank's shard
+            sharded = True
+        part = _values(local(gradient))
+        if part.numel():
+            parts[place] = part
     readings = []
     with torch.no_grad():
-        for group in _alike(plain):
-            # a norm in half precision would overflow at 65504 and round to 8 bits
-            half = group[0].dtype in (torch.float16, torch.bfloat16)
-            each = torch._foreach_norm(group, 2, dtype=torch.float32) if half else torch._foreach_norm(group, 2)
-            reading = collect(torch.stack(each))
+        for together in _alike(parts).values():
+            reading = collect(_norms(torch, [parts[place] for place in together]))
             if reading is None:
                 return None
-            readings.append(reading)
-    return GradientNorms(readings, len(plain), sharded)
+            readings.append((reading, together))
+    sizes = plan.sizes if plan is not None else [parts[place].numel() if place in parts else 0 for place in range(len(listed))]
+    return GradientNorms(readings, sizes, plan, sharded=sharded) if readings else None
 
 
-def _alike(tensors: list[torch.Tensor]) -> list[list[torch.Tensor]]:
-    """Tensors by device and type, as the fast path of the foreach kernels wants them."""
-    groups: dict[tuple[Any, Any], list[torch.Tensor]] = {}
-    for tensor in tensors:
-        groups.setdefault((tensor.device, tensor.dtype), []).append(tensor)
-    return list(groups.values())
+def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) -> GradientNorms | None:
+    """The pass over plain tensors of one device and type, as nearly every model has them: no look at each of them."""
+    try:
+        with torch.no_grad():
+            reading = collect(_norms(torch, gradients))
+    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another type than its parameter
+        return None
+    return None if reading is None else GradientNorms([(reading, places)], plan.sizes, plan, sharded=plan.sharded)
+
+
+def _norms(torch: Any, tensors: list[Any]) -> Any:
+    # a norm in half precision would overflow at 65504 and round to 8 bits
+    half = tensors[0].dtype in (torch.float16, torch.bfloat16)
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32) if half else torch._foreach_norm(tensors, 2))
+
+
+def _values(tensor: Any) -> Any:
+    """The numbers of a gradient; duplicates of a sparse one count together."""
+    return tensor if tensor.layout is sys.modules["torch"].strided else tensor.coalesce().values()
+
+
+def _alike(tensors: dict[int, Any]) -> dict[tuple[Any, Any], list[int]]:
+    """Places by device and type, as the fast path of the foreach kernels wants them."""
+    groups: dict[tuple[Any, Any], list[int]] = {}
+    for place, tensor in tensors.items():
+        groups.setdefault((tensor.device, tensor.dtype), []).append(place)
+    return groups

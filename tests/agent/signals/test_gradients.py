@@ -8,14 +8,20 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.signals.gradients import gradients_of, norms
+from perfagent.signals.gradients import Plan, gradients_of, norms
+
+
+def result(gradients, plan=None):
+    """Global norm, and how many parameters have a gradient with NaN or Inf."""
+    report = norms(gradients, plan).report()
+    return math.sqrt(report.square_sum), len(report.nonfinite)
 
 
 def test_the_norm_is_the_one_clipping_computes():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
     model(torch.randn(4, 8)).square().mean().backward()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    norm, nonfinite = norms(gradients_of(optimizer)).result()
+    norm, nonfinite = result(gradients_of(optimizer))
     assert norm == pytest.approx(float(nn.utils.clip_grad_norm_(model.parameters(), 1e9)), rel=1e-6)
     assert nonfinite == 0
 
@@ -23,7 +29,7 @@ def test_the_norm_is_the_one_clipping_computes():
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), -float("inf")])
 def test_parameters_with_nan_or_inf_are_counted(poison):
     gradients = [torch.ones(3), torch.tensor([1.0, poison]), torch.ones(2, 2)]
-    norm, nonfinite = norms(gradients).result()
+    norm, nonfinite = result(gradients)
     assert nonfinite == 1
     assert not math.isfinite(norm)
 
@@ -34,7 +40,7 @@ def test_types_may_be_mixed_and_half_precision_does_not_overflow():
         torch.ones(4, dtype=torch.float64),
         torch.ones(4, dtype=torch.bfloat16),
     ]
-    norm, nonfinite = norms(gradients).result()
+    norm, nonfinite = result(gradients)
     assert norm == pytest.approx(math.sqrt(1000 * 1e6 + 8), rel=1e-3)
     assert nonfinite == 0
 
@@ -42,7 +48,7 @@ def test_types_may_be_mixed_and_half_precision_does_not_overflow():
 def test_duplicates_of_a_sparse_gradient_count_together():
     table = nn.Embedding(10, 2, sparse=True)
     table(torch.tensor([3, 3])).sum().backward()
-    assert norms([table.weight.grad]).result() == (pytest.approx(math.sqrt(8)), 0)
+    assert result([table.weight.grad]) == (pytest.approx(math.sqrt(8)), 0)
 
 
 def test_without_gradients_there_is_nothing_to_say():

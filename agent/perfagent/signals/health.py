@@ -1,0 +1,199 @@
+"""What is looked at of gradients and weights, and when: every step that the governor grants a pass, and more in some of those.
+
+A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step (updates.py)
+and, in the step that follows, looks for dead units (dead_units.py). What a pass has cost decides when the next one comes.
+Steps without a pass run nothing of this. In a job of several ranks the passes fall on the same steps on each: a period is a power of two
+there and counted from step 0, so that the server can put ranks together without any of them asking another.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.hooks.account import BACKWARD
+from perfagent.signals.dead_units import DeadShares, DeadUnits
+from perfagent.signals.gradients import MOST_SUSPECTS, Plan, Report, norms, parameters_of
+from perfagent.signals.updates import UpdateRatios, Weights
+
+if TYPE_CHECKING:
+    from perfagent.hooks.progress import Progress
+
+__all__ = ["DEEPER", "Health"]
+
+DEEPER = 8
+
+
+class Health:
+    """The measurements of one run.
+
+    rank: global rank. deeper: every how many passes more than norms is looked at. on_nonfinite: called on the sender's thread
+    with a step and the names of the parameters whose gradient held NaN or Inf in it (skipped steps of mixed precision aside).
+    """
+
+    __slots__ = ("_cost_ns", "_extra_ns", "_passes", "_plan", "_suspects", "_weights", "deeper", "on_nonfinite", "rank")
+
+    def __init__(self, rank: int = 0) -> None:
+        self.rank = rank
+        self.deeper = DEEPER
+        self.on_nonfinite: Callable[[int, list[str]], None] | None = None
+        self._plan: Plan | None = None
+        self._weights: Weights | None = None
+        self._suspects: list[int] = []
+        self._passes = self._cost_ns = self._extra_ns = 0
+
+    # ---- on the training thread
+
+    def measure(self, p: Progress, optimizer: Any, *, after: bool = False) -> None:
+        """A pass over the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
+        started = time.perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        plan = self._plan
+        if plan is None or not plan.fits(parameters):
+            plan = self._plan = Plan.of(optimizer, _alive(p.found))
+        gradients = [parameter.grad for parameter in parameters]
+        p.gradients = found = norms(gradients, plan)
+        if found is not None and (self._suspects or _loss_is_bad(p)):
+            found.count_numbers(gradients, self._suspects or found.bad_on_host())
+            self._suspects = []
+        cost = time.perf_counter_ns() - started
+        self._count(p, cost)
+        if found is not None and not after and self._passes % self.deeper == 1 % self.deeper:
+            self._weights = Weights(parameters, plan)
+            self._extra_ns = time.perf_counter_ns() - started - cost
+        self._passes += 1
+
+    def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
+        """A pass over gradients of which only the values are known: what is clipped before any optimizer was seen."""
+        started = time.perf_counter_ns()
+        p.gradients = norms(gradients)
+        self._count(p, time.perf_counter_ns() - started)
+
+    def _count(self, p: Progress, cost: int) -> None:
+        p.pass_ns += cost
+        self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # one preempted pass is not the rule
+
+    def finish(self, p: Progress, optimizer: Any, step_ns: int) -> None:
+        """After the step of a pass, before the step counts as completed: the weights again, and when the next pass comes."""
+        started = time.perf_counter_ns()
+        kept, self._weights = self._weights, None
+        if kept is not None:
+            ratios = kept.compare(parameters_of(optimizer))
+            if ratios is not None:
+                p.extras.append(_Updates(ratios))
+                p.unusual = True
+            model = _alive(p.found)
+            if model is not None:
+                self._look_for_dead_units(p, model)
+            self._extra_ns += time.perf_counter_ns() - started
+            p.pass_ns += self._extra_ns
+        extra, self._extra_ns = self._extra_ns, 0
+        period = p.governor.period(self._cost_ns + extra, step_ns)
+        if self._plan is not None and self._plan.world > 1:
+            period = 1 << (period - 1).bit_length()
+            p.measure_at = (p.completed // period + 1) * period
+        else:
+            p.measure_at = p.completed + period
+
+    def _look_for_dead_units(self, p: Progress, model: Any) -> None:
+        def done(shares: DeadShares) -> None:
+            p.extras.append(_Dead(shares))
+            p.unusual = True
+
+        probe = DeadUnits(model, done)
+        if probe:
+            p.probe = probe
+
+    # ---- on the sender's thread
+
+    def tell(
+        self, p: Progress, when: tuple[int, float, float], values: dict[str, float], found: Report
+    ) -> tuple[float | None, int]:
+        """What a pass found: more series of the step, rows of layers; the answer is the norm, None where ranks hold parts of it,
+        and how many parameters are bad."""
+        for name, share in (("grad/zero_share", found.zero_share), ("grad/vanishing_share", found.vanishing_share)):
+            if share is not None:
+                values[name] = share
+        plan = found.plan
+        if plan is not None:
+            self._tell_layers(p, when, plan, found.layers)
+            self._tell_bad(p, when, plan, found)
+        if not found.sharded:
+            return math.sqrt(found.square_sum or 0.0), len(found.nonfinite)
+        if found.square_sum is not None:
+            values["grad/local_square_sum"] = found.square_sum
+        return None, len(found.nonfinite)
+
+    def _tell_layers(self, p: Progress, when: tuple[int, float, float], plan: Plan, squares: list[float | None]) -> None:
+        if plan.same_everywhere and self.rank:
+            return
+        group = "grad_square_sum" if plan.sharded else "grad_norm"
+        present = [(name, square) for name, square in zip(plan.layers.names, squares, strict=False) if square is not None]
+        if present:
+            names = _interned(tuple(f"{group}/{name}" for name, _ in present))
+            p.rows.append((*when, names, [square if plan.sharded else math.sqrt(square) for _, square in present]))
+
+    def _tell_bad(self, p: Progress, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
+        if found.counts:
+            p.rows.append((*when, {f"grad_nonfinite/{plan.names[place]}": count for place, count in found.counts.items()}))
+        if not found.nonfinite:
+            return
+        if not found.counts:  # not known beforehand which would be bad: count them in the next step
+            self._suspects = found.nonfinite[:MOST_SUSPECTS]
+            p.measure_at = min(p.measure_at, p.completed)
+        if self.on_nonfinite is not None:
+            self.on_nonfinite(when[0], [plan.names[place] for place in found.nonfinite])
+
+
+_rows: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+
+def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
+    """One tuple object per set of layers, so that the sender groups rows by identity."""
+    if len(_rows) > 256:  # parameters whose gradients come and go
+        _rows.clear()
+    return _rows.setdefault(names, names)
+
+
+def _loss_is_bad(p: Progress) -> bool:
+    return any(entry[0] == BACKWARD and isinstance(entry[3], float) and not math.isfinite(entry[3]) for entry in p.trace)
+
+
+def _alive(reference: weakref.ref[Any] | None) -> Any:
+    return None if reference is None else reference()
+
+
+class _Updates:
+    """Update-to-weight ratios as series of their step."""
+
+    __slots__ = ("_ratios", "ready")
+
+    def __init__(self, ratios: UpdateRatios) -> None:
+        self._ratios = ratios
+        self.ready = ratios.ready
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:
+        total, layers = self._ratios.rows()
+        if skipped:
+            return
+        if total is not None:
+            values["update/ratio"] = total
+        rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
+
+
+class _Dead:
+    """Shares of dead units as series of their step."""
+
+    __slots__ = ("_shares", "ready")
+
+    def __init__(self, shares: DeadShares) -> None:
+        self._shares = shares
+        self.ready = shares.ready
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
+        shares = self._shares.shares()
+        values["dead/share"] = sum(shares.values()) / len(shares)
+        rows.append({f"dead_share/{name}": share for name, share in shares.items()})

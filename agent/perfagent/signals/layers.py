@@ -1,0 +1,68 @@
+"""Names of what an optimizer trains, and the layers in which a heat map shows it.
+
+A model of at most 256 parameters has a row for each; a larger one has a row for each module, or for each group of modules at
+the greatest depth that gives at most 256 rows. The rows keep the order of the parameters, which is that of the forward pass in
+nearly every model. Nothing here holds a parameter: names and indices only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+__all__ = ["MOST_LAYERS", "Layers", "names_of"]
+
+MOST_LAYERS = 256
+_MOST_BYTES = 200
+"""Of a layer's name: with the group before it, it stays below what a metric name may have."""
+_WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
+"""What torch.compile, FSDP, activation checkpointing and Lightning put into a parameter's path."""
+
+
+class Layers:
+    """names: of the rows, in order; of: for each parameter the row it belongs to."""
+
+    __slots__ = ("names", "of")
+
+    def __init__(self, parameters: Sequence[str], most: int = MOST_LAYERS) -> None:
+        rows: dict[str, int] = {}
+        self.of = [rows.setdefault(name, len(rows)) for name in _grouped(parameters, most)]
+        self.names = tuple(rows)
+
+
+def _grouped(parameters: Sequence[str], most: int) -> list[str]:
+    """For each parameter the name of its row."""
+    if len(set(parameters)) <= most:
+        return list(parameters)
+    paths = [name.split(".") for name in parameters]
+    modules = [path[:-1] or path for path in paths]
+    for depth in range(max(map(len, modules)), 0, -1):
+        cut = [".".join(path[:depth]) for path in modules]
+        if len(set(cut)) <= most:
+            return cut
+    each = -(-len(parameters) // most)  # a flat list of very many: neighbors together
+    return [parameters[i // each * each] for i in range(len(parameters))]
+
+
+def names_of(optimizer: Any, model: Any) -> list[str]:
+    """A name for each parameter of an optimizer, in its order: as in the model; `group0.3` where neither of the two tells."""
+    known = {} if model is None else {id(p): _clean(name) for name, p in model.named_parameters()}
+    names = []
+    for number, group in enumerate(optimizer.param_groups):
+        told = group.get("param_names")
+        for place, parameter in enumerate(group["params"]):
+            name = known.get(id(parameter))
+            if name is None:
+                named = isinstance(told, list) and len(told) == len(group["params"])
+                name = _clean(str(told[place])) if named else f"group{number}.{place}"
+            names.append(name)
+    return names
+
+
+def _clean(name: str) -> str:
+    """A parameter's path without what wrappers added."""
+    parts = [part for part in name.split(".") if part not in _WRAPPERS]
+    if len(parts) > 1 and parts[0] == "module":  # DistributedDataParallel, DataParallel and DeepSpeed's engine
+        del parts[0]
+    text = ".".join(parts) or name
+    return text if len(text.encode("utf-8", "replace")) <= _MOST_BYTES else text[-_MOST_BYTES // 4 :]
