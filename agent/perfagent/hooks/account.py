@@ -42,22 +42,22 @@ class Root(NamedTuple):
     divided: bool
 
 
+_NOTHING: dict[str, Any] = {}
+
+
 class Breakdown:
-    """What one step consisted of. None is what cannot be known; device_*: pairs of events, where a device clock runs."""
+    """What one step consisted of. None is what cannot be known; device: pairs of events by phase, where a device clock runs.
 
-    __slots__ = (
-        "backward_ns", "batches", "data_ns", "device", "embedded_tokens", "forward_ns", "forwards", "optimizer_ns", "phases_ns",
-        "samples", "tokens",
-    )  # fmt: skip
+    Most steps leave most of it as it is here, on the class: making one costs next to nothing.
+    """
 
-    def __init__(self) -> None:
-        self.data_ns: int | None = None
-        self.forward_ns: int | None = None
-        self.backward_ns = self.optimizer_ns = 0
-        self.batches = self.forwards = 0
-        self.samples = self.tokens = self.embedded_tokens = 0
-        self.phases_ns: dict[str, int] = {}
-        self.device: dict[str, list[tuple[Any, Any]]] = {}
+    data_ns: int | None = None
+    forward_ns: int | None = None
+    backward_ns = optimizer_ns = 0
+    batches = forwards = 0
+    samples = tokens = embedded_tokens = 0
+    phases_ns: dict[str, int] = _NOTHING
+    device: dict[str, list[tuple[Any, Any]]] = _NOTHING
 
     def take(self, size: Size | None) -> None:
         if size is None:
@@ -85,15 +85,19 @@ class Account:
         self._waiting: dict[int, deque[Size]] = {}
         self._loader = 0
         self._training_only = False
+        self._forward = _Forward()
 
-    def read(self, trace: list[Entry]) -> Breakdown:
+    def read(self, trace: list[Entry], *, device: bool = False) -> Breakdown:
+        """device: the entries carry events of a device clock."""
         step = Breakdown()
-        forward = _Forward()
+        if device:
+            step.device = {}
+        forward = self._forward
+        forward.reset()
         backward_at = optimizer_at = 0
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
         fetches = 0
-        self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
         for entry in trace:
             kind, at = entry[0], entry[1]
             if kind == DATA:
@@ -108,7 +112,7 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
-                if self._training_only and not entry[3]:
+                if not entry[3] and self._trains(trace):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
@@ -133,18 +137,27 @@ class Account:
                 step.backward_ns += at - backward_at
                 if optimizer_depth:
                     inside_ns += at - backward_at
-                _pair(step.device, "backward", backward_event, entry[2])
+                if device:
+                    _pair(step.device, "backward", backward_event, entry[2])
                 backward_at = 0
             elif kind == OPTIMIZER:
                 optimizer_depth, optimizer_at, optimizer_event, inside_ns = 1, at, entry[2], 0
             elif kind == OPTIMIZER_END:
                 if optimizer_depth:
                     step.optimizer_ns += at - optimizer_at - inside_ns
-                    _pair(step.device, "optimizer", optimizer_event, entry[2])
+                    if device:
+                        _pair(step.device, "optimizer", optimizer_event, entry[2])
                 optimizer_depth = 0
             elif kind == PHASE:
+                if step.phases_ns is _NOTHING:
+                    step.phases_ns = {}
                 step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + entry[2] - at
         return step
+
+    def _trains(self, trace: list[Entry]) -> bool:
+        """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
+        self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
+        return self._training_only
 
     def _queue(self, loader: int, size: Size) -> None:
         self._loader = loader
@@ -170,9 +183,13 @@ class _Forward:
     __slots__ = ("_began", "_calls", "_event", "_pairs", "_size", "_spent", "ignored")
 
     def __init__(self) -> None:
+        self.ignored = 0
+        self.reset()
+
+    def reset(self) -> None:
         self._began = self._spent = self._calls = self.ignored = 0
         self._event: Any = None
-        self._pairs: list[tuple[Any, Any]] = []
+        self._pairs: list[tuple[Any, Any]] | None = None
         self._size: Size | None = None
 
     def begin(self, at: int, event: Any, size: Size | None) -> None:
@@ -190,20 +207,23 @@ class _Forward:
         if self.ignored:
             self.ignored -= 1
         elif holds_loss and self._began:
-            self._spent += at - self._began
-            self._pairs.append((self._event, event))
+            self._add(at, event)
             self._began = 0
+
+    def _add(self, at: int, event: Any) -> None:
+        self._spent += at - self._began
+        if event is not None:
+            self._pairs = [*(self._pairs or ()), (self._event, event)]
 
     def end(self, at: int, event: Any, device: dict[str, list[tuple[Any, Any]]]) -> tuple[int, Size | None, int]:
         """ns of the forward passes that this backward belongs to, the size of the last batch, the number of calls."""
-        spent, size, calls = self._spent, self._size, self._calls
         if self._began:
-            spent += at - self._began
-            self._pairs.append((self._event, event))
-        for begin, end in self._pairs:
+            self._add(at, event)
+        for begin, end in self._pairs or ():
             _pair(device, "forward", begin, end)
-        self.__init__()  # type: ignore[misc]
-        return spent, size, calls
+        ended = self._spent, self._size, self._calls
+        self.reset()
+        return ended
 
 
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
