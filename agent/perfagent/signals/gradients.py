@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
@@ -20,7 +21,7 @@ from perfagent.signals.sharding import copies_of, local, world_size
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "norms"]
+__all__ = ["MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "norms", "parameters_of"]
 
 VANISHING_RMS = 1e-7
 """Root mean square of a parameter's gradient below which it trains no more: SageMaker's VanishingGradient, which takes the mean
@@ -75,17 +76,15 @@ class Report:
     """What a pass found, read on the sender's thread.
 
     square_sum: of all gradients that this rank answers for (of a sharded model, its share of the whole); None where the number
-    of copies is not known. nonfinite: places of the parameters whose gradient holds NaN or Inf. zero_share, vanishing_share:
-    of the parameters that have a gradient, those where it is all zero, and those where it is below VANISHING_RMS but not zero.
+    of copies is not known. nonfinite: places of the parameters whose gradient holds NaN or Inf. shares: by name of the series, of
+    the parameters that have a gradient those where it is all zero, and those where it is below VANISHING_RMS but not zero.
     layers: for each layer the sum of squares, None where none of its parameters has a gradient. counts: of some parameters, by
     place, how many of their gradient's numbers are NaN or Inf.
     """
 
-    __slots__ = ("counts", "layers", "nonfinite", "plan", "sharded", "square_sum", "vanishing_share", "zero_share")
+    __slots__ = ("counts", "layers", "nonfinite", "plan", "sharded", "shares", "square_sum")
 
-    def __init__(
-        self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float
-    ) -> None:
+    def __init__(self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float) -> None:
         self.plan, self.sharded = plan, sharded
         self.counts: dict[int, float] = {}
         squares = [None if norm is None else norm * norm / (scale * scale) for norm in each]
@@ -99,7 +98,7 @@ class Report:
         alive = [(norm, size) for norm, size in zip(each, sizes, strict=True) if norm is not None and size]
         zero = sum(norm == 0.0 for norm, _ in alive)
         faint = sum(0.0 < norm / scale < VANISHING_RMS * math.sqrt(size) for norm, size in alive)
-        self.zero_share, self.vanishing_share = (zero / len(alive), faint / len(alive)) if alive else (None, None)
+        self.shares = {"grad/zero_share": zero / len(alive), "grad/vanishing_share": faint / len(alive)} if alive else {}
         self.layers: list[float | None] = []
         if plan is not None and known:
             self.layers = [None] * len(plan.layers.names)
@@ -163,7 +162,8 @@ class GradientNorms:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    return [p for group in optimizer.param_groups for p in group["params"]]
+    """All that an optimizer trains, in its order."""
+    return list(chain.from_iterable([group["params"] for group in optimizer.param_groups]))
 
 
 def gradients_of(optimizer: Any) -> list[torch.Tensor]:

@@ -2,13 +2,15 @@
 
 A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step (updates.py)
 and, in the step that follows, looks for dead units (dead_units.py). What a pass has cost decides when the next one comes.
-Steps without a pass run nothing of this. In a job of several ranks the passes fall on the same steps on each: a period is a power of two
-there and counted from step 0, so that the server can put ranks together without any of them asking another.
+Steps without a pass run nothing of this. In a job of several ranks the passes fall on the same steps on each, as far as their
+periods go: a period is a power of two there and counted from step 0, so that the server can put ranks together without any of
+them asking another.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import time
 import weakref
 from collections.abc import Callable
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["DEEPER", "Health"]
 
 DEEPER = 8
+_gradient = operator.attrgetter("grad")
 
 
 class Health:
@@ -54,7 +57,7 @@ class Health:
         plan = self._plan
         if plan is None or not plan.fits(parameters):
             plan = self._plan = Plan.of(optimizer, _alive(p.found))
-        gradients = [parameter.grad for parameter in parameters]
+        gradients = list(map(_gradient, parameters))
         p.gradients = found = norms(gradients, plan)
         if found is not None and (self._suspects or _loss_is_bad(p)):
             found.count_numbers(gradients, self._suspects or found.bad_on_host())
@@ -114,9 +117,7 @@ class Health:
     ) -> tuple[float | None, int]:
         """What a pass found: more series of the step, rows of layers; the answer is the norm, None where ranks hold parts of it,
         and how many parameters are bad."""
-        for name, share in (("grad/zero_share", found.zero_share), ("grad/vanishing_share", found.vanishing_share)):
-            if share is not None:
-                values[name] = share
+        values.update(found.shares)
         plan = found.plan
         if plan is not None:
             self._tell_layers(p, when, plan, found.layers)

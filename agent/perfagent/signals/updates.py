@@ -40,7 +40,11 @@ class Weights:
         with torch.no_grad():
             for place, parameter in enumerate(parameters):
                 weights = local(parameter)
-                if type(weights) not in (torch.Tensor, torch.nn.Parameter) or not weights.is_floating_point() or not weights.numel():
+                if (
+                    type(weights) not in (torch.Tensor, torch.nn.Parameter)
+                    or not weights.is_floating_point()
+                    or not weights.numel()
+                ):
                     continue  # quantized weights and other kinds of their own
                 sample = _flat(weights)[:: self._strides[place]]
                 groups.setdefault((weights.device, weights.dtype), []).append((place, sample))
