@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from perfagent.config import AgentConfig
+from perfagent.delivery.segments import records
 from perfagent.delivery.sender import Sender
-from perfagent.delivery.spool import records
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.redaction import HIDDEN, redacted, redacted_arguments, redacted_text, secret_key

@@ -6,6 +6,7 @@ import os
 import random
 import resource
 import stat
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery import spool as module
+from perfagent.delivery import segments
 from perfagent.delivery.columns import pack
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
 from perfagent.wire import Event, Group
@@ -170,9 +171,8 @@ def test_a07_a_crash_right_after_halving_sends_the_halves_and_not_the_whole(tmp_
     spool.append(rows(0, 4), [], now=0.0)
     frame = spool.next()
     assert frame is not None
-    acked, spool._write_state = spool._write_state, lambda: True  # type: ignore[method-assign] # the process dies before this
+    spool.files.write_state = lambda: True  # type: ignore[method-assign] # the process dies before this
     assert spool.split(frame.seq)
-    assert acked is not None
     crash(spool)
     halves = drain(Spool.open(tmp_path / "s"))
     assert frame.seq not in [half.seq for half in halves]
@@ -213,7 +213,7 @@ def sample_spool(folder: Path, ticks: int = 4) -> Path:
 @pytest.mark.fault
 def test_a16_truncated_at_every_offset_the_whole_records_before_are_read(tmp_path: Path) -> None:
     original = sample_spool(tmp_path / "whole").read_bytes()
-    offsets = [offset for offset, kind, _ in module.records(original) if kind == module.TICK]
+    offsets = [offset for offset, kind, _ in segments.records(original) if kind == segments.TICK]
     ends = [*offsets[1:], len(original)]
     for cut in range(len(original)):
         folder = tmp_path / f"cut{cut}"
@@ -243,7 +243,9 @@ def test_a16_flipped_bits_never_stop_the_start_and_never_invent_samples(
     found = steps_of(*drain(spool))
     assert found == list(range(len(found)))
     whole = [
-        offset + module._FRAMING.size + len(payload) for offset, kind, payload in module.records(bytes(content)) if kind == b"T"
+        offset + segments.FRAMING.size + len(payload)
+        for offset, kind, payload in segments.records(bytes(content))
+        if kind == b"T"
     ]
     assert len(found) == 3 * len(whole)
     spool.abandon()
@@ -253,7 +255,7 @@ def test_a16_flipped_bits_never_stop_the_start_and_never_invent_samples(
 def test_a16_a_broken_middle_is_kept_as_corrupt_and_what_is_before_it_survives_a_second_start(tmp_path: Path) -> None:
     path = sample_spool(tmp_path / "s")
     content = bytearray(path.read_bytes())
-    third = [offset for offset, kind, _ in module.records(bytes(content)) if kind == b"T"][2]
+    third = [offset for offset, kind, _ in segments.records(bytes(content)) if kind == b"T"][2]
     content[third + 20] ^= 1
     path.write_bytes(content)
     first = Spool.open(tmp_path / "s")
@@ -325,7 +327,7 @@ class FullDisk:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.left = -1
         self._write, self._pwrite = os.write, os.pwrite
-        monkeypatch.setattr(module.os, "write", self.write)
+        monkeypatch.setattr(os, "write", self.write)
 
     def write(self, fd: int, data: bytes | memoryview) -> int:
         if self.left < 0:
@@ -347,7 +349,7 @@ def test_a15_a_short_write_is_cut_back_and_later_records_can_be_read(tmp_path: P
     assert spool.error is not None
     assert spool.error.errno == errno.ENOSPC
     disk.left = -1
-    spool._retry_at = 0.0
+    spool.files.retry_at = 0.0
     assert spool.append(rows(6), [], now=0.0)
     crash(spool)
     assert steps_of(*drain(Spool.open(tmp_path / "s"))) == [0, 1, 2, 6, 7, 8]
@@ -366,15 +368,15 @@ def test_a15_memory_is_bounded_while_the_disk_is_full_and_events_outlive_samples
         spool.append(
             [Group(step=list(range(2000)), time=column, monotonic=column, values={"x": column})], [event(str(tick))], now=0.0
         )
-        spool._retry_at = 0.0
+        spool.files.retry_at = 0.0
         spool.hold(now=1e9)
-    assert sum(len(kept.blob or b"") for kept in spool._kept) <= 200_000
+    assert 0 < spool.in_memory <= 200_000
     assert spool.counters["dropped"] > 0
     assert spool.counters["dropped_events"] == 0
     disk.left = -1
-    spool._retry_at = 0.0
+    spool.files.retry_at = 0.0
     spool.hold(now=1e9)  # space is back: what was in memory goes to the disk
-    assert all(kept.blob is None for kept in spool._kept)
+    assert spool.in_memory == 0
     frames = drain(spool)
     assert [e.data["title"] for frame in frames for e in frame.events] == [str(tick) for tick in range(40)]
     assert len(steps_of(*frames)) + spool.counters["dropped"] == 80_000
@@ -391,7 +393,7 @@ def test_a15_too_many_open_files_is_survived(tmp_path: Path) -> None:
         assert not spool.append(rows(0), [], now=0.0)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    spool._retry_at = 0.0
+    spool.files.retry_at = 0.0
     assert spool.append(rows(3), [], now=0.0)
     assert steps_of(*drain(spool)) == [0, 1, 2, 3, 4, 5]
 
@@ -404,7 +406,7 @@ def test_a15_a_mark_that_cannot_be_written_takes_its_ticks_off_the_disk(tmp_path
     def full(*_: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "pwrite", full)
+    monkeypatch.setattr(os, "pwrite", full)
     frame = spool.next()
     assert frame is not None
     crash(spool)
@@ -434,7 +436,7 @@ def test_a05_a_day_at_100_points_a_second_fits_in_64_megabytes(tmp_path: Path) -
                 walk = []
                 for _ in steps:
                     state[n] += noise.gauss(0, 0.01)
-                    walk.append(float(module.struct.unpack("<f", module.struct.pack("<f", state[n]))[0]))
+                    walk.append(float(struct.unpack("<f", struct.pack("<f", state[n]))[0]))
                 columns[name] = pack(walk)
             spool.append([Group(step=steps, time=times, monotonic=monotonics, values=columns)], [], now=60.0 * minute)
         spool.hold(now=60.0 * minute + 61)
@@ -451,7 +453,7 @@ def resident() -> int:
 
 @pytest.mark.fault
 def test_a05_over_the_cap_samples_are_thinned_and_events_and_nan_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "SEGMENT_BYTES", 100_000)
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100_000)
     spool = Spool(tmp_path / "s", header(), max_bytes=1_000_000)
     noise = random.Random(0)
     nan_steps = []

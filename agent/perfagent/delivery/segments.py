@@ -1,0 +1,418 @@
+"""The files of one source's spool: CRC-framed records in segments that only grow, a lock, two slots of state.
+
+    <root>/<source>/        0700, files 0600
+      lock                  flock'ed by the process that owns the source; free means that its process is dead
+      state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
+      00000001.ticks        what was drained every 200 ms
+      00000002.frames       whole frames, compressed
+
+A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in
+spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is told from damage, and an error of the disk
+is kept in `error` and never raised to who writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import math
+import os
+import re
+import struct
+import time
+import zlib
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+__all__ = [
+    "BAD_RECORD",
+    "FRAME",
+    "FRAMING",
+    "HEADER",
+    "MAGIC",
+    "MAX_RECORD",
+    "SEGMENT_BYTES",
+    "TICK",
+    "Header",
+    "Segments",
+    "SpoolBusyError",
+    "State",
+    "decode_header",
+    "folders",
+    "framed",
+    "number_of",
+    "numbered",
+    "owner",
+    "records",
+    "torn",
+    "write_whole",
+]
+
+MAGIC = b"perfagent spool 1\n"
+FRAMING = struct.Struct("<IIc")  # length of the payload, CRC-32 of kind and payload, kind
+HEADER, TICK, FRAME = b"H", b"T", b"F"
+MAX_RECORD = 64 * 2**20
+SEGMENT_BYTES = 8 * 2**20
+RETRY_S = 1.0
+"""After an error of the disk nothing is tried for so long."""
+
+_STATE = struct.Struct("<QQQQQI")  # generation, the fields of State, CRC-32 of the rest
+_SLOT = 64
+
+
+class SpoolBusyError(Exception):
+    """Another process owns this source: its flock is held."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Header:
+    """Whose samples these are: first record of every file, and again when the run's id becomes known."""
+
+    source: str
+    project: str
+    rank: int
+    server: str | None
+    run: str | None = None
+    attempt: int = 0
+    name: str | None = None
+    pid: int = 0
+    pid_start: int = 0
+    """Start of the process in clock ticks after boot (/proc/PID/stat): tells a recycled pid apart."""
+    started: float = 0.0
+    next_seq: int = 1
+    """The number that the next frame gets."""
+    next_tick: int = 1
+    closed: str = ""
+    """The last state, where the process wrote one before it ended."""
+
+
+@dataclass(slots=True)
+class State:
+    """What must survive although it changes with every frame. marked: the frame sent last, which holds the ticks after
+    `mark_from` up to `mark_upto`; acked: everything up to this frame is with the server."""
+
+    acked: int = 0
+    marked: int = 0
+    mark_from: int = 0
+    mark_upto: int = 0
+
+
+_encoder = msgspec.msgpack.Encoder()
+_header_decoder = msgspec.msgpack.Decoder(Header)
+BAD_RECORD = (msgspec.DecodeError, ValueError, RecursionError, zlib.error)
+
+
+@dataclass(slots=True)
+class _Growing:
+    """The file of one kind that is being written."""
+
+    suffix: str
+    fd: int = -1
+    path: Path | None = None
+    size: int = 0
+
+
+class Segments:
+    """The folder of one source. `kind` is "ticks" or "frames" throughout.
+
+    error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the spool.
+    """
+
+    def __init__(self, folder: Path, header: Header, counters: Counter[str]) -> None:
+        self.folder, self.header, self.counters = folder, header, counters
+        self.state = State()
+        self.error: OSError | None = None
+        self.on_disk = 0
+        self.retry_at = 0.0
+        self.ready = False
+        self.number = 0
+        self.old_ticks: list[tuple[Path, int]] = []
+        """Files of ticks that no longer grow, with the last tick in each."""
+        self._generation = 0
+        self._lock_fd = self._state_fd = -1
+        self._growing = {"ticks": _Growing("ticks"), "frames": _Growing("frames")}
+
+    # ---- opening and closing
+
+    def create(self) -> bool:
+        """Makes the folder and takes its lock. False (and `error`) when the disk does not allow it; try again later."""
+        if self.ready:
+            return True
+        try:
+            for missing in [p for p in (self.folder, *self.folder.parents) if not p.exists()][::-1]:
+                missing.mkdir(mode=0o700, exist_ok=True)
+            self.lock()
+            with contextlib.suppress(OSError):  # on a full disk the watcher finds nothing, and the next start delivers
+                os.ftruncate(self._lock_fd, 0)
+                os.pwrite(self._lock_fd, f"{self.header.pid} {self.header.pid_start}".encode("ascii"), 0)
+            self._state_fd = self.open_private("state", os.O_RDWR | os.O_CREAT)
+            if os.fstat(self._state_fd).st_size < 2 * _SLOT:
+                self.write_state()
+            self.ready = True
+        except OSError as error:
+            self.failed(error)
+            self._close_fd("_lock_fd")
+            return False
+        return True
+
+    def take_over(self) -> None:
+        """After `lock()`: the state that a dead process left. Raises OSError."""
+        self._state_fd = self.open_private("state", os.O_RDWR | os.O_CREAT)
+        self._read_state()
+        self.ready = True
+
+    def lock(self) -> None:
+        """Raises SpoolBusyError while another process holds it, OSError for trouble of the disk."""
+        self._lock_fd = self.open_private("lock", os.O_RDWR | os.O_CREAT)
+        try:
+            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            self._close_fd("_lock_fd")
+            if isinstance(error, BlockingIOError):
+                raise SpoolBusyError(f"{self.folder} belongs to a running process") from error
+            raise
+
+    def open_private(self, name: str, flags: int) -> int:
+        return os.open(self.folder / name, flags | os.O_CLOEXEC, 0o600)
+
+    def close(self) -> None:
+        """Closes the files and does nothing else; nothing is written afterwards."""
+        for growing in self._growing.values():
+            fd, growing.fd = growing.fd, -1
+            if fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.close(fd)
+        self._close_fd("_state_fd")
+        self._close_fd("_lock_fd")
+        self.ready = False
+        self.retry_at = math.inf
+
+    def forked(self) -> None:
+        """In a forked child: closes the files, also one that the parent's thread had opened but not yet noted down."""
+        self.close()
+        mine = str(self.folder) + os.sep
+        with contextlib.suppress(OSError):
+            for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
+                with contextlib.suppress(OSError):
+                    if os.readlink(f"/proc/self/fd/{name}").startswith(mine):  # noqa: PTH115
+                        os.close(int(name))
+
+    def _close_fd(self, name: str) -> None:
+        fd = getattr(self, name)
+        setattr(self, name, -1)
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                os.close(fd)
+
+    # ---- writing
+
+    def append(self, kind: str, record: bytes) -> int:
+        """Appends one record; its offset + 1, or 0 when the disk did not take it all (then none of it stays)."""
+        if time.monotonic() < self.retry_at or not self.create():
+            return 0
+        growing = self._growing[kind]
+        try:
+            if growing.fd >= 0 and growing.size + len(record) > SEGMENT_BYTES:
+                self.rotate(kind)
+            if growing.fd < 0:
+                self._new_file(growing)
+            write_whole(growing.fd, growing.size, record)
+        except OSError as error:
+            self.failed(error)
+            return 0
+        self.error = None
+        place = growing.size
+        growing.size += len(record)
+        self.on_disk += len(record)
+        return place + 1
+
+    def append_header(self, kind: str | None = None) -> None:
+        """Writes the header again, into the files that are open or into one kind (opened if need be)."""
+        for name, growing in self._growing.items():
+            if name == kind or (kind is None and growing.fd >= 0):
+                self.append(name, framed(HEADER, self.header_bytes()))
+
+    def _new_file(self, growing: _Growing) -> None:
+        self.number += 1
+        path = self.folder / f"{self.number:08d}.{growing.suffix}"
+        start = MAGIC + framed(HEADER, self.header_bytes())
+        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        try:
+            write_whole(fd, 0, start)
+        except OSError:
+            os.close(fd)
+            with contextlib.suppress(OSError):
+                path.unlink()
+            raise
+        growing.fd, growing.path, growing.size = fd, path, len(start)
+        self.on_disk += len(start)
+
+    def rotate(self, kind: str) -> Path | None:
+        """Closes the file that grows; the next record starts another. The closed file, None where there was none."""
+        growing = self._growing[kind]
+        path, growing.path = growing.path, None
+        fd, growing.fd = growing.fd, -1
+        if fd >= 0:
+            os.close(fd)
+        if path is not None and kind == "ticks":
+            self.old_ticks.append((path, self.header.next_tick - 1))
+        return path
+
+    def growing(self, kind: str) -> Path | None:
+        """The file that grows, None while there is none."""
+        return self._growing[kind].path
+
+    def size(self, kind: str) -> int:
+        """Bytes in the file that grows."""
+        growing = self._growing[kind]
+        return growing.size if growing.path is not None else 0
+
+    def header_bytes(self) -> bytes:
+        return _encoder.encode(self.header)
+
+    def delete(self, path: Path) -> None:
+        with contextlib.suppress(OSError):
+            size = path.stat().st_size
+            path.unlink()
+            self.on_disk -= size
+
+    def failed(self, error: OSError) -> None:
+        self.counters["disk_errors"] += 1
+        self.error = error
+        self.retry_at = time.monotonic() + RETRY_S
+
+    def sync(self) -> None:
+        """Asks the disk to keep what was written (power loss; a killed process loses nothing without this)."""
+        for growing in self._growing.values():
+            if growing.fd >= 0:
+                with contextlib.suppress(OSError):
+                    os.fdatasync(growing.fd)
+
+    # ---- state
+
+    def write_state(self) -> bool:
+        """False when the disk did not take it."""
+        if self._state_fd < 0:
+            return False
+        self._generation += 1
+        state = self.state
+        body = struct.pack("<QQQQQ", self._generation, state.acked, state.marked, state.mark_from, state.mark_upto)
+        slot = body + struct.pack("<I", zlib.crc32(body))
+        try:
+            os.pwrite(self._state_fd, slot.ljust(_SLOT, b"\0"), _SLOT * (self._generation % 2))
+        except OSError as error:
+            self.failed(error)
+            return False
+        return True
+
+    def _read_state(self) -> None:
+        best: tuple[int, ...] = ()
+        with contextlib.suppress(OSError):
+            data = os.pread(self._state_fd, 2 * _SLOT, 0)
+            for offset in (0, _SLOT):
+                slot = data[offset : offset + _STATE.size]
+                if len(slot) == _STATE.size and zlib.crc32(slot[:-4]) == _STATE.unpack(slot)[-1]:
+                    best = max(best, _STATE.unpack(slot))
+        if best:
+            self._generation, self.state = best[0], State(*best[1:5])
+
+
+def write_whole(fd: int, size: int, data: bytes) -> None:
+    """All of the data at the end of a file of `size` bytes, or none of it and OSError: a full disk writes a part before it
+    says so."""
+    written = 0
+    try:
+        while written < len(data):
+            written += os.write(fd, memoryview(data)[written:])
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.ftruncate(fd, size)
+            os.lseek(fd, size, os.SEEK_SET)
+        raise
+
+
+def framed(kind: bytes, payload: bytes) -> bytes:
+    """A record as it stands in a file."""
+    return FRAMING.pack(len(payload), zlib.crc32(payload, zlib.crc32(kind)), kind) + payload
+
+
+def records(data: bytes, *, start: int | None = None) -> Iterator[tuple[int, bytes, bytes]]:
+    """(offset, kind, payload) of the whole records in a file's bytes. Behind a broken record nothing is looked for: its length
+    cannot be trusted."""
+    offset = (len(MAGIC) if data.startswith(MAGIC) else len(data)) if start is None else start
+    while offset + FRAMING.size <= len(data):
+        length, crc, kind = FRAMING.unpack_from(data, offset)
+        end = offset + FRAMING.size + length
+        if length > MAX_RECORD or end > len(data):
+            return
+        payload = data[offset + FRAMING.size : end]
+        if zlib.crc32(payload, zlib.crc32(kind)) != crc:
+            return
+        yield offset, kind, payload
+        offset = end
+
+
+def torn(data: bytes, end: int) -> bool:
+    """Whether what follows the last whole record is the beginning of one that was being written, and not damage."""
+    if not data.startswith(MAGIC):
+        return MAGIC.startswith(data)
+    rest = len(data) - end
+    if rest < FRAMING.size:
+        return True
+    length, _, kind = FRAMING.unpack_from(data, end)
+    return kind in (HEADER, TICK, FRAME) and length <= MAX_RECORD and end + FRAMING.size + length > len(data)
+
+
+def decode_header(payload: bytes) -> Header:
+    """Raises one of BAD_RECORD."""
+    return _header_decoder.decode(payload)
+
+
+def numbered(folder: Path, *suffixes: str) -> list[Path]:
+    """The files with these suffixes, in the order in which they were begun."""
+    return sorted((path for suffix in suffixes for path in folder.glob(f"*.{suffix}")), key=lambda path: path.name)
+
+
+def number_of(path: Path) -> int:
+    match = re.match(r"\d+", path.name)
+    return int(match.group()) if match else 0
+
+
+def owner(folder: Path) -> Header | None:
+    """The newest header in a source's folder, without taking its lock; None where there is none."""
+    found: Header | None = None
+    for path in numbered(folder, "ticks", "frames", "corrupt"):
+        try:
+            data = path.read_bytes()
+        except OSError:
+            continue
+        for _, kind, payload in records(data):
+            if kind == HEADER:
+                with contextlib.suppress(*BAD_RECORD):
+                    header = decode_header(payload)
+                    if found is not None and not header.run:
+                        header.run, header.attempt = found.run, found.attempt
+                    found = header
+    return found
+
+
+def folders(root: Path, *, max_age_s: float = math.inf) -> list[Path]:
+    """The folders of sources under a root, oldest first, as far as something in them is younger than `max_age_s`."""
+    found = []
+    with contextlib.suppress(OSError):
+        for folder in root.iterdir():
+            with contextlib.suppress(OSError):
+                if not folder.is_dir() or not _holds_source(folder):
+                    continue
+                touched = max(entry.stat().st_mtime for entry in (folder, *folder.iterdir()))
+                if time.time() - touched <= max_age_s:
+                    found.append((touched, folder))
+    return [folder for _, folder in sorted(found)]
+
+
+def _holds_source(folder: Path) -> bool:
+    return any(path.suffix in (".ticks", ".frames") for path in folder.iterdir())

@@ -1,0 +1,82 @@
+"""What a frame's content becomes when it is too large to send or too much to keep: pure functions of groups and events."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from perfagent.delivery.columns import is_urgent
+from perfagent.wire import Event, Group
+
+__all__ = ["Content", "events_only", "halves", "nothing", "raw_size", "thin"]
+
+THIN_ROWS = 16
+Content = tuple[list[Group], list[Event]]
+
+
+def raw_size(group: Group) -> int:
+    """Bytes of a group's columns."""
+    return 3 * len(group.step) + sum(map(len, group.values.values()))
+
+
+def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
+    """Half of the rows and the other half; the events by themselves once there is one row; None for a single row or event."""
+    rows = sum(group.rows for group in groups)
+    if rows + len(events) <= 1:
+        return None
+    if rows == 1 and events:  # the row by itself, then the events
+        return (list(groups), []), ([], list(events))
+    goal = rows // 2
+    left: list[Group] = []
+    right: list[Group] = []
+    for group in groups:
+        take = min(goal, group.rows)
+        goal -= take
+        if take:
+            left.append(_rows(group, range(take)))
+        if take < group.rows:
+            right.append(_rows(group, range(take, group.rows)))
+    middle = len(events) if rows else len(events) // 2
+    return (left, list(events[:middle])), (right, list(events[middle:]))
+
+
+def thin(groups: list[Group], events: list[Event]) -> Content:
+    """Of every 16 rows: the first, those with the extremes of the leading column, and all that hold a non-finite value."""
+    thinned = []
+    for group in groups:
+        lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))
+        keep: set[int] = set()
+        for start in range(0, group.rows, THIN_ROWS):
+            rows = range(start, min(start + THIN_ROWS, group.rows))
+            keep |= {rows[0], min(rows, key=lead.__getitem__), max(rows, key=lead.__getitem__)}
+        for name in group.values:
+            column = group.column(name)
+            if not math.isfinite(sum(column)):
+                keep |= {row for row, value in enumerate(column) if not math.isfinite(value)}
+        thinned.append(_rows(group, sorted(keep)))
+    return thinned, events
+
+
+def events_only(groups: list[Group], events: list[Event]) -> Content:
+    """The events, and the groups that hold a non-finite loss or gradient."""
+    return [group for group in groups if is_urgent(group)], events
+
+
+def nothing(groups: list[Group], events: list[Event]) -> Content:  # noqa: ARG001
+    """For when even the events do not fit."""
+    return [], []
+
+
+def _rows(group: Group, rows: Sequence[int]) -> Group:
+    def pick(column: bytes) -> bytes:
+        width = len(column) // group.rows
+        if isinstance(rows, range):
+            return column[rows.start * width : rows.stop * width]
+        return b"".join(column[row * width : (row + 1) * width] for row in rows)
+
+    return Group(
+        step=pick(group.step),
+        time=pick(group.time),
+        monotonic=pick(group.monotonic),
+        values={name: pick(column) for name, column in group.values.items()},
+    )
