@@ -27,8 +27,8 @@ _MOST_NUMBERS = 2**22
 def activations_of(model: Any) -> list[tuple[str, Any]]:
     """(name, module) of the activations that can be looked at; none where hooks would meet a compiler."""
     torch = sys.modules["torch"]
-    compiler = sys.modules.get("torch._dynamo.eval_frame")
-    if compiler is not None and (getattr(compiler, "cached_backends", None) or isinstance(model, compiler.OptimizedModule)):
+    used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    if any(backend is not None for backend in used.values()):  # something was compiled; None is what disabling it leaves
         return []
     if isinstance(model, torch.nn.DataParallel):
         return []

@@ -182,7 +182,8 @@ class _Updates:
             return
         if total is not None:
             values["update/ratio"] = total
-        rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
+        if layers:
+            rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
 
 
 class _Dead:

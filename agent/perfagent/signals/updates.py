@@ -117,7 +117,7 @@ class UpdateRatios:
         ratios = {
             name: math.sqrt(change / weight)
             for name, weight, change in zip(layers.names, weights, changes, strict=True)
-            if weight > 0.0
+            if weight != 0.0
         }
         total = sum(weights)
-        return (math.sqrt(sum(changes) / total) if total > 0.0 else None), ratios
+        return (math.sqrt(sum(changes) / total) if total != 0.0 else None), ratios

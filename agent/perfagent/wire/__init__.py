@@ -12,7 +12,7 @@ from perfagent.wire.frame import (
     decode,
     encode,
 )
-from perfagent.wire.metrics import CATALOGUE, PHASES, Metric, metric
+from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, Metric, metric, parts_of, whole_of
 from perfagent.wire.query import (
     SEVERITIES,
     STATES,
@@ -32,7 +32,8 @@ from perfagent.wire.query import (
 )
 
 __all__ = [
-    "CATALOGUE", "EVENT_KINDS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES", "SEVERITIES", "STATES",
-    "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "RankMatrix", "RunSummary",
-    "Series", "Severity", "State", "decode", "encode", "from_json", "healthy", "metric", "plain", "to_json",
+    "CATALOGUE", "EVENT_KINDS", "FAMILIES", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES", "SEVERITIES",
+    "STATES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "RankMatrix",
+    "RunSummary", "Series", "Severity", "State", "decode", "encode", "from_json", "healthy", "metric", "parts_of", "plain",
+    "to_json", "whole_of",
 ]

@@ -44,6 +44,10 @@ CHARTS: tuple[Chart, ...] = (
     Chart("amp/skipped", "training", _ZERO),
     *(Chart(f"phase/{phase}_s", "speed", _ZERO) for phase in PHASES if phase != "data"),
     Chart("grad/nonfinite", "training", _ZERO),
+    Chart("grad/zero_share", "training", _ZERO),
+    Chart("grad/vanishing_share", "training", _ZERO),
+    Chart("update/ratio", "training"),
+    Chart("dead/share", "training", _ZERO),
     Chart("host/cpu_pct", "host", _ZERO),
     Chart("host/memory_used_bytes", "host"),
     Chart("process/cpu_pct", "host", _ZERO),
@@ -60,8 +64,9 @@ CHARTS: tuple[Chart, ...] = (
     Chart("agent/dropped", "host", _ZERO),
 )
 
-# Constants of the machine: they are the second half of a figure ("69 of 80 GiB"), not a curve.
-HIDDEN = ("gpu/memory_total_bytes", "host/memory_total_bytes")
+# Constants of the machine: they are the second half of a figure ("69 of 80 GiB"), not a curve. And what only its sum over
+# ranks says: that is `grad/norm`.
+HIDDEN = ("gpu/memory_total_bytes", "host/memory_total_bytes", "grad/local_square_sum")
 
 # Rule -> charts that carry its mark; the first that the run has is used, and `loss` or `step_time_s` where none is.
 MARKS: dict[str, tuple[str, ...]] = {
