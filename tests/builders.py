@@ -274,7 +274,9 @@ class RecordingSender:
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
         self.counters: dict[str, int] = {}
         self.sources: list[Callable[[], None]] = []
+        self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
         self.disabled, self.cpu_s = False, 0.0
+        self.closing_at: float | None = None
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...

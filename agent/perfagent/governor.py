@@ -36,6 +36,10 @@ class Governor:
         self._own_ns = self._pass_ns = 0
         self._threads_s = 0.0
 
+    def set_budget(self, budget_pct: float) -> None:
+        """Another share of the step time, from the next report on."""
+        self._budget = budget_pct / 100.0
+
     def period(self, pass_ns: int, step_ns: int) -> int:
         """Every how many steps a pass of that cost may run, when a step takes step_ns. Called on the training thread."""
         if step_ns <= 0:

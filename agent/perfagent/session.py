@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import atexit
 import dataclasses
+import functools
 import linecache
 import logging
 import operator
@@ -39,8 +40,8 @@ from perfagent.hooks.row import EarlyLog, LoggedLater
 from perfagent.hooks.step import make_primary, watch_whole_step
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
+from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
-from perfagent.signals import memory
 from perfagent.signals.throughput import has_embedding
 
 if TYPE_CHECKING:
@@ -98,6 +99,7 @@ class Run:
         self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
+        self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
         self._undo_forward: Any = None
         self._undo_step: Any = None
         self._refused = 0
@@ -233,7 +235,11 @@ class Run:
         }
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         self._sender.add_source(self._poll)
-        Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device).install()
+        sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
+        sampler.install()
+        self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
+        self._sender.add_source(self._investigator.poll)
+        self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
         self._console.install()
         if not _hooked:
@@ -281,10 +287,13 @@ class Run:
             self._cuda_device = torch.cuda.current_device()
         self._watch_model()
 
+    def _known_model(self) -> Any:
+        found = self._model or self._progress.found
+        return found() if found is not None else None
+
     def _watch_model(self) -> None:
         """The hooks of the root model go on after the first step: before, torch.compile would trace them."""
-        found = self._model or self._progress.found
-        model = found() if found is not None else None
+        model = self._known_model()
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
             self._undo_forward = watch_forward(model)
@@ -301,12 +310,7 @@ class Run:
         share = self._governor.report(p.hooks_ns + p.pass_ns, p.pass_ns, self._sender.cpu_s)
         if share is None:
             return
-        names: tuple[str, ...] = ("agent/overhead_pct",)
-        values: tuple[float, ...] = (share,)
-        allocator = memory.allocator(self._cuda_device) if self._cuda_device is not None else None
-        if allocator is not None:
-            names, values = _WITH_MEMORY, (share, *allocator)
-        self._rows.append((p.in_progress(), time.time(), time.monotonic(), names, values))
+        self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     # ---- details
 
@@ -326,6 +330,7 @@ class Run:
         self._refused += 1
 
     def _fail(self, error: BaseException) -> None:
+        self._investigator.passing(error)
         ending, reason, exception, trace = _cause(error)
         self._end(ending, reason, exception=exception, traceback=trace)
 
@@ -336,6 +341,7 @@ class Run:
         p = self._progress
         p.ended = True
         p.settle_early(None)
+        self._investigator.close()
         if state.current is p:
             state.current = None
             instrument.remove()
@@ -347,7 +353,7 @@ class Run:
         self._sender.close(ending, reason, EXIT_S, **more)
 
 
-_WITH_MEMORY = ("agent/overhead_pct", *memory.NAMES)
+_OVERHEAD = ("agent/overhead_pct",)
 
 
 class _Phase:

@@ -149,7 +149,10 @@ class Dispatcher:
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
+            payload = event["data"].get("payload")  # a piece of a file that was made for sending (rootcause/upload.py)
             event["data"] = redacted(event["data"])
+            if isinstance(payload, bytes):
+                event["data"]["payload"] = payload
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
         if not rows and not events:
@@ -262,7 +265,7 @@ class Dispatcher:
         self.sender.counters["couriers_lost"] += 1
         if stuck.source is not None:
             self.sender.slow_sources[:] = [source for source in self.sender.slow_sources if source is not stuck.source]
-            self.sender.tell("stuck", logging.WARNING, f"perfagent: {stuck.source.name} does not return and is off")
+            self.sender.tell("stuck", logging.WARNING, f"perfagent: {stuck.source.name} does not return; off until it does")
         stuck.ended = True
         self._transport = None
         self._courier = None
@@ -283,8 +286,9 @@ class Dispatcher:
                 self.sender.counters["rejected"] += count if isinstance(count, int) else 1
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
-            for command in answer.commands:
-                self._obey(command)
+            if job.spool in (None, self.spool):  # not what a dead process of before is asked for
+                for command in answer.commands:
+                    self._obey(command)
             return
         self.sender.counters["failed"] += 1
         if kind == "refused":

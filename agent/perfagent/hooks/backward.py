@@ -42,13 +42,17 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                     p.trace.append((BACKWARD, began, None, value, False))
                     p.roots = 1
                     if value - value != 0.0:
-                        p.measure_at = p.completed
+                        _suspect(p, tensors)
                 else:
                     _begin(p, tensors, began)
             except Exception as error:  # noqa: BLE001 - it must not reach the training loop
                 failed(_NAME, error)
         try:
             return original(tensors, *args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if p.investigator is not None:
+                p.investigator.passing(error)
+            raise
         finally:
             p.backward_depth = 0
             p.trace.append((BACKWARD_END, now(), None if p.clock is None else p.clock.mark()))
@@ -102,10 +106,17 @@ def _root(p: Progress, tensor: Any) -> Root | None:
     if local.is_cpu:
         value = float(local.item())
         if value - value != 0.0:  # NaN or infinite: say at once how many gradients are
-            p.measure_at = p.completed
+            _suspect(p, tensor)
         return Root(value, _divided(tensor) if p.accumulates or p.roots else False)
     later = take(local)
     return None if later is None else Root(later, _divided(tensor))
+
+
+def _suspect(p: Progress, tensor: Any) -> None:
+    """A loss that is no number: how many gradients are is measured in this very step, and the cause is looked into."""
+    p.measure_at = p.completed
+    if p.investigator is not None:
+        p.investigator.suspect(tensor)
 
 
 def _sum(p: Progress, tensors: Any) -> Root | None:

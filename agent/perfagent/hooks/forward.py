@@ -98,9 +98,14 @@ class _Watched:
                 call, p.probe = functools.partial(_probed, p.probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
+        try:
+            output = call(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if p.investigator is not None:
+                p.investigator.passing(error)
+            raise
         if not self._looks:
-            return call(*args, **kwargs)
-        output = call(*args, **kwargs)
+            return output
         try:
             holds_loss = _holds_loss(output)
             p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))

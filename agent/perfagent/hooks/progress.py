@@ -34,8 +34,8 @@ class _EveryStep:
     """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
 
     __slots__ = (
-        "backward_depth", "clock", "completed", "data_depth", "early", "entered", "gradients", "last", "measure_at", "opened",
-        "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
+        "backward_depth", "boundary", "clock", "completed", "data_depth", "early", "entered", "gradients", "last", "measure_at",
+        "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
         "unusual", "whole",
     )  # fmt: skip
 
@@ -67,6 +67,7 @@ class Progress(_EveryStep):
         "grad_scale",
         "health",
         "hooks_ns",
+        "investigator",
         "inside_roots",
         "loss_by_user",
         "model_size",
@@ -93,6 +94,8 @@ class Progress(_EveryStep):
         self.early: list[EarlyLog] = []
         self.roots = 0
         self.unusual = self.whole = False
+        self.boundary: Callable[[], None] | None = None  # what waits for the end of a step (rootcause/investigator.py)
+        self.investigator: Any = None
         self.scaled: dict[int, Root] = {}
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
@@ -158,6 +161,8 @@ class Progress(_EveryStep):
         self.step_end = ended = now()
         trace.append((OPTIMIZER_END, ended, event))
         self.rows.append(row)
+        if self.boundary is not None:
+            self.boundary()
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""

@@ -165,6 +165,8 @@ class StepRow(NamedTuple):
         when = self.step, time.time() - (time.perf_counter_ns() - ended) / 1e9, ended / 1e9
         if self.rare is not None:
             self.rare.add(values, p, when)
+        if p.investigator is not None:
+            p.investigator.judged(self.step, values)
         return *when, _interned(tuple(values)), [*values.values()]
 
     def _seen_loss(self, parts: Breakdown) -> float | None:

@@ -196,6 +196,10 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
             if p.completed >= p.measure_at or p.clip_norm:
                 _look_safely(p, me)
             result = original(*args, **kwargs)
+        except (RuntimeError, MemoryError) as error:
+            if p.investigator is not None:
+                p.investigator.passing(error)
+            raise
         finally:
             p.whole = False
             p.entered = p.blocked = 0

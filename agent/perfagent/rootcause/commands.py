@@ -1,0 +1,118 @@
+"""What the server may ask of a running process: stacks, a profile, other sampling, a flush. On the sender's thread.
+
+Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted, done or
+refused, with a sentence that says why. A command can only ask for what is written here: it carries numbers and words, never code.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from perfagent.rootcause.profile import MOST_STEPS, Profile
+
+if TYPE_CHECKING:
+    from perfagent.rootcause.investigator import Investigator
+
+__all__ = ["KINDS", "Commands"]
+
+KINDS = ("flush", "profile", "sampling", "stacks")
+_REMEMBERED = 256
+
+
+class Commands:
+    """Obeys the commands that one process is given."""
+
+    def __init__(self, investigator: Investigator) -> None:
+        self._investigator = investigator
+        self._seen: deque[str] = deque(maxlen=_REMEMBERED)
+        self._profile: Profile | None = None
+
+    def obey(self, command: Mapping[str, Any]) -> None:
+        """Carries out one command, or says why not."""
+        identity, kind = str(command.get("id") or ""), str(command.get("kind") or "")
+        if identity:
+            if identity in self._seen:
+                return
+            self._seen.append(identity)
+        parameters = command.get("params")
+        if not isinstance(parameters, Mapping):
+            parameters = {}
+        if kind == "stacks":
+            self._stacks(identity, parameters)
+        elif kind == "profile":
+            self._start_profile(identity, parameters)
+        elif kind == "sampling":
+            self._sampling(identity, parameters)
+        elif kind == "flush":
+            self._answer(identity, kind, "done")  # delivery itself has seen it (dispatcher.py)
+        else:
+            self._answer(identity, kind, "refused", f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
+
+    def poll(self) -> None:
+        """Every tick: a profile that is under way."""
+        profile = self._profile
+        if profile is None:
+            return
+        profile.poll()
+        if profile.done:
+            self._profile = None
+            if profile.problem:
+                self._answer(profile.command, "profile", "refused", profile.problem)
+            else:
+                self._answer(profile.command, "profile", "done", profile=profile.id)
+
+    def close(self) -> None:
+        """The run ends. On the thread that ends it."""
+        if self._profile is not None:
+            self._profile.close()
+
+    def _stacks(self, identity: str, parameters: Mapping[str, Any]) -> None:
+        from perfagent.rootcause.stacks import all_stacks
+
+        p = self._investigator.progress
+        data: dict[str, Any] = {"command": identity, "step": p.completed, "threads": all_stacks(p.thread)}
+        if isinstance(parameters.get("why"), str):
+            data["why"] = parameters["why"]
+        self._investigator.sender.event("stacks", data, step=p.in_progress())
+        self._answer(identity, "stacks", "done")
+
+    def _start_profile(self, identity: str, parameters: Mapping[str, Any]) -> None:
+        steps = parameters.get("steps", 5)
+        p = self._investigator.progress
+        if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
+            self._answer(identity, "profile", "refused", f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}")
+        elif self._profile is not None:
+            self._answer(identity, "profile", "refused", "a profile of this process is under way; ask again when it is done")
+        elif p.last is None:
+            self._answer(identity, "profile", "refused", "this process has not completed a step of a torch optimizer yet")
+        else:
+            options = {name: parameters.get(name) is True for name in ("shapes", "memory", "python")}
+            self._profile = Profile(self._investigator, identity, steps, options)
+            self._answer(identity, "profile", "accepted", profile=self._profile.id)
+            self._investigator.add(self._profile)
+
+    def _sampling(self, identity: str, parameters: Mapping[str, Any]) -> None:
+        budget, period = parameters.get("overhead_budget_pct"), parameters.get("sample_s")
+        changed = {}
+        if _number(budget) and 0.01 <= budget <= 50:  # type: ignore[operator]
+            self._investigator.progress.governor.set_budget(float(budget))  # type: ignore[arg-type]
+            changed["overhead_budget_pct"] = budget
+        if _number(period) and 0.5 <= period <= 3600 and self._investigator.set_sample_period is not None:  # type: ignore[operator]
+            self._investigator.set_sample_period(float(period))  # type: ignore[arg-type]
+            changed["sample_s"] = period
+        if changed:
+            self._answer(identity, "sampling", "done", **changed)
+        else:
+            self._answer(
+                identity, "sampling", "refused", "sampling takes overhead_budget_pct (0.01 to 50) and sample_s (0.5 to 3600)"
+            )
+
+    def _answer(self, identity: str, kind: str, state: str, message: str = "", **more: Any) -> None:
+        data = {"command": identity, "kind": kind, "state": state, **({"message": message} if message else {}), **more}
+        self._investigator.sender.event("command", data, step=self._investigator.progress.in_progress())
+
+
+def _number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)

@@ -1,0 +1,125 @@
+"""Which operator of a step made the first NaN, read from the graph that autograd kept for backward. CPU only, before backward runs.
+
+Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
+first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
+The values are looked at in place: nothing is computed again and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+__all__ = ["first_bad_operator"]
+
+MOST_NODES = 20_000
+MOST_S = 2.0
+_WRITTEN = ("result", "output", "out")
+
+
+def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
+    """{"operator", "read_by"?, "inputs_finite", "after", "of"}: names: parameters by id().
+
+    after: the last parameter (in forward order) that was used before; of: one that the operator itself uses. None where the graph
+    cannot be read: no graph, too large, or held by activation checkpointing, which would run the model again.
+    """
+    if loss.grad_fn is None or _checkpointed():
+        return None
+    nodes = _nodes(loss.grad_fn)
+    if nodes is None:
+        return None
+    nodes.sort(key=lambda node: node._sequence_nr())
+    until = time.monotonic() + MOST_S
+    reader = producer = None
+    read: list[str] = []
+    for node in nodes:
+        if time.monotonic() > until:
+            return None
+        bad = [name for name, tensor in _saved(node) if _is_bad(tensor)]
+        if bad:
+            if all(name.startswith(_WRITTEN) for name in bad):
+                producer = node
+            else:
+                reader, read = node, bad
+            break
+    if producer is None:
+        producer = loss.grad_fn if reader is None else _input_of(reader)
+    at = producer if producer is not None else reader
+    assert at is not None
+    found: dict[str, Any] = {"operator": _name(at), "inputs_finite": producer is not None}
+    if reader is not None:
+        found |= {"read_by": _name(reader), "read_as": read}
+    own = [name for name in _parameters_of(at, names)]
+    if own:
+        found["of"] = own[0]
+    before = [name for node in nodes if node._sequence_nr() < at._sequence_nr() for name in _parameters_of(node, names)]
+    if before:
+        found["after"] = before[-1]
+    return found
+
+
+def _nodes(start: Any) -> list[Any] | None:
+    seen, waiting = {start}, [start]
+    while waiting:
+        for following, _ in waiting.pop().next_functions:
+            if following is not None and following not in seen:
+                if len(seen) >= MOST_NODES:
+                    return None
+                seen.add(following)
+                if not hasattr(following, "variable"):  # a leaf has nothing before it
+                    waiting.append(following)
+    return [node for node in seen if not hasattr(node, "variable")]
+
+
+def _saved(node: Any) -> Iterator[tuple[str, Any]]:
+    torch = sys.modules["torch"]
+    for attribute in dir(node):
+        if not attribute.startswith("_saved_"):
+            continue
+        try:
+            value = getattr(node, attribute)
+        except RuntimeError:  # released, or changed in place since
+            continue
+        for item in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(item, torch.Tensor):
+                yield attribute.removeprefix("_saved_"), item
+
+
+def _is_bad(tensor: Any) -> bool:
+    torch = sys.modules["torch"]
+    if not tensor.is_cpu or not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
+        return False
+    with torch.no_grad():
+        return not bool(torch.isfinite(tensor).all())
+
+
+def _input_of(reader: Any) -> Any:
+    """Whatever ran last among the inputs that were computed: what the reader read came from there."""
+    made = [node for node, _ in reader.next_functions if node is not None and not hasattr(node, "variable")]
+    return max(made, key=lambda node: node._sequence_nr(), default=None)
+
+
+def _parameters_of(node: Any, names: Mapping[int, str]) -> Iterator[str]:
+    """Parameters that feed the operator directly, or through a transpose or cast (TBackward0, ToCopyBackward0)."""
+    for following, _ in node.next_functions:
+        if following is None:
+            continue
+        leaves = [following]
+        if not hasattr(following, "variable") and len(following.next_functions) == 1:
+            leaves = [following.next_functions[0][0]]
+        for leaf in leaves:
+            name = names.get(id(leaf.variable)) if leaf is not None and hasattr(leaf, "variable") else None
+            if name is not None:
+                yield name
+
+
+def _name(node: Any) -> str:
+    return str(node.name()).removesuffix("0").removesuffix("Backward")
+
+
+def _checkpointed() -> bool:
+    """Whether tensors of this process are held by torch.utils.checkpoint, whose saved tensors are made again when read."""
+    return any(type(thing).__name__ == "_CheckpointFrame" for thing in gc.get_objects())

@@ -1,0 +1,175 @@
+"""Where the hooks report what is wrong, and where the server's commands arrive. Light: what it calls is imported at first use.
+
+Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its way through
+a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute, `Progress.boundary`, which is None
+unless there are any. The sender's thread calls `judged`, `obey` and `poll`. They exchange deque appends and assignments.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from perfagent.hooks.progress import now
+from perfagent.rootcause.containment import contained
+
+if TYPE_CHECKING:
+    from perfagent.delivery.sender import Sender
+    from perfagent.hooks.progress import Progress
+    from perfagent.rootcause.commands import Commands
+    from perfagent.rootcause.nonfinite import Inquiry
+
+__all__ = ["Investigator", "Task", "out_of_memory"]
+
+HISTORY_STEPS = 32
+MOST_INQUIRIES = 3
+"""Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
+_KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
+
+
+class Task(Protocol):
+    """Something to do on the training thread between two steps."""
+
+    def at_boundary(self) -> bool:
+        """True to be called again after the next step."""
+
+
+class Investigator:
+    """One run's. model: gives the root module, or None while it is not known.
+
+    history: the newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each.
+    """
+
+    def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
+        self.progress, self.sender, self.model = progress, sender, model
+        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY_STEPS)
+        self.set_sample_period: Callable[[float], None] | None = None
+        self._told_oom = 0  # id() of the exception that was looked into: it passes through several hooks on its way out
+        self._incoming: deque[Task] = deque()
+        self._tasks: list[Task] = []
+        self._inquiry: Inquiry | None = None
+        self._inquiries = 0
+        self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
+        self._commands: Commands | None = None
+
+    # ---- on the training thread
+
+    def suspect(self, tensor: Any) -> None:
+        """Backward is about to start from a value on the CPU that is NaN or infinite."""
+        if self._watchful and self._inquiries < MOST_INQUIRIES:
+            self._suspect(tensor)
+
+    @contained
+    def _suspect(self, tensor: Any) -> None:
+        from perfagent.rootcause.nonfinite import Inquiry
+
+        self._watchful = False
+        inquiry = Inquiry(self, self.progress.completed + 1)
+        inquiry.before_backward(tensor)
+        self._open(inquiry)
+
+    def passing(self, error: BaseException) -> None:
+        """An exception passes through a hook, or ended the process. Whoever calls raises it again, unchanged.
+
+        Nothing is imported for one that is not about memory: at exit, after Ctrl-C, an import would change the exit code.
+        """
+        if self._told_oom != id(error) and out_of_memory(error):
+            self._told_oom = id(error)
+            self._forensics(error)
+
+    @contained
+    def _forensics(self, error: BaseException) -> None:
+        from perfagent.rootcause.oom import forensics
+
+        forensics(self, error)
+
+    def boundary(self) -> None:
+        """A step is complete and something waits for that. The time it takes belongs to no step."""
+        p = self.progress
+        p.boundary = None  # first: what is added from here on sets it again
+        while self._incoming:
+            self._tasks.append(self._incoming.popleft())
+        self._tasks = [task for task in self._tasks if _run(task)]
+        if self._tasks:
+            p.boundary = self.boundary
+        p.step_end = now()
+
+    # ---- on the sender's thread
+
+    def add(self, task: Task) -> None:
+        """Has a task called on the training thread after the step in progress. Any thread."""
+        self._incoming.append(task)
+        self.progress.boundary = self.boundary
+
+    def judged(self, step: int, values: Mapping[str, float]) -> None:
+        """The values of a completed step, those of a device included, in the order of steps."""
+        kept: dict[str, float] = {"step": step}
+        for name in _KEPT:
+            if name in values:
+                kept[name] = values[name]
+        self.history.append(kept)
+        loss = values.get("loss", 0.0)
+        if loss - loss == 0.0 and not values.get("grad/nonfinite"):
+            if "loss" in values and not self._watchful and (self._inquiry is None or step > self._inquiry.step):
+                self._watchful = True
+        elif self._watchful and self._inquiries < MOST_INQUIRIES:
+            from perfagent.rootcause.nonfinite import Inquiry
+
+            self._watchful = False
+            self._open(Inquiry(self, step))
+
+    def obey(self, command: Mapping[str, Any]) -> None:
+        """A command of the server's reply."""
+        if self._commands is None:
+            from perfagent.rootcause.commands import Commands
+
+            self._commands = Commands(self)
+        self._commands.obey(command)
+
+    def poll(self) -> None:
+        """Every tick: tells what is known by now."""
+        inquiry = self._inquiry
+        if inquiry is not None and inquiry.tell_if_ready():
+            self._inquiry = None
+        if self._commands is not None:
+            self._commands.poll()
+
+    def at_step(self, step: int) -> dict[str, float]:
+        """What is known of a step: from the history, the step itself or the last one before it."""
+        best: dict[str, float] = {}
+        for entry in list(self.history):
+            if entry["step"] <= step:
+                best = entry
+        return best
+
+    # ---- the end
+
+    @contained
+    def close(self) -> None:
+        """The run ends. On the thread that ends it; nothing is waited for."""
+        self.progress.boundary = None
+        if self._inquiry is not None:
+            self._inquiry.give_up()
+        if self._commands is not None:
+            self._commands.close()
+
+    def _open(self, inquiry: Inquiry) -> None:
+        self._inquiries += 1
+        self._inquiry = inquiry
+        self.add(inquiry)
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of torch's allocators."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+
+
+@contained
+def _run(task: Task) -> bool:
+    return task.at_boundary()

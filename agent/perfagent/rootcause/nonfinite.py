@@ -1,0 +1,324 @@
+"""Where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
+
+What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still those
+that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss on a
+device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the outputs of all
+modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.device import Reading, collect
+from perfagent.rootcause.batch import Fingerprint, in_callers
+from perfagent.rootcause.graph import first_bad_operator
+from perfagent.rootcause.modules import OutputChecks, walk
+
+if TYPE_CHECKING:
+    from perfagent.rootcause.investigator import Investigator
+
+__all__ = ["Inquiry"]
+
+MOST_STEPS = 3
+"""Steps whose module outputs are checked."""
+PATIENCE_S = 20.0
+"""After so long what is known is told, whether or not training went on."""
+SHOWN = 16
+
+
+class Inquiry:
+    """One look into one bad step."""
+
+    def __init__(self, investigator: Investigator, step: int) -> None:
+        self._investigator, self.step = investigator, step
+        self._progress = investigator.progress
+        self._since = time.monotonic()
+        self._before: _Nonfinite | None = None
+        self._after: _Nonfinite | None = None
+        self._gradients: _Nonfinite | None = None
+        self._operator: dict[str, Any] | None = None
+        self._batch: Fingerprint | None = None
+        self._dtype = ""
+        self._checks: OutputChecks | None = None
+        self._rounds: list[OutputChecks] = []
+        self._steps_looked_at = 0
+        self._seen_after = step
+        self._done = self._told = False
+        self._names: dict[int, str] = {}
+
+    # ---- on the training thread
+
+    def before_backward(self, loss: Any) -> None:
+        """The loss is known to be bad and nothing has followed from it yet."""
+        self._dtype = str(loss.dtype).removeprefix("torch.")
+        named = self._parameters()
+        self._before = _Nonfinite(named)
+        samples = next((entry[4][0] for entry in self._progress.trace if len(entry) > 4 and isinstance(entry[4], tuple)), None)
+        where, found = in_callers(samples, sys._getframe(1))
+        if found:
+            self._batch = Fingerprint(self.step, where, found)
+        self._operator = first_bad_operator(loss, self._names)
+
+    def at_boundary(self) -> bool:
+        """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
+        if self._told:
+            self._take_off()
+            return False
+        if self._after is None:
+            named = self._parameters()
+            self._after = _Nonfinite(named)
+            self._gradients = _Nonfinite([(name, p.grad) for name, p in named if p.grad is not None])
+            self._seen_after = self._progress.completed
+        checks = self._checks
+        if checks is not None:
+            checks.remove()
+            checks.collect()
+            self._rounds.append(checks)
+            self._checks = None
+            if checks.ready():
+                checks.settle()
+        model = self._investigator.model()
+        found = any(checks.ready() and checks.first_bad() is not None for checks in self._rounds)
+        if found or self._steps_looked_at >= MOST_STEPS or model is None:
+            self._done = True
+            return False
+        self._steps_looked_at += 1
+        self._checks = OutputChecks(model, self._progress.thread)
+        self._checks.install(self._progress.completed + 1)
+        return True
+
+    def give_up(self) -> None:
+        """The run ends: what is known now is all there will be."""
+        self._take_off()
+        self._done = True
+        if not self._told:
+            self._tell()
+
+    def _take_off(self) -> None:
+        checks, self._checks = self._checks, None
+        if checks is not None:
+            checks.remove()
+
+    def _parameters(self) -> list[tuple[str, Any]]:
+        model = self._investigator.model()
+        named: list[tuple[str, Any]] = []
+        if model is not None:
+            for module_name, module in walk(model):
+                parameters = module.named_parameters() if _is_whole(module) else module.__dict__.get("_parameters", {}).items()
+                named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
+        primary = self._progress.primary() if self._progress.primary is not None else None
+        if not named and primary is not None:
+            groups = enumerate(primary.param_groups)
+            named = [(f"group {number}, parameter {place}", p) for number, group in groups for place, p in enumerate(group["params"])]
+        self._names = {}
+        for name, p in named:
+            self._names.setdefault(id(p), name)  # shared weights go by their first name
+        return [(name, p) for name, p in named if self._names[id(p)] == name]
+
+    # ---- on the sender's thread
+
+    def tell_if_ready(self) -> bool:
+        """Sends the finding once all is known, or once nothing more is to be expected. True when it is told."""
+        if self._told:
+            return True
+        late = time.monotonic() - self._since > PATIENCE_S
+        parts = [part for part in (self._before, self._after, self._gradients, self._batch, *self._rounds) if part is not None]
+        if (self._done and all(part.ready() for part in parts)) or late:
+            self._tell()
+            return True
+        return False
+
+    def _tell(self) -> None:
+        self._told = True
+        evidence = self._evidence()
+        message = _sentence(evidence)
+        data = {
+            "rule": "nonfinite_loss", "explains": ["nonfinite_loss", "nonfinite_gradient"], "severity": "critical",
+            "message": message, "since_step": self.step, "evidence": evidence,
+        }  # fmt: skip
+        self._investigator.sender.event("finding", data, step=self.step)
+
+    def _evidence(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"step": self.step, "rank": self._investigator.sender.identity.rank}
+        known = self._investigator.at_step(self.step)
+        for name, shown in (("lr", "lr"), ("amp/scale", "loss_scale"), ("loss", "loss"), ("grad/norm", "grad_norm")):
+            if name in known:
+                found[shown] = known[name]
+        if self._dtype:
+            found["loss_dtype"] = self._dtype
+        for part, shown in (
+            (self._before, "parameters_before"), (self._after, "parameters_after"), (self._gradients, "gradients"),
+        ):  # fmt: skip
+            if part is not None and part.ready():
+                found[shown] = part.shown()
+        if self._after is not None:
+            found["looked_after_step"] = self._seen_after
+        if self._operator is not None:
+            found["operator"] = self._operator
+        for checks in self._rounds:
+            if checks.ready():
+                checks.settle()
+                bad = checks.first_bad()
+                if bad is not None and "first_module" not in found:
+                    found["first_module"] = bad
+                if checks.batch is not None and checks.batch.ready() and "later_batch" not in found:
+                    found["later_batch"] = checks.batch.result()
+        found["steps_checked_after"] = len(self._rounds)
+        if self._batch is not None and self._batch.ready():
+            found["batch"] = self._batch.result()
+        found["history"] = [entry for entry in list(self._investigator.history) if entry["step"] <= self.step]
+        found |= _culprit(found, self._classes())
+        return found
+
+    def _classes(self) -> dict[str, str]:
+        model = self._investigator.model()
+        return {name: type(module).__name__ for name, module in walk(model)} if model is not None else {}
+
+
+def _is_whole(module: Any) -> bool:
+    """Whether `walk` does not go below it, so that it speaks for its children too."""
+    torch = sys.modules["torch"]
+    own = module.__dict__.get("_compiled_call_impl")
+    compiled = own is not None and not type(own).__module__.startswith("perfagent.")
+    return compiled or type(module).__name__ == "OptimizedModule" or isinstance(module, (torch.jit.ScriptModule, torch.nn.DataParallel))
+
+
+class _Nonfinite:
+    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps still on the device."""
+
+    def __init__(self, named: Iterable[tuple[str, Any]]) -> None:
+        torch = sys.modules["torch"]
+        groups: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
+        self.count = 0
+        for name, tensor in named:
+            local = getattr(tensor, "_local_tensor", tensor).detach()
+            if local.layout is not torch.strided:
+                local = local.coalesce().values()
+            if local.numel() and (local.is_floating_point() or local.is_complex()) and local.device.type != "meta":
+                groups.setdefault((local.device, local.dtype), []).append((name, local))
+                self.count += 1
+        self._readings: list[tuple[list[tuple[str, Any]], Reading]] = []
+        with torch.no_grad():
+            for same in groups.values():
+                largest = torch.stack(torch._foreach_norm([tensor for _, tensor in same], float("inf")))
+                reading = collect(largest.float())
+                if reading is not None:
+                    # weak where it matters: a tensor on a device must not be kept for its name
+                    kept = [(name, tensor if tensor.is_cpu else None) for name, tensor in same]
+                    self._readings.append((kept, reading))
+        self._bad: list[dict[str, Any]] | None = None
+        if all(reading.ready() for _, reading in self._readings):
+            self._settle()  # before the optimizer changes what lies on the CPU
+
+    def ready(self) -> bool:
+        """Never blocks."""
+        return self._bad is not None or all(reading.ready() for _, reading in self._readings)
+
+    def _settle(self) -> None:
+        torch = sys.modules["torch"]
+        self._bad = []
+        for named, reading in self._readings:
+            for (name, tensor), largest in zip(named, reading.values(), strict=True):
+                if largest - largest == 0.0:
+                    continue
+                entry: dict[str, Any] = {"name": name}
+                if tensor is not None and len(self._bad) < SHOWN:
+                    bad = int((~torch.isfinite(tensor)).sum())
+                    entry |= {"nonfinite": bad, "share": bad / tensor.numel(), "dtype": str(tensor.dtype).removeprefix("torch.")}
+                    entry["shape"] = [int(size) for size in tensor.shape]
+                self._bad.append(entry)
+        self._readings = []
+
+    def shown(self) -> dict[str, Any]:
+        """{"of", "nonfinite", "first": [...]}; once ready."""
+        if self._bad is None:
+            self._settle()
+        assert self._bad is not None
+        return {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": self._bad[-1]["name"] if self._bad else None}
+
+
+def _joined(module: str, parameter: str) -> str:
+    parameter = parameter.removeprefix("_orig_mod.").removeprefix("module.")
+    return f"{module}.{parameter}" if module else parameter
+
+
+def _owner(parameter: str) -> str:
+    return parameter.rpartition(".")[0]
+
+
+def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
+    """Module and parameter to look at, and how that is known: the strongest of what was found."""
+    before, after, gradients = (found.get(key, {}) for key in ("parameters_before", "parameters_after", "gradients"))
+    operator, first = found.get("operator"), found.get("first_module")
+    spread = bool(after.get("nonfinite")) and after.get("nonfinite") == after.get("of")
+    if before.get("nonfinite"):
+        name = before["first"][0]["name"]
+        return _named(_owner(name), classes, parameter=name, cause="parameter")
+    for batch in ("batch", "later_batch"):
+        bad_inputs = [tensor["name"] for tensor in found.get(batch, {}).get("tensors", ()) if tensor.get("nonfinite")]
+        if bad_inputs:
+            return {"cause": "batch", "batch_tensor": bad_inputs[0], "batch_step": found[batch]["step"]}
+    if first is not None and not spread:
+        own = next((entry["name"] for entry in after.get("first", ()) if _owner(entry["name"]) == first["module"]), None)
+        return _named(first["module"], classes, cause="module", **({"parameter": own} if own else {}))
+    if operator is not None:
+        own, earlier = operator.get("of"), operator.get("after")
+        if own is not None:
+            return _named(_owner(own), classes, cause="operator")
+        return {"cause": "operator", **({"after_module": _owner(earlier)} if earlier is not None else {})}
+    if first is not None:
+        return _named(first["module"], classes, cause="spread")
+    if after.get("nonfinite"):
+        name = after["first"][0]["name"]
+        return _named(_owner(name), classes, parameter=name, cause="spread" if spread else "parameter")
+    if gradients.get("nonfinite"):
+        name = gradients["last"]
+        return _named(_owner(name), classes, parameter=name, cause="gradient")
+    return {"cause": "unknown"}
+
+
+def _named(module: str, classes: dict[str, str], **more: Any) -> dict[str, Any]:
+    found = {"module": module or "(the model itself)", **more}
+    if module in classes:
+        found["module_class"] = classes[module]
+    return found
+
+
+def _sentence(found: dict[str, Any]) -> str:
+    step, cause, module = found["step"], found["cause"], found.get("module", "")
+    kind = f" ({found['module_class']})" if "module_class" in found else ""
+    if cause == "parameter":
+        more = ", before that step's backward pass" if found.get("parameters_before", {}).get("nonfinite") else ""
+        return f"The first non-finite parameter is {found['parameter']!r} of module {module!r}{kind}{more}."
+    if cause == "batch":
+        return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
+    if cause == "operator":
+        operator = found["operator"]
+        where = f"in module {module!r}{kind}" if module else "in the loss function"
+        if not module and "after_module" in found:
+            where = f"after module {found['after_module']!r}"
+        how = "from finite inputs" if operator["inputs_finite"] else "from what it was given"
+        read = f", and {operator['read_by']} read it" if "read_by" in operator else ""
+        return f"In step {step} the operator {operator['operator']} {where} made the first non-finite value {how}{read}."
+    if cause in ("module", "spread") and "first_module" in found:
+        first = found["first_module"]
+        inputs = "its inputs were finite" if first["inputs_finite"] else "its inputs were non-finite already"
+        said = (
+            f"The first module with a non-finite output is {module!r}{kind}, in step {first['step']}: "
+            f"{100 * first['share']:.3g} % of {first.get('dtype', 'its values')} {first.get('shape', '')}; {inputs}"
+        )
+        if cause == "spread":
+            return f"{said}. By then every parameter was non-finite, so step {step} may have begun elsewhere."
+        return f"{said}."
+    if cause == "spread":
+        return f"After step {found['looked_after_step']} every parameter was non-finite."
+    if cause == "gradient":
+        return (
+            f"In step {step} {found['gradients']['nonfinite']} of {found['gradients']['of']} gradients were non-finite; nearest to the "
+            f"loss is that of {found['parameter']!r}. Parameters stayed finite."
+        )
+    return f"Parameters, gradients and the next {found['steps_checked_after']} steps were finite: what was bad in step {step} did not come back."

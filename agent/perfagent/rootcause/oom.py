@@ -1,0 +1,240 @@
+"""What filled the memory when an allocation failed, and what would make room: looked at where the exception passes, once.
+
+Reads counters of the allocator and the sizes of tensors that are known by name; it allocates nothing on the device and waits for
+nothing. The exception goes on unchanged: this module only looks.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from perfagent.rootcause.investigator import Investigator
+
+__all__ = ["forensics", "remedies"]
+
+_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]i?B|bytes)")
+_UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_STATS = (
+    "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
+    "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms",
+)  # fmt: skip
+LAST_STEPS = 8
+MOST_TEXT = 4000
+
+
+def forensics(investigator: Investigator, error: BaseException) -> None:
+    """Tells what filled the memory, as a finding that explains `oom_observed`. On the thread that raised."""
+    p = investigator.progress
+    step = p.completed + 1
+    text = str(error)
+    device = _device_of(error, text)
+    evidence: dict[str, Any] = {"step": step, "device": device, "error": text[:MOST_TEXT], "where": _where(p)}
+    tried = _tried(text)
+    if tried is not None:
+        evidence["tried_bytes"] = tried
+    categories = _categories(investigator, device)
+    allocator = _allocator(device) if device.startswith("cuda") else {}
+    host = _host() if not allocator else {}
+    if allocator:
+        total = allocator["allocated_bytes.all.current"]
+        known = sum(size for size in categories.values())
+        if total > known:
+            categories["activations_and_other"] = total - known
+        evidence |= {"allocator": allocator, "capacity_bytes": _capacity(device), "largest_segments": _segments(device)}
+    if host:
+        evidence["host"] = host
+    evidence["categories"] = {name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size}
+    evidence["last_steps"] = list(investigator.history)[-LAST_STEPS:]
+    evidence["remedies"] = remedies(
+        evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
+        unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
+        on_device=device.startswith("cuda"),
+    )  # fmt: skip
+    data = {
+        "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "message": _sentence(evidence),
+        "since_step": step, "evidence": evidence, "fix": _fix(evidence["remedies"]),
+    }  # fmt: skip
+    investigator.sender.event("finding", data, step=step)
+
+
+def remedies(
+    categories: dict[str, int], *, dtypes: Iterable[str] = (), world_size: int = 1, unused: int = 0, tried: int | None = None,
+    on_device: bool = True,
+) -> list[dict[str, Any]]:  # fmt: skip
+    """[{"do", "saves_bytes"?, "enough"?}]: what saves most of what is there with the least change comes first; what is enough for the
+    allocation that failed comes before what is not. Savings are estimates from the categories: halving the batch halves the
+    activations; bf16 halves those of a float32 model; checkpointing keeps about a third; AdamW in 8 bits a quarter of its state;
+    FSDP or ZeRO an n-th of parameters, gradients and state. saves_bytes is absent where nothing is known to estimate from."""
+    activations, state = categories.get("activations_and_other", 0), categories.get("optimizer_state", 0)
+    parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
+    plans: list[tuple[str, int | None]] = []
+    if on_device and unused > 0.1 * (sum(categories.values()) or 1):
+        plans.append(("Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: reserved memory is in pieces that fit nothing.", unused))
+    plans.append(("Halve the batch size and double gradient accumulation.", activations // 2 if activations else None))
+    if not dtypes or "float32" in dtypes:
+        plans.append(("Train in mixed precision (torch.autocast, bf16).", activations // 2 if activations else None))
+    plans.append(("Checkpoint activations (torch.utils.checkpoint) in the repeated blocks.", 2 * activations // 3 if activations else None))
+    if world_size > 1:
+        shared = (parameters + gradients + state) * (world_size - 1) // world_size
+        plans.append((f"Shard parameters, gradients and optimizer state over the {world_size} ranks (FSDP2, ZeRO-3).", shared or None))
+    if state:
+        plans.append(("Keep the optimizer's state in 8 bits (bitsandbytes), or use one with less state.", 3 * state // 4))
+    found = []
+    for do, saves in plans:
+        plan: dict[str, Any] = {"do": do}
+        if saves:
+            plan["saves_bytes"] = int(saves)
+            if tried is not None:
+                plan["enough"] = saves >= tried
+        found.append(plan)
+    return sorted(found, key=lambda plan: (not plan.get("enough", False), -plan.get("saves_bytes", 0)))
+
+
+def _device_of(error: BaseException, text: str) -> str:
+    number = re.search(r"GPU (\d+)", text)
+    if number:
+        return f"cuda:{number[1]}"
+    if type(error).__name__ == "OutOfMemoryError" or "CUDA" in text or "HIP" in text:
+        return "cuda"
+    return "cpu"
+
+
+def _where(p: Any) -> str:
+    """The phase of the step in which it happened."""
+    if p.backward_depth:
+        return "backward"
+    if p.entered or p.scaler_depth:
+        return "optimizer"
+    return "forward" if p.opened else "between steps"
+
+
+def _tried(text: str) -> int | None:
+    """Bytes of the allocation that failed, from torch's message."""
+    found = _TRIED.search(text) or re.search(r"tried to allocate (\d+) (bytes)", text)
+    if found is None:
+        return None
+    return int(float(found[1]) * _UNITS.get(found[2], 1))
+
+
+def _categories(investigator: Investigator, device: str) -> dict[str, int]:
+    """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not count."""
+    kind = device.partition(":")[0]
+    seen: set[int] = set()
+
+    def size(tensors: Iterable[Any]) -> int:
+        total = 0
+        for tensor in tensors:
+            local = getattr(tensor, "_local_tensor", tensor)
+            if local.device.type != kind or local.layout is not sys.modules["torch"].strided:
+                continue
+            storage = local.untyped_storage()
+            if storage.data_ptr() and storage.data_ptr() not in seen:
+                seen.add(storage.data_ptr())
+                total += storage.nbytes()
+        return total
+
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    p = investigator.progress
+    primary = p.primary() if p.primary is not None else None
+    model = investigator.model()
+    weights: list[Any] = list(model.parameters()) if model is not None else []
+    if primary is not None:
+        weights += [weight for group in primary.param_groups for weight in group["params"]]
+    state = primary.state.values() if primary is not None else ()
+    return {
+        "parameters": size(weights),
+        "gradients": size(weight.grad for weight in weights if weight.grad is not None),
+        "optimizer_state": size(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "buffers": size(model.buffers()) if model is not None else 0,
+    }
+
+
+def _dtypes(investigator: Investigator) -> set[str]:
+    model = investigator.model()
+    return {str(p.dtype).removeprefix("torch.") for p in model.parameters()} if model is not None else set()
+
+
+def _ordinal(device: str) -> int:
+    _, _, number = device.partition(":")
+    return int(number) if number else int(sys.modules["torch"].cuda.current_device())
+
+
+def _allocator(device: str) -> dict[str, int]:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.cuda.is_initialized():
+        return {}
+    stats = torch.cuda.memory_stats(_ordinal(device))
+    return {name: int(stats[name]) for name in _STATS if name in stats}
+
+
+def _capacity(device: str) -> int | None:
+    return int(sys.modules["torch"].cuda.get_device_properties(_ordinal(device)).total_memory)
+
+
+def _segments(device: str) -> list[dict[str, int]]:
+    """The allocator's largest segments and how much of each is free: whether a hole is large enough is what fragmentation means."""
+    torch = sys.modules["torch"]
+    segments = [one for one in torch.cuda.memory_snapshot() if one.get("device") == _ordinal(device)]
+    segments.sort(key=lambda one: -int(one["total_size"]))
+    return [
+        {
+            "total_bytes": int(one["total_size"]),
+            "allocated_bytes": int(one["allocated_size"]),
+            "largest_free_bytes": max((int(block["size"]) for block in one["blocks"] if block["state"] == "inactive"), default=0),
+        }
+        for one in segments[:8]
+    ]
+
+
+def _host() -> dict[str, int]:
+    """Memory of this process, of the host and of its control group, as far as they can be read."""
+    from perfagent.samplers import cgroup
+
+    found: dict[str, int] = {}
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            for line in status:
+                name, _, value = line.partition(":")
+                if name in ("VmRSS", "VmSize", "VmHWM"):
+                    found[{"VmRSS": "rss_bytes", "VmSize": "virtual_bytes", "VmHWM": "peak_rss_bytes"}[name]] = 1024 * int(value.split()[0])
+        with open("/proc/meminfo", encoding="ascii") as meminfo:
+            for line in meminfo:
+                name, _, value = line.partition(":")
+                if name in ("MemTotal", "MemAvailable"):
+                    found[{"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}[name]] = 1024 * int(value.split()[0])
+    except OSError:
+        return found
+    group = cgroup.find()
+    if group is not None and group.limit_bytes is not None:
+        found["limit_bytes"] = group.limit_bytes
+    return found
+
+
+def _sentence(evidence: dict[str, Any]) -> str:
+    device = evidence["device"]
+    what = "GPU memory" if device.startswith("cuda") else "Host memory"
+    tried = evidence.get("tried_bytes")
+    asked = f" for an allocation of {_spell(tried)}" if tried is not None else ""
+    where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""
+    holds = ", ".join(f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4])
+    return f"{what} ran out in step {evidence['step']}{where}{asked}" + (f"; it holds {holds}." if holds else ".")
+
+
+def _fix(plans: list[dict[str, Any]]) -> str:
+    said = [plan["do"] + (f" Saves about {_spell(plan['saves_bytes'])}." if "saves_bytes" in plan else "") for plan in plans]
+    return " ".join(f"{number}. {text}" for number, text in enumerate(said[:4], 1))
+
+
+def _spell(size: int) -> str:
+    value, unit = float(size), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB", "PiB", "EiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.3g} {unit}"

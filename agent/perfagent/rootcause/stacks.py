@@ -1,0 +1,73 @@
+"""What every thread of this process is doing: Python stacks taken from the sender's thread, while the training thread may hang.
+
+A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what it waits in
+is asked of the kernel, where there is a /proc. Local variables are not read. Nothing here takes a lock that another thread may hold.
+"""
+
+from __future__ import annotations
+
+import linecache
+import sys
+import threading
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+__all__ = ["all_stacks"]
+
+MOST_THREADS = 256
+MOST_FRAMES = 64
+_OWN = ("perfagent-sender", "perfagent-courier")
+
+
+def all_stacks(training: int) -> list[dict[str, Any]]:
+    """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}], the training thread first,
+    the innermost frame last. training: its ident. The agent's own threads are left out."""
+    # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
+    known: dict[int, Any] = dict(getattr(threading, "_active", {}))
+    main = threading.main_thread().ident
+    found = []
+    for ident, frame in sys._current_frames().items():
+        thread = known.get(ident)
+        name = thread.name if thread is not None else f"thread {ident}"
+        if name in _OWN or len(found) >= MOST_THREADS:
+            continue
+        entry: dict[str, Any] = {
+            "name": name, "thread": ident, "main": ident == main, "training": ident == training,
+            "daemon": bool(thread.daemon) if thread is not None else None, "frames": _frames(frame),
+        }  # fmt: skip
+        native = getattr(thread, "native_id", None)
+        if native:
+            entry |= _kernel(native)
+        found.append({key: value for key, value in entry.items() if value is not None})
+    return sorted(found, key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
+
+
+def _frames(frame: FrameType | None) -> list[str]:
+    lines: list[str] = []
+    left_out = 0
+    while frame is not None:
+        if len(lines) < MOST_FRAMES:
+            code = frame.f_code
+            source = linecache.getline(code.co_filename, frame.f_lineno).strip()[:200]
+            lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}" + (f": {source}" if source else ""))
+        else:
+            left_out += 1
+        frame = frame.f_back
+    if left_out:
+        lines.append(f"... {left_out} more")
+    return lines[::-1]
+
+
+def _kernel(native: int) -> dict[str, str]:
+    """What the kernel says of a thread: R runs, S sleeps, D waits for a disk or device; and the kernel function it waits in."""
+    task = Path("/proc/self/task") / str(native)
+    told: dict[str, str] = {}
+    try:
+        told["state"] = (task / "stat").read_text().rpartition(")")[2].split()[0]
+        waits_in = (task / "wchan").read_text().strip()
+    except (OSError, IndexError):
+        return told
+    if waits_in and waits_in != "0":
+        told["waits_in"] = waits_in
+    return told
