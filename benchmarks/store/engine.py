@@ -1,8 +1,8 @@
 """One store in a process of its own: takes commands as JSON lines, answers each with one JSON line.
 
-    python engine.py NAME FOLDER          NAME: rows, rows-full, perfagent, mlflow, trackio
+    python engine.py NAME CASE FOLDER     NAME: rows, rows-full, perfagent, mlflow, trackio; CASE: one of telemetry.CASES
 
-Commands: {"batch": n, "case": "ranks"|"frame"} stores a batch and answers {"seconds", "points"} (and "compaction": seconds
+Commands: {"batch": n} stores a batch and answers {"seconds", "points"} (and "compaction": seconds
 within them); {"finish": true} brings everything into its final form and answers {"seconds", "bytes", "points"}; {"query":
 "series"|"latest"} answers {"seconds"}, the median of several tries. Making the batch is not timed, waiting for the commit is.
 """
@@ -20,13 +20,14 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from telemetry import METRICS, NAMES, Piece, batch
+from telemetry import CASES, Case, Piece, batch
 
 
 class Rows:
     """The usual table: one row a point, key (series, step), WAL. Like the peers it commits once a batch."""
 
-    def __init__(self, folder: Path, synchronous: str) -> None:
+    def __init__(self, folder: Path, case: Case, synchronous: str) -> None:
+        self.names, self.asked = case.names, min(3, case.names - 1)
         self.path = folder / "rows.db"
         self.connection = sqlite3.connect(self.path, isolation_level=None)
         self.connection.executescript(
@@ -41,8 +42,8 @@ class Rows:
         self.connection.execute("BEGIN IMMEDIATE")
         for piece in pieces:
             steps, times = piece.step.tolist(), piece.time.tolist()
-            for metric in range(METRICS):
-                series = [piece.rank * METRICS + metric] * len(steps)
+            for metric in range(self.names):
+                series = [piece.rank * self.names + metric] * len(steps)
                 rows = zip(series, steps, times, piece.values[metric].tolist(), strict=True)
                 self.connection.executemany("INSERT OR IGNORE INTO points VALUES(?,?,?,?)", rows)
         self.connection.execute("COMMIT")
@@ -58,10 +59,11 @@ class Rows:
         return self.path.stat().st_size
 
     def series(self) -> object:
-        first, last = self.connection.execute("SELECT min(step), max(step) FROM points WHERE series=3").fetchone()
+        first, last = self.connection.execute("SELECT min(step), max(step) FROM points WHERE series=?", [self.asked]).fetchone()
         width = max(1, -(-(last - first + 1) // 1000))
         return self.connection.execute(
-            f"SELECT step/{width} k, min(value), max(value), avg(value) FROM points WHERE series=3 GROUP BY k ORDER BY k"
+            f"SELECT step/{width} k, min(value), max(value), avg(value) FROM points WHERE series=? GROUP BY k ORDER BY k",
+            [self.asked],
         ).fetchall()
 
     def latest(self) -> object:
@@ -71,14 +73,15 @@ class Rows:
 class Perfagent:
     """Our store, synchronous=FULL. The compactor looks every 16 batches (in the server: every second); its work is counted."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, case: Case) -> None:
         from types import SimpleNamespace
 
         from perfagent_server.database import open_database
         from perfagent_server.store.compaction import Compactor
         from perfagent_server.store.sql import SqlStore
 
-        self.folder = folder
+        self.folder, self.names = folder, case.series()
+        self.asked = self.names[min(3, case.names - 1)]
         self.database = open_database(SimpleNamespace(data=folder, database=None), ballast_bytes=1 << 12)
         self.sql = SqlStore(self.database)
         # Time passes for the compactor only while this store works: it must not think a tail old because others had their turn.
@@ -93,7 +96,7 @@ class Perfagent:
         frames = []
         for piece in pieces:
             columns = {}
-            for name, value in zip(NAMES, piece.values, strict=True):  # as the agent does: float32 where it loses nothing
+            for name, value in zip(self.names, piece.values, strict=True):  # as the agent does: float32 where it loses nothing
                 narrow = value.astype("<f4")
                 columns[name] = (narrow if (narrow == value).all() else value).tobytes()
             group = Group(piece.step.astype("<i8").tobytes(), piece.time.tobytes(), (piece.time - 1.79e9).tobytes(), columns)
@@ -137,7 +140,7 @@ class Perfagent:
             return int((pages - free) * 4096)
 
     def series(self) -> object:
-        return self.sql.series("r", NAMES[3], rank=0, points=1000)
+        return self.sql.series("r", self.asked, rank=0, points=1000)
 
     def latest(self) -> object:
         return self.sql.latest("r")
@@ -146,11 +149,12 @@ class Perfagent:
 class Mlflow:
     """MLflow's SQLAlchemy store without its server: log_batch, at most 1000 metrics a call (its limit)."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, case: Case) -> None:
         from mlflow.entities import Metric
         from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
-        self.metric, self.path = Metric, folder / "mlflow.db"
+        self.metric, self.path, self.names = Metric, folder / "mlflow.db", case.series()
+        self.asked = self.names[min(3, case.names - 1)]
         self.sql = SqlAlchemyStore(f"sqlite:///{self.path}", str(folder / "artifacts"))
         self.run = self.sql.create_run(self.sql.create_experiment("bench"), "u", 0, [], "r").info.run_id
 
@@ -158,7 +162,7 @@ class Mlflow:
         return [
             self.metric(f"{name}/rank{piece.rank}", float(value[at]), int(piece.time[at] * 1000), int(piece.step[at]))
             for piece in pieces
-            for name, value in zip(NAMES, piece.values, strict=True)
+            for name, value in zip(self.names, piece.values, strict=True)
             for at in range(len(piece.step))
         ]
 
@@ -177,7 +181,7 @@ class Mlflow:
         return self.path.stat().st_size
 
     def series(self) -> object:
-        return self.sql.get_metric_history(self.run, f"{NAMES[3]}/rank0")
+        return self.sql.get_metric_history(self.run, f"{self.asked}/rank0")
 
     def latest(self) -> object:
         return self.sql.get_run(self.run).data.metrics
@@ -186,11 +190,11 @@ class Mlflow:
 class Trackio:
     """trackio's SQLite storage without its server: bulk_log, one JSON row a step, each rank a run of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, case: Case) -> None:
         os.environ["TRACKIO_DIR"] = str(folder)
         from trackio.sqlite_storage import SQLiteStorage
 
-        self.folder, self.sql = folder, SQLiteStorage
+        self.folder, self.sql, self.names = folder, SQLiteStorage, case.series()
         self.sql.init_db("bench")
 
     def prepare(self, pieces: list[Piece]) -> Any:
@@ -198,7 +202,7 @@ class Trackio:
             (
                 f"rank{piece.rank}",
                 [
-                    {name: float(value[at]) for name, value in zip(NAMES, piece.values, strict=True)}
+                    {name: float(value[at]) for name, value in zip(self.names, piece.values, strict=True)}
                     for at in range(len(piece.step))
                 ],
                 piece.step.tolist(),
@@ -216,7 +220,7 @@ class Trackio:
     def points(self) -> int:
         files = list(self.folder.rglob("*.db"))
         with sqlite3.connect(files[0]) as connection:
-            return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0]) * METRICS
+            return int(connection.execute("SELECT count(*) FROM metrics").fetchone()[0]) * len(self.names)
 
     def bytes(self) -> int:
         return sum(file.stat().st_size for file in self.folder.rglob("*.db*"))
@@ -228,9 +232,9 @@ class Trackio:
         return [self.sql.get_logs("bench", f"rank{rank}") for rank in range(16)]
 
 
-ENGINES: dict[str, Callable[[Path], Any]] = {
-    "rows": lambda folder: Rows(folder, "NORMAL"),
-    "rows-full": lambda folder: Rows(folder, "FULL"),
+ENGINES: dict[str, Callable[[Path, Case], Any]] = {
+    "rows": lambda folder, case: Rows(folder, case, "NORMAL"),
+    "rows-full": lambda folder, case: Rows(folder, case, "FULL"),
     "perfagent": Perfagent,
     "mlflow": Mlflow,
     "trackio": Trackio,
@@ -238,22 +242,22 @@ ENGINES: dict[str, Callable[[Path], Any]] = {
 
 
 def main() -> None:
-    name, folder = sys.argv[1], Path(sys.argv[2])
+    name, case, folder = sys.argv[1], sys.argv[2], Path(sys.argv[3])
     folder.mkdir(parents=True)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
     os.dup2(2, 1)  # what a store prints is no answer
-    engine = ENGINES[name](folder)
+    engine = ENGINES[name](folder, CASES[case])
     for line in sys.stdin:
         command = json.loads(line)
         if "batch" in command:
-            ready = engine.prepare(batch(command["case"], command["batch"]))
+            ready = engine.prepare(batch(case, command["batch"]))
             begin, cpu = time.perf_counter(), time.process_time()
             compaction = engine.store(ready)
             answer = {
                 "seconds": time.perf_counter() - begin,
                 "cpu": time.process_time() - cpu,
                 "compaction": compaction,
-                "points": 10_240,
+                "points": CASES[case].points,
             }
         elif "query" in command:
             ask = getattr(engine, command["query"])

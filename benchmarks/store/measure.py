@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python benchmarks/store/measure.py [--quick] [--batches N] [--engines a,b] [--write]
 
-Every store has a process (peers: an environment) of its own and gets the same 10,240 samples in turn; who begins changes from
+Every store has a process (peers: an environment) of its own and gets the same batches in turn; who begins changes from
 batch to batch. Commits are waited for, compaction is counted. The peers are slower by two orders of magnitude and get the
 first batches only. --write puts the table into docs/benchmarks.md.
 """
@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from tables import figure, machine, replace, table
+from telemetry import CASES
 
 HERE = Path(__file__).resolve().parent
 PEERS = {"mlflow": ["mlflow==3.17.2"], "trackio": ["trackio==0.43.0", "numpy"]}
@@ -30,10 +31,6 @@ TITLES = {
     "perfagent": "**perfagent** (synchronous=FULL, compaction included)",
     "mlflow": "MLflow 3.17.2 SqlAlchemyStore",
     "trackio": "trackio 0.43.0 SQLiteStorage",
-}
-CASES = {
-    "ranks": "16 frames of 640 samples (16 ranks x 40 metrics x 16 steps)",
-    "frame": "one frame of 10,240 samples (40 metrics x 256 steps)",
 }
 
 
@@ -67,6 +64,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="80 batches a case instead of 400, two of them for the peers")
     parser.add_argument("--batches", type=int)
+    parser.add_argument("--cases", default=",".join(CASES), help="shapes of a batch; see telemetry.py")
     parser.add_argument("--engines", default="rows,rows-full,perfagent,mlflow,trackio")
     parser.add_argument(
         "--folder",
@@ -81,13 +79,14 @@ def main() -> None:
     pythons = {name: _python(options.folder, name) for name in options.engines.split(",")}
     names = [name for name, python in pythons.items() if python is not None]
     sections = []
-    for case, words in CASES.items():
+    for case in options.cases.split(","):
         with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as folder:
-            children = [_start(name, str(pythons[name]), Path(folder) / name) for name in names]
+            children = [_start(name, case, str(pythons[name]), Path(folder) / name) for name in names]
             rows = _case(children, case, batches, peer_batches)
         head = ["store", "samples/s", "to rows", "to rows, by CPU", "CPU s per million", "ack p50 ms", "p99 ms", "bytes/sample"]
         head += ["series of 1000 ms", "latest of all ms"]
         text = table(head, rows)
+        words = CASES[case].words
         print(f"\n{words}, {batches} batches\n{text}", flush=True)
         sections.append(f"{words}, {batches} batches (peers: {peer_batches}):\n\n{text}")
     if options.write:
@@ -107,7 +106,7 @@ def _case(children: list[Child], case: str, batches: int, peer_batches: int) -> 
         for child in children[turn:] + children[:turn]:
             if child.name in PEERS and number >= peer_batches:
                 continue
-            answer = child.ask(batch=number, case=case)
+            answer = child.ask(batch=number)
             child.seconds.append(answer["seconds"])
             child.cpu.append(answer["cpu"])
         if sys.stderr.isatty():
@@ -116,14 +115,14 @@ def _case(children: list[Child], case: str, batches: int, peer_batches: int) -> 
     base = children[0]
     for child in children:
         end = child.ask(finish=True)
-        points = 10_240 * len(child.seconds)
+        points = CASES[case].points * len(child.seconds)
         if end["points"] != points:
             raise SystemExit(f"{child.name} holds {end['points']} samples of {points}")
         total = sum(child.seconds) + end["seconds"]
         same = sum(base.seconds[: len(child.seconds)])
         same_cpu = sum(base.cpu[: len(child.cpu)])
         cpu = sum(child.cpu) + end["cpu"]
-        series, latest = (child.ask(query=query, case=case)["seconds"] for query in ("series", "latest"))
+        series, latest = (child.ask(query=query)["seconds"] for query in ("series", "latest"))
         quantiles = statistics.quantiles(child.seconds, n=100) if len(child.seconds) > 1 else child.seconds * 99
         rows.append(
             [
@@ -143,8 +142,8 @@ def _case(children: list[Child], case: str, batches: int, peer_batches: int) -> 
     return rows
 
 
-def _start(name: str, python: str, folder: Path) -> Child:
-    command = [python, str(HERE / "engine.py"), name, str(folder)]
+def _start(name: str, case: str, python: str, folder: Path) -> Child:
+    command = [python, str(HERE / "engine.py"), name, case, str(folder)]
     return Child(name, subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True))
 
 
