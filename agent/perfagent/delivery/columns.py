@@ -24,6 +24,7 @@ UserRow = tuple[int, float, float, Mapping[str, Any]]
 AnyRow = Row | UserRow
 
 _INT64 = 2**63
+_NUMBERS = frozenset((float, int, bool))
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -53,8 +54,13 @@ class Columns:
                 metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
             else:
                 step, time, monotonic, metrics = row
+                names = tuple(metrics)
+                if self._plain(names, metrics) and type(step) is int:
+                    shapes.setdefault(names, []).append((step, time, monotonic, [*metrics.values()]))
+                    continue
             checked = self._checked(step, time, monotonic, metrics)
             if checked is not None:
+                self._known(checked[0])
                 shapes.setdefault(checked[0], []).append(checked[1])
         groups = []
         for names, same in shapes.items():
@@ -68,6 +74,10 @@ class Columns:
             else:
                 groups.append(group)
         return merge(groups) if len(groups) > len(shapes) else groups
+
+    def _plain(self, names: tuple[Any, ...], metrics: Mapping[Any, Any]) -> bool:
+        """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the time."""
+        return self._shapes.get(names, False) and _NUMBERS.issuperset(map(type, metrics.values()))
 
     def _known(self, names: tuple[str, ...]) -> bool:
         known = self._shapes.get(names)

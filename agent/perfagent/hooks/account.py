@@ -55,6 +55,8 @@ class Breakdown:
     forward_ns: int | None = None
     backward_ns = optimizer_ns = 0
     batches = forwards = 0
+    root: Value | None = None
+    """What the last backward pass started from that had a loss."""
     samples = tokens = embedded_tokens = 0
     phases_ns: dict[str, int] = _NOTHING
     device: dict[str, list[tuple[Any, Any]]] = _NOTHING
@@ -123,6 +125,8 @@ class Account:
                     forward.returned(at, entry[2], holds_loss=entry[3])
             elif kind == BACKWARD:
                 backward_at, backward_event = at, entry[2]
+                if entry[3] is not None:
+                    step.root = entry[3]
                 spent, size, calls = forward.end(at, backward_event, step.device)
                 if calls:
                     step.forward_ns = (step.forward_ns or 0) + spent

@@ -172,7 +172,7 @@ class StepRow(NamedTuple):
     def _seen_loss(self, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
         p = self.progress
-        loss = self._combined(parts.batches or parts.forwards)
+        loss = value_of(parts.root) if self.roots == 1 and parts.root is not None else self._combined(parts)
         if not p.user_losses:
             return loss
         for step in [*p.user_losses]:  # a copy first: the training thread may be adding to it
@@ -185,7 +185,7 @@ class StepRow(NamedTuple):
             p.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
         return None
 
-    def _combined(self, batches: int) -> float | None:
+    def _combined(self, parts: Breakdown) -> float | None:
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
         up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
         roots = roots_of(self.trace)
@@ -195,6 +195,7 @@ class StepRow(NamedTuple):
         average = False
         if not roots[0].divided:
             account, latest = self.progress.account, self.progress.last
+            batches = parts.batches or parts.forwards
             if not batches and account.averages is None and latest is not None:
                 batches = forward_passes(latest.trace)
             if batches:
