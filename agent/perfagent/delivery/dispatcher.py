@@ -11,17 +11,18 @@ import os
 import random
 import sys
 import time
+from collections import Counter
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.columns import Columns, is_urgent
+from perfagent.delivery.columns import Columns, is_urgent, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
 from perfagent.identity import process_start
 from perfagent.redaction import redacted
-from perfagent.wire import Event, encode
+from perfagent.wire import Event, Group, encode
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
@@ -36,6 +37,9 @@ DEFERRED_S = 60.0
 LAST_ROWS_S = 0.25
 ORPHAN_AGE_S = 7 * 86400.0
 URGENT = ("alert", "finding", "state")
+GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
+"""Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
+COMMAND_ERRORS = 3
 
 
 class Dispatcher:
@@ -77,6 +81,9 @@ class Dispatcher:
         self._last_sent = 0.0
         self._last_sync = 0.0
         self._deferred_since = 0.0
+        self._step = 0
+        self._told_gone = 0
+        self._command_errors: Counter[int] = Counter()
 
     def forked(self) -> None:
         """In a forked child: lets go of files and socket without a word."""
@@ -128,6 +135,10 @@ class Dispatcher:
             self.sender.tell(
                 "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
             )
+        gone = self._gone()
+        if gone != self._told_gone:
+            self._told_gone = gone
+            self.sender.rows.append((self._step, time.time(), time.monotonic(), ("agent/dropped",), (float(gone),)))
         rows: list[Any] = []
         for _ in range(len(self.sender.rows)):
             head: Any = self.sender.rows[0]
@@ -146,18 +157,24 @@ class Dispatcher:
                     self.sender.counters["dropped"] += 1
                 self._deferred_since = 0.0
             self.sender.rows.popleft()
+        if rows:
+            self._step = rows[-1][0]
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
-            payload = event["data"].get("payload")  # a piece of a file that was made for sending (rootcause/upload.py)
-            event["data"] = redacted(event["data"])
-            if isinstance(payload, bytes):
-                event["data"]["payload"] = payload
+            try:
+                payload = event["data"].get("payload")  # a piece of a file that was made for sending (rootcause/upload.py)
+                event["data"] = redacted(event["data"])
+                if isinstance(payload, bytes):
+                    event["data"]["payload"] = payload
+            except Exception:  # noqa: BLE001 - what a user put into it may raise whatever it likes when it is looked at
+                self.sender.counters["dropped_events"] += 1
+                continue
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
         if not rows and not events:
             return
-        groups = self._columns.groups(rows)
+        groups = self._grouped(rows)
         self._tell_refused()
         samples = sum(group.samples for group in groups)
         self.sender.counters["rows"] += len(rows)
@@ -165,7 +182,13 @@ class Dispatcher:
         self.sender.counters["events"] += len(events)
         self._urgent = self._urgent or any(is_urgent(group) for group in groups)
         if groups or events:
-            if self.spool.append(groups, events, now=now):
+            try:
+                written = self.spool.append(groups, events, now=now)
+            except BaseException:
+                self.sender.counters["lost_samples"] += samples
+                self.sender.counters["dropped_events"] += len(events)
+                raise
+            if written:
                 self.sender.counters["spooled"] += samples
             elif self.spool.error is not None:
                 self.sender.tell(
@@ -174,6 +197,23 @@ class Dispatcher:
                     f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
                     f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
                 )
+
+    def _gone(self) -> int:
+        """Samples (or whole rows, while they are that) that will never be stored."""
+        ours, spools = self.sender.counters, self.spool.counters
+        return sum([ours[name] for name in GONE]) + spools["dropped"] + spools["thinned"]
+
+    def _grouped(self, rows: list[Any]) -> list[Group]:
+        try:
+            return self._columns.groups(rows)
+        except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
+            groups = []
+            for row in rows:
+                try:
+                    groups += self._columns.groups([row])
+                except Exception:  # noqa: BLE001
+                    self.sender.counters["dropped"] += 1
+            return merge(groups)
 
     def _tell_refused(self) -> None:
         refused = self._columns.refused
@@ -342,11 +382,14 @@ class Dispatcher:
     def _obey(self, command: Mapping[str, Any]) -> None:
         if command.get("kind", command.get("command")) == "flush":
             self._urgent = True
-        for callback in self.sender.on_command:
+        for callback in [*self.sender.on_command]:
             try:
                 callback(command)
             except Exception as error:  # noqa: BLE001 - one bad command must not end delivery
                 self.sender.counters["errors"] += 1
+                self._command_errors[id(callback)] += 1
+                if self._command_errors[id(callback)] == COMMAND_ERRORS:
+                    self.sender.on_command.remove(callback)
                 self.sender.tell(
                     "command", logging.WARNING, f"perfagent: a command of the server failed: {type(error).__name__}: {error}"
                 )

@@ -212,7 +212,7 @@ class Sender:
             try:
                 self._dispatch().run()
                 break
-            except Exception as error:  # noqa: BLE001 - the training must go on whatever is wrong with us
+            except BaseException as error:  # noqa: BLE001 - the training must go on whatever is wrong with us, SystemExit included
                 self.settled.set()
                 self.counters["errors"] += 1
                 if attempt == 2:
@@ -241,7 +241,7 @@ class Source:
     def poll(self) -> bool:
         try:
             self._poll()
-        except Exception as error:  # noqa: BLE001 - a sampler's trouble must not stop delivery
+        except BaseException as error:  # noqa: BLE001 - a sampler's trouble must not stop delivery
             self.errors += 1
             self.error = f"{type(error).__name__}: {error}"
             return self.errors < 3

@@ -245,10 +245,16 @@ class HttpTransport:
     def _open(self, address: tuple[str, int], timeout: float, _: object = None) -> socket.socket:
         """socket.create_connection, but the socket is known from its first moment: a fork may come while it connects."""
         error: OSError | None = None
-        for family, kind, protocol, _name, target in _addresses(*address):
-            sock = self._opening = socket.socket(family, kind, protocol)
+        until = time.monotonic() + timeout
+        found = _addresses(*address)
+        for tried, (family, kind, protocol, _name, target) in enumerate(found):
             try:
-                sock.settimeout(timeout)
+                sock = self._opening = socket.socket(family, kind, protocol)
+            except OSError as failed:  # a kernel without IPv6
+                error = failed
+                continue
+            try:  # an address that swallows everything leaves time for the others
+                sock.settimeout(max(0.001, (until - time.monotonic()) / (len(found) - tried)))
                 sock.connect(target)
             except OSError as failed:
                 error = failed
