@@ -132,11 +132,12 @@ def _taken(number: Any) -> Value | None:
 
 
 def _choose(p: Progress, engine: Any) -> None:
-    """Of several engines (a generator and its discriminator), the one that trains most says what a step is."""
+    """Of several engines (a generator and its discriminator), the one that trains most says what a step is. One that has made
+    more steps than this is left over from an earlier training."""
     kind = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
     best, size = engine, owned(engine.optimizer)
     for other in gc.get_objects():
-        if issubclass(type(other), kind) and other is not engine:
+        if issubclass(type(other), kind) and other.__dict__.get("global_steps", sys.maxsize) <= engine.global_steps:
             optimizer = other.__dict__.get("optimizer")
             if hasattr(optimizer, "param_groups") and owned(optimizer) > size:
                 best, size = other, owned(optimizer)

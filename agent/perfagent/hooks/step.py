@@ -136,6 +136,8 @@ def _choose(p: Progress, optimizer: Any) -> None:
         if model is not None:
             p.found = weakref.ref(model)
     for other in others:
+        if other.state and not optimizer.state:
+            continue  # left over from an earlier training: it has stepped, and this one has not
         if other is not optimizer and owned(other) > size and not mine.keys() & parameters_of(other).keys():
             best, size = other, owned(other)
     make_primary(p, best)
