@@ -1,6 +1,6 @@
 """Keeps the agent within its share of the training time, and says how large that share is.
 
-The hooks add up their own time on the training thread; the sender's thread adds the CPU of the agent's threads. What is left
+The hooks' time on the training thread is counted (cost.py); the sender's thread adds the CPU of the agent's threads. What is left
 of the budget goes to the one thing that can be stretched: how often gradients are measured. The fixed part (timing a step,
 sending once a second) is counted, and shows in `agent/overhead_pct` even where it alone exceeds the budget.
 """
@@ -33,7 +33,7 @@ class Governor:
         self._left = self._budget
         self.clock = clock
         self._started = clock()
-        self._own_ns = self._pass_ns = 0
+        self._own_ns, self._pass_ns = 0.0, 0
         self._threads_s = 0.0
 
     def set_budget(self, budget_pct: float) -> None:
@@ -46,7 +46,7 @@ class Governor:
             return 1
         return min(_MOST_STEPS, max(1, math.ceil(pass_ns / (self._left * step_ns))))
 
-    def report(self, own_ns: int, pass_ns: int, threads_s: float) -> float | None:
+    def report(self, own_ns: float, pass_ns: int, threads_s: float) -> float | None:
         """Share of the time in percent since the last report; None when it is too early for the next.
 
         own_ns: total time of the hooks on the training thread, gradient passes included; pass_ns: of it, the passes;

@@ -27,6 +27,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from perfagent import instrument
 from perfagent.config import AgentConfig
 from perfagent.context import Console, describe
+from perfagent.cost import log_ns
 from perfagent.delivery.sender import Sender
 from perfagent.device import Reading, take
 from perfagent.errors import ConfigError
@@ -307,7 +308,8 @@ class Run:
         p = self._progress
         if p.early and p.early[0].waits_too_long():
             p.settle_early(None)
-        share = self._governor.report(p.hooks_ns + p.pass_ns, p.pass_ns, self._sender.cpu_s)
+        own_ns = p.hooks_ns + log_ns(*self._sender.logged) + p.pass_ns
+        share = self._governor.report(own_ns, p.pass_ns, self._sender.cpu_s)
         if share is None:
             return
         self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))

@@ -38,6 +38,7 @@ class Columns:
     def __init__(self, max_series: int = 2000) -> None:
         self.max_series = max_series
         self.refused: Counter[str] = Counter()
+        self.user_rows = self.user_values = 0  # log() calls and their values, for the agent's own account
         self._names: dict[Any, str | None] = {}
         self._series: set[str] = set()
         self._shapes: dict[tuple[str, ...], bool] = {}
@@ -55,6 +56,8 @@ class Columns:
             else:
                 step, time, monotonic, metrics = row
                 names = tuple(metrics)
+                self.user_rows += 1
+                self.user_values += len(names)
                 if self._plain(names, metrics) and type(step) is int:
                     shapes.setdefault(names, []).append((step, time, monotonic, [*metrics.values()]))
                     continue

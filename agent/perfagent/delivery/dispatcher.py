@@ -175,6 +175,7 @@ class Dispatcher:
         if not rows and not events:
             return
         groups = self._grouped(rows)
+        self.sender.logged = self._columns.user_rows, self._columns.user_values
         self._tell_refused()
         samples = sum(group.samples for group in groups)
         self.sender.counters["rows"] += len(rows)

@@ -89,6 +89,8 @@ class Sender:
         self.disabled = config.disabled
         self.cpu_s = 0.0
         """CPU seconds that both threads have used so far (for the governor)."""
+        self.logged = (0, 0)
+        """log() calls so far, and their values (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)
         self.sources: list[Source] = []
         self.slow_sources: list[Source] = []

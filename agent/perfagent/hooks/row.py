@@ -11,6 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from perfagent.cost import step_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
 from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, Entry, forward_passes, roots_of
 
@@ -23,9 +24,6 @@ _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
 the spool, so that a kill loses no more than it would anyway."""
 _EARLY_S = 5.0
-_ENTRY_NS, _STEP_NS = 1000, 5000
-"""What noting one stamp, and completing a step, costs the training thread in a real step, with cold caches (a fifth of it in a
-loop of its own): benchmarks/overhead/timing.py measures the sum."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
@@ -152,7 +150,7 @@ class StepRow(NamedTuple):
             values["loss"] = loss
         if self.lr is not None:
             values["lr"] = value_of(self.lr)
-        p.hooks_ns += _STEP_NS + _ENTRY_NS * len(self.trace)
+        p.hooks_ns += step_ns(len(self.trace))
         seconds = (ended - self.began) / 1e9 if self.began else 0.0
         if seconds:
             values["step_time_s"] = seconds

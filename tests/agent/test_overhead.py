@@ -1,0 +1,76 @@
+"""`agent/overhead_pct` against an independent measurement: the same loop with and without the agent, by the CPU clocks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+
+from agent_recorded import Recording
+from builders import job_environment
+
+SCRIPT = """
+    import json, statistics, time
+    import torch
+    import perfagent
+    from perfagent import instrument
+    from perfagent.hooks.progress import state
+
+    torch.set_num_threads(1)
+    model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(6)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    batch = torch.ones(4, 8)
+
+    def step(log):
+        loss = model(batch).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        log({f"m{i}": 0.5 * i for i in range(5)})
+
+    run = perfagent.attach(model, optimizer)
+    for _ in range(200):  # first steps look for the model, and the threads import what they need
+        step(run.log)
+    time.sleep(2.5)
+    progress, nothing = state.current, lambda metrics: None
+    added, own_s = [], 0.0
+    began_s, process_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
+    while time.perf_counter() < began_s + 8.0:
+        instrument.install()
+        run._watch_model()
+        state.current = progress
+        block = time.thread_time()
+        for _ in range(40):
+            step(run.log)
+        attached_s = time.thread_time() - block
+        state.current = None
+        instrument.remove()
+        run._undo_forward(), run._undo_step()
+        run._undo_forward = run._undo_step = None
+        block = time.thread_time()
+        for _ in range(40):
+            step(nothing)
+        added.append(attached_s - (time.thread_time() - block))
+    wall_s = time.perf_counter() - began_s
+    background_s = time.process_time() - process_s - (time.thread_time() - thread_s)
+    state.current = progress
+    run.finish()
+    print(json.dumps({"hooks": 100 * statistics.median(added) * len(added) / wall_s, "threads": 100 * background_s / wall_s}))
+"""
+
+
+def test_the_overhead_that_the_agent_reports_is_what_it_costs(tmp_path):
+    """Within a factor of 1.6 of what the CPU clocks say, hooks and threads together."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(SCRIPT), encoding="utf-8")
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    measured = json.loads(done.stdout.splitlines()[-1])
+    reported = [value for _, value in Recording(tmp_path / "record").series("agent/overhead_pct")][-8:]
+    mean = sum(reported) / len(reported)
+    total = measured["hooks"] + measured["threads"]
+    print(f"reported {mean:.2f} %, measured {measured}")
+    assert total / 1.6 < mean < total * 1.6, f"reported {reported}, measured {measured}"
