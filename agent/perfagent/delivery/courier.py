@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["Courier", "Job"]
 
 STUCK_S = 25.0
+SOURCE_STUCK_S = 2.0
+"""What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
 
 @dataclass(slots=True)
@@ -60,7 +62,10 @@ class Courier:
 
     def stuck(self, now: float) -> bool:
         since = self._since
-        return since > 0.0 and now - since > STUCK_S
+        return since > 0.0 and now - since > (STUCK_S if self.source is None else SOURCE_STUCK_S)
+
+    def _replaced(self) -> bool:
+        return self.ended
 
     def _run(self) -> None:
         while not self.ended:
@@ -89,7 +94,11 @@ class Courier:
         waiting = self._since
         for source in [*self._slow_sources]:
             self._since, self.source = time.monotonic(), source
-            if not source.poll() and source in self._slow_sources:
+            works = source.poll()
+            if works and self._replaced():  # it took too long and we were replaced meanwhile: from now on it is our successor's
+                self._slow_sources.append(source)
+                return
+            if not works and source in self._slow_sources:
                 self._slow_sources.remove(source)
             self.source = None
         self._since = waiting

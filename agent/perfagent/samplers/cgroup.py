@@ -5,12 +5,18 @@ In a container the host's /proc/meminfo shows memory that the container may neve
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["ControlGroup", "find"]
+from perfagent.samplers.kernel_file import KernelFile
+
+__all__ = ["ControlGroup", "GroupReader", "find"]
 
 UNLIMITED = 2**60
+_CACHE_S = 5.0
+"""How long the size of the reclaimable cache is good for: memory.stat is dear to read on hosts with many cores."""
+_NEAR = 0.7
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,6 +32,8 @@ class ControlGroup:
     """Where the kernel counts its OOM kills: memory.events (2) or memory.oom_control (1)."""
     cores: float | None
     """CPU quota in cores; None when there is none."""
+    cpu: Path | None = None
+    """cpu.stat: how often the group had used up its quota."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -39,6 +47,54 @@ class ControlGroup:
     def oom_kills(self) -> int | None:
         """How many processes of the group the kernel has killed for want of memory."""
         return _field(self.events, ("oom_kill",))
+
+
+class GroupReader:
+    """Reads a group again and again, with its files kept open. group: None where there is none."""
+
+    def __init__(self, group: ControlGroup | None) -> None:
+        self.limit_bytes = group.limit_bytes if group is not None else None
+        self.cores = group.cores if group is not None else None
+        self._usage, self._stat, self._events, self._cpu = (
+            KernelFile(path) if path is not None else None
+            for path in ((group.usage, group.inactive, group.events, group.cpu) if group is not None else (None,) * 4)
+        )
+        self._cache = 0
+        self._cache_at = -_CACHE_S
+        self._kills: int | None = None
+        self._periods: tuple[int, int] | None = None
+
+    def used_bytes(self, now: float) -> int | None:
+        """Memory in use without reclaimable page cache; None when it cannot be read. now: monotonic seconds."""
+        used = self._usage.number() if self._usage is not None else None
+        if used is None:
+            return None
+        if now >= self._cache_at + _CACHE_S or used - self._cache > _NEAR * (self.limit_bytes or UNLIMITED):
+            self._cache_at = now
+            text = self._stat.read() if self._stat is not None else None
+            self._cache = _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
+        return max(0, used - self._cache)
+
+    def events(self, values: dict[str, float], now: float) -> None:  # noqa: ARG002 - as the other parts of a host's sample
+        """Processes that the kernel killed here since the first call; share of the CPU periods in which the quota was used up."""
+        kills = _count(self._events.read() if self._events is not None else None, b"oom_kill")
+        if kills is not None:
+            self._kills = kills if self._kills is None else self._kills
+            values["host/oom_kills"] = max(0, kills - self._kills)
+        if self.cores is None or self._cpu is None:
+            return
+        text = self._cpu.read()
+        periods, throttled = _count(text, b"nr_periods"), _count(text, b"nr_throttled")
+        if periods is None or throttled is None:
+            return
+        before, self._periods = self._periods, (periods, throttled)
+        if before is not None and periods > before[0] and throttled >= before[1]:
+            values["host/cpu_throttled_pct"] = 100.0 * (throttled - before[1]) / (periods - before[0])
+
+    def close(self) -> None:
+        for file in (self._usage, self._stat, self._events, self._cpu):
+            if file is not None:
+                file.close()
 
 
 def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: Path = Path("/proc")) -> ControlGroup | None:
@@ -60,6 +116,7 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             inactive=_file(folder / "memory.stat"),
             events=_file(folder / "memory.events"),
             cores=_quota(folder / "cpu.max"),
+            cpu=_file(folder / "cpu.stat"),
         )
     if "memory" in paths:
         folder = _existing(root / "memory", paths["memory"])
@@ -70,6 +127,7 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             inactive=_file(folder / "memory.stat"),
             events=_file(folder / "memory.oom_control"),
             cores=_quota_v1(cpu),
+            cpu=_file(cpu / "cpu.stat"),
         )
     return None
 
@@ -113,6 +171,12 @@ def _number(path: Path) -> int | None:
         return int(path.read_bytes())
     except (OSError, ValueError):  # absent, or the word "max"
         return None
+
+
+def _count(text: bytes | None, name: bytes) -> int | None:
+    """The number behind a name at the start of a line."""
+    found = re.search(rb"^" + name + rb" (\d+)$", text, re.MULTILINE) if text is not None else None
+    return None if found is None else int(found[1])
 
 
 def _field(path: Path | None, names: tuple[str, ...]) -> int | None:

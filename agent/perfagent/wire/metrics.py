@@ -84,7 +84,7 @@ _GPU: tuple[Metric, ...] = (
     Metric("gpu/memory_clock_mhz", "Memory clock", "MHz", "clock of the device's memory", "higher", "min"),
     Metric("gpu/fan_pct", "Fan", "%", "speed of the fan, of its most", "neither", "max"),
     *(
-        Metric(f"gpu/throttle_{name}_pct", f"Throttled: {name}", "%", f"share of readings with clocks held back by {by}", "lower", "max")
+        Metric(f"gpu/throttle_{name}_pct", f"Throttled: {name}", "%", f"time held back by {by}", "lower", "max")
         for name, by in _THROTTLE.items()
     ),
     Metric("gpu/sm_active_pct", "SM activity", "%", "share of the multiprocessors that worked, over time (GPM)", "higher"),
@@ -107,8 +107,8 @@ _GPU: tuple[Metric, ...] = (
         for span, since in (("volatile", "since the driver was loaded"), ("aggregate", "in the device's life"))
         for kind in ("corrected", "uncorrected")
     ),
-    Metric("gpu/remapped_rows_corrected", "Rows remapped (corrected)", "", "rows replaced after correctable errors", "lower", "sum"),
-    Metric("gpu/remapped_rows_uncorrected", "Rows remapped (uncorrected)", "", "rows replaced after uncorrectable ones", "lower", "sum"),
+    Metric("gpu/remapped_rows_corrected", "Rows remapped, corrected", "", "after correctable errors", "lower", "sum"),
+    Metric("gpu/remapped_rows_uncorrected", "Rows remapped, uncorrected", "", "after uncorrectable errors", "lower", "sum"),
     Metric("gpu/remap_pending", "Remap pending", "", "1 when a row waits for a reset to be replaced", "lower", "max"),
     Metric("gpu/remap_failed", "Remap failed", "", "1 when a row could not be replaced", "lower", "max"),
     Metric("gpu/retired_pages_single", "Pages retired (single bit)", "", "after correctable errors", "lower", "sum"),

@@ -3,20 +3,22 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fake_nvml import FakeGpu, FakeNvml
 
 from perfagent.config import AgentConfig
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
-from perfagent.samplers import nvml
-from perfagent.samplers.nvml import Device, FakeDevice, visible
+from perfagent.samplers.cgroup import ControlGroup
+from perfagent.samplers.gpu.library import load
+from perfagent.samplers.host import HostReader
 from perfagent.samplers.sampler import Sampler
+
+NO_GROUP = ControlGroup(usage=None, limit_bytes=None, inactive=None, events=None, cores=None)
 
 
 class Clock:
@@ -28,12 +30,15 @@ class Clock:
 
 
 def make(
-    folder: Path, found: Sequence[Device] = (), *, environ: dict[str, str] | None = None, **who: Any
+    folder: Path, *found: FakeGpu, environ: dict[str, str] | None = None, host: HostReader | None = None, **who: Any
 ) -> tuple[Sampler, Sender, Clock]:
     clock = Clock()
     identity = Identity(project="p", run="r", attempt=1, **who)
     sender = Sender(AgentConfig(state_dir=folder), identity, transport=RecordingTransport())
-    sampler = Sampler(sender, step=lambda: 7, device=lambda: 0, find_devices=lambda: found, environ=environ or {}, clock=clock)
+    library = FakeNvml(*found).load if found else load
+    sampler = Sampler(
+        sender, step=lambda: 7, device=lambda: 0, library=library, environ=environ or {}, host=host, clock=clock
+    )
     return sampler, sender, clock
 
 
@@ -51,7 +56,7 @@ def test_a_row_a_second_with_the_step_in_progress(tmp_path: Path) -> None:
     row: Any = sender.rows[-1]
     assert row[0] == 7
     assert row[2] == pytest.approx(104.0)
-    assert {"process/cpu_pct", "host/load1"} <= set(latest(sender))
+    assert {"process/cpu_pct", "host/memory_used_bytes"} <= set(latest(sender))
 
 
 def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
@@ -65,66 +70,62 @@ def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
     assert all(one is other for one in shapes for other in shapes if one == other)
 
 
-def test_utilization_is_the_mean_of_what_was_read_within_the_second(tmp_path: Path) -> None:
-    device = FakeDevice(0, utilization=[10.0, 30.0, 90.0, 50.0], power_w=300.0, memory_used_bytes=5.0)
-    sampler, sender, clock = make(tmp_path, [device])
+def test_gpus_are_told_in_rows_of_their_own_with_the_moment_they_were_read(tmp_path: Path) -> None:
+    sampler, sender, clock = make(tmp_path, FakeGpu(utilization=(40, 0)))
     sampler.poll_gpu()
-    sampler.poll()
-    assert latest(sender)["gpu/utilization_pct"] == 10.0
-    clock.now += 0.5
-    sampler.poll_gpu()
-    clock.now += 0.5
-    sampler.poll_gpu()
-    sampler.poll()
-    assert latest(sender)["gpu/utilization_pct"] == 60.0
-    assert latest(sender)["gpu/power_w"] == 300.0
+    assert latest(sender)["gpu/utilization_pct"] == 40.0
+    row: Any = sender.rows[-1]
+    assert (row[0], row[2]) == (7, clock.now)
+    (told,) = sender.events
+    assert (told.kind, told.data["what"]) == ("gpu", "found")
 
 
-def test_without_a_gpu_there_are_no_gpu_series(tmp_path: Path) -> None:
+def test_without_a_gpu_there_are_no_gpu_series_and_a_reason_is_told(tmp_path: Path) -> None:
     sampler, sender, _ = make(tmp_path)
     sampler.poll_gpu()
     sampler.poll()
     assert not any("gpu" in name for name in latest(sender))
-
-
-def test_what_a_device_does_not_tell_is_absent(tmp_path: Path) -> None:
-    sampler, sender, _ = make(tmp_path, [FakeDevice(0, utilization=[None], temperature_c=60.0)])
-    sampler.poll_gpu()
-    sampler.poll()
-    assert {name for name in latest(sender) if "gpu" in name} == {"gpu/temperature_c"}
-
-
-@pytest.mark.fault
-def test_a22_a_lost_gpu_is_left_out_and_the_other_goes_on(tmp_path: Path) -> None:
-    lost, other = FakeDevice(0, utilization=[50.0, RuntimeError("GPU is lost")]), FakeDevice(1, utilization=[20.0])
-    sampler, sender, clock = make(tmp_path, [lost, other])
-    sampler.poll_gpu()
-    clock.now += 1.0
-    sampler.poll_gpu()
-    sampler.poll()
-    assert {name for name in latest(sender) if "gpu" in name} == {"node_gpu1/utilization_pct"}
-    clock.now += 1.0
-    sampler.poll_gpu()
-    assert sampler._lost == {0}
+    (told,) = sender.events
+    assert told.data["what"] == "unavailable"
+    assert told.data["reason"]
 
 
 def test_other_gpus_of_the_node_are_sent_by_the_elected_rank_only(tmp_path: Path) -> None:
-    found = [FakeDevice(n, utilization=[float(n)]) for n in range(4)]
+    found = [FakeGpu(uuid=f"GPU-{n}", utilization=(n, 0)) for n in range(4)]
     environ = {"LOCAL_WORLD_SIZE": "2"}
-    first, first_sender, _ = make(tmp_path, found, environ=environ, rank=0, local_rank=0, world_size=2, job_key="job")
-    second, second_sender, _ = make(tmp_path, found, environ=environ, rank=1, local_rank=1, world_size=2, job_key="job")
+    first, first_sender, _ = make(tmp_path, *found, environ=environ, rank=0, local_rank=0, world_size=2, job_key="job")
+    second, second_sender, _ = make(tmp_path, *found, environ=environ, rank=1, local_rank=1, world_size=2, job_key="job")
     second._device = lambda: 1
     for sampler in (first, second):
-        sampler.poll_gpu()
         sampler.poll()
-    assert {name for name in latest(first_sender) if "gpu" in name} == {
+        sampler.poll_gpu()
+    assert {name for name in latest(first_sender) if name.endswith("utilization_pct")} == {
         "gpu/utilization_pct",
         "node_gpu2/utilization_pct",
         "node_gpu3/utilization_pct",
     }
     assert latest(second_sender)["gpu/utilization_pct"] == 1.0
-    assert not any(name.startswith(("host/", "node_gpu")) for name in latest(second_sender))
-    assert any(name.startswith("host/") for name in latest(first_sender))
+    everything = {name for row in second_sender.rows for name in row[3]}  # type: ignore[union-attr]
+    assert not any(name.startswith(("host/", "node_gpu")) for name in everything)
+    assert any(name.startswith("host/") for row in first_sender.rows for name in row[3])  # type: ignore[union-attr]
+
+
+def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> None:
+    proc = tmp_path / "proc"
+    proc.mkdir()
+    (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 50 kB\nMemAvailable: 500 kB\n")
+    sampler, sender, clock = make(tmp_path, host=HostReader(proc, NO_GROUP))
+
+    def told() -> int:
+        for _ in range(5):
+            sampler.poll()
+            clock.now += 0.2
+        rows: list[Any] = [sender.rows.popleft() for _ in range(len(sender.rows))]
+        return sum("host/memory_used_bytes" in row[3] for row in rows)
+
+    assert told() == 1
+    (proc / "meminfo").write_text("MemTotal: 1000 kB\nMemFree: 50 kB\nMemAvailable: 100 kB\n")
+    assert told() == 5
 
 
 RANK_0 = """
@@ -156,66 +157,32 @@ def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path)
     assert any(name.startswith("host/") for name in latest(sender))
 
 
-def test_cuda_visible_devices_decides_which_is_the_ranks_own() -> None:
-    found = [FakeDevice(n) for n in range(4)]
-    assert visible(found, {}) == found
-    assert visible(found, {"CUDA_VISIBLE_DEVICES": "2,0"}) == [found[2], found[0]]
-    assert visible(found, {"CUDA_VISIBLE_DEVICES": "GPU-00000003"}) == [found[3]]
-    assert visible(found, {"CUDA_VISIBLE_DEVICES": "1,-1,2"}) == [found[1]]
-    assert visible(found, {"CUDA_VISIBLE_DEVICES": ""}) == []
-
-
 @pytest.mark.fault
-def test_a22_an_nvml_that_hangs_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = threading.Event()
-    monkeypatch.setattr(nvml, "_probe", lambda: release.wait(30) and [])
-    assert nvml.devices(timeout_s=0.1) == []
-    release.set()
+def test_a22_a_missing_package_means_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from perfagent.samplers.gpu import library
 
-
-@pytest.mark.fault
-def test_a22_a_missing_library_means_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert nvml.devices() == []
+    monkeypatch.setattr(library, "_DRIVER_FILES", (str(tmp_path),))
+    assert library.load() == (None, "the package nvidia-ml-py is missing")
 
 
-class OldNvml:
-    """Just enough of the library: one function fails as unsupported, one works."""
+@pytest.mark.fault
+def test_a22_a_driver_that_does_not_start_means_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from perfagent.samplers.gpu import library
 
-    class NVMLError_NotSupported(Exception):  # noqa: N801, N818 - the library's name
-        pass
-
-    class NVMLError_Unknown(Exception):  # noqa: N801, N818
-        pass
-
-    NVML_TEMPERATURE_GPU = NVML_CLOCK_SM = 0
-    asked = 0
-
-    def nvmlDeviceGetUUID(self, _: Any) -> bytes:  # noqa: N802
-        return b"GPU-1"
-
-    def nvmlDeviceGetPowerUsage(self, _: Any) -> int:  # noqa: N802
-        self.asked += 1
-        raise self.NVMLError_NotSupported
-
-    def nvmlDeviceGetMemoryInfo(self, _: Any) -> Any:  # noqa: N802
-        raise self.NVMLError_Unknown
-
-    def nvmlDeviceGetTemperature(self, *_: Any) -> int:  # noqa: N802
-        return 61
-
-    def nvmlDeviceGetClockInfo(self, *_: Any) -> int:  # noqa: N802
-        raise self.NVMLError_NotSupported
-
-    nvmlDeviceGetUtilizationRates = nvmlDeviceGetPowerUsage  # noqa: N815
+    monkeypatch.setattr(library, "_DRIVER_FILES", (str(tmp_path),))
+    found, reason = library.load()  # the real package, on a machine without the driver's library
+    if found is None:
+        assert reason.startswith("NVML does not start")
 
 
-def test_what_nvml_does_not_support_is_asked_once() -> None:
-    library = OldNvml()
-    device = nvml.NvmlDevice(library, 0, object())
-    assert device.uuid == "GPU-1"
-    assert device.read() == device.read() == {"temperature_c": 61.0}
-    assert library.asked == 1
+def test_without_a_driver_the_package_is_not_even_imported(tmp_path: Path) -> None:
+    script = (
+        "import sys\nfrom perfagent.samplers.gpu import library\nlibrary._DRIVER_FILES = ()\n"
+        "assert library.load()[0] is None\nprint('pynvml' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.fault

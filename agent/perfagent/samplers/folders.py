@@ -1,0 +1,62 @@
+"""Free space where this job writes: its working directory, our spool, and the folders that checkpoints went to.
+
+Runs on the courier's thread: asking a file system that hangs (NFS without its server) hangs, too.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections import deque
+from collections.abc import Callable
+from pathlib import Path
+
+__all__ = ["FolderSampler", "saved_to"]
+
+EVERY_S = 10.0
+
+saved_to: deque[str] = deque(maxlen=8)
+"""Paths that checkpoints were written to, the newest last: whoever sees one being written appends it. An append, no lock."""
+
+
+class FolderSampler:
+    """`poll()` emits `disk/<role>_free_bytes` and `disk/<role>_used_pct` for the roles work, spool and checkpoint."""
+
+    def __init__(
+        self, emit: Callable[[dict[str, float]], None], spool: Path, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._emit, self._clock = emit, clock
+        self._spool = spool
+        self._next = 0.0
+
+    def poll(self) -> None:
+        now = self._clock()
+        if now < self._next:
+            return
+        self._next = now + EVERY_S
+        values: dict[str, float] = {}
+        for role, path in (("work", "."), ("spool", str(self._spool)), ("checkpoint", saved_to[-1] if saved_to else "")):
+            space = _space(path) if path else None
+            if space is not None:
+                values[f"disk/{role}_free_bytes"], values[f"disk/{role}_used_pct"] = space
+        if values:
+            self._emit(values)
+
+
+def _space(path: str) -> tuple[float, float] | None:
+    """Bytes that an ordinary user may still write, and the share in use as df counts it; None where it cannot be asked.
+
+    A path that is not there (yet, or any more) stands for the nearest folder above it.
+    """
+    for folder in (Path(path), *Path(path).absolute().parents):
+        try:
+            found = os.statvfs(folder)
+        except FileNotFoundError:
+            continue
+        except OSError:
+            return None
+        used = found.f_blocks - found.f_bfree
+        if used + found.f_bavail <= 0:  # a file system without a size (proc, some network drives)
+            return None
+        return float(found.f_bavail * found.f_frsize), 100.0 * used / (used + found.f_bavail)
+    return None

@@ -1,0 +1,90 @@
+"""The one door to NVML. Everything behind it is plain code with None for what a device does not tell.
+
+A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per device and
+never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only that. A call that hangs
+hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py).
+
+Error codes are NVML's own and part of its ABI: nvmlReturn_t in nvml.h.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+__all__ = ["DeviceLost", "Door", "Library", "load"]
+
+_FOR_GOOD = frozenset((2, 3, 4, 13, 25, 26))
+"""Invalid argument, not supported, no permission, function not found, argument version mismatch, deprecated."""
+_GONE = frozenset((1, 9, 15, 16, 18, 28))
+"""Uninitialized, driver not loaded, GPU is lost, reset required, library and driver differ, GPU not found."""
+_DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
+
+Library = Any
+"""The module `pynvml`, or what stands for it in a test."""
+
+
+class DeviceLost(Exception):  # noqa: N818 - what happened, as the driver says it
+    """The device fell off the bus, needs a reset, or its driver is gone. The message is NVML's."""
+
+
+class Door:
+    """The guarded calls about one device. Not thread-safe: one thread samples."""
+
+    __slots__ = ("_error", "_refused", "library")
+
+    def __init__(self, library: Library) -> None:
+        self.library = library
+        self._error: type[Exception] = library.NVMLError
+        self._refused: set[str] = set()
+
+    def ask(self, name: str, *arguments: Any, what: str = "") -> Any:
+        """The answer of a function of the library; None when the device does not tell. Raises DeviceLost.
+
+        what: names the question where one function answers several.
+        """
+        if (key := what or name) in self._refused:
+            return None
+        function: Callable[..., Any] | None = getattr(self.library, name, None)
+        if function is None:  # an older pynvml
+            self._refused.add(key)
+            return None
+        try:
+            return function(*arguments)
+        except self._error as error:
+            code = getattr(error, "value", 0)
+            if code in _GONE:
+                raise DeviceLost(str(error)) from None
+            if code in _FOR_GOOD:
+                self._refused.add(key)
+        except (AttributeError, ctypes.ArgumentError, OSError):  # a library that is older, newer or broken
+            self._refused.add(key)
+        return None
+
+    def refuses(self, name: str) -> bool:
+        """Whether that question was answered with "never"."""
+        return name in self._refused
+
+
+def load() -> tuple[Library | None, str]:
+    """The library, started; or None and why there is none. Blocks for as long as the driver likes.
+
+    Where no file of the driver is to be seen, not even the module is imported (30 ms and 6 MB).
+    """
+    if sys.platform == "darwin":
+        return None, "GPU figures of Apple devices are not available"
+    if not any(Path(name).exists() for name in _DRIVER_FILES):
+        amd = Path("/dev/kfd").exists()
+        return None, "GPU figures of AMD devices are not available" if amd else "no NVIDIA driver on this machine"
+    try:
+        import pynvml  # type: ignore[import-untyped]
+    except ImportError:
+        return None, "the package nvidia-ml-py is missing"
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError, OSError, AttributeError) as error:
+        return None, f"NVML does not start: {error}"
+    return pynvml, ""

@@ -1,0 +1,131 @@
+"""Xid errors: what the NVIDIA driver reports when something goes wrong with a GPU.
+
+NVML's event set is polled with no time to wait. Where events cannot be registered (some containers, vGPU), the kernel's log is
+read instead, if it may be. Codes and their meaning: NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perfagent.samplers.gpu.device import Gpu, text_of
+from perfagent.samplers.gpu.library import DeviceLost, Door, Library
+
+__all__ = ["MEANINGS", "KernelLog", "Xid", "XidEvents"]
+
+MEANINGS = {
+    13: "graphics engine exception",
+    31: "memory page fault",
+    32: "invalid or corrupted push buffer",
+    43: "GPU stopped processing",
+    45: "preemptive cleanup after an earlier error",
+    48: "double-bit ECC error",
+    61: "internal micro-controller breakpoint",
+    62: "internal micro-controller halt",
+    63: "row remapping or page retirement",
+    64: "row remapping or page retirement failed",
+    68: "video processor exception",
+    69: "graphics engine class error",
+    74: "NVLink error",
+    79: "GPU has fallen off the bus",
+    92: "high rate of single-bit ECC errors",
+    94: "contained ECC error",
+    95: "uncontained ECC error",
+    109: "context switch timeout",
+    119: "GSP does not answer",
+    120: "GSP error",
+    121: "chip-to-chip link error",
+    140: "unrecovered ECC error",
+    149: "NVLink error",
+}
+_XID_EVENT = 0x8
+_MOST_A_POLL = 16
+_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+
+
+class Xid(NamedTuple):
+    """One error. gpu: None when the driver names a device that is not watched."""
+
+    gpu: Gpu | None
+    code: int
+
+
+class XidEvents:
+    """Errors of the watched devices, since they were watched."""
+
+    def __init__(self, library: Library, log: KernelLog | None = None) -> None:
+        self._door, self._library = Door(library), library
+        self._set = self._door.ask("nvmlEventSetCreate")
+        self._watched: list[Gpu] = []
+        self._registered = False
+        self._log = log if log is not None else KernelLog()
+
+    def watch(self, gpus: Sequence[Gpu]) -> None:
+        for gpu in gpus:
+            if any(gpu.board == other.board for other in self._watched):
+                continue
+            self._watched.append(gpu)
+            if self._set is None:
+                continue
+            with contextlib.suppress(DeviceLost):
+                supported = self._door.ask("nvmlDeviceGetSupportedEventTypes", gpu.handle, what=f"types {gpu.uuid}")
+                if supported is not None and supported & _XID_EVENT:
+                    what = f"register {gpu.uuid}"
+                    self._door.ask("nvmlDeviceRegisterEvents", gpu.handle, _XID_EVENT, self._set, what=what)
+                    self._registered = self._registered or not self._door.refuses(what)
+
+    def poll(self) -> list[Xid]:
+        """What happened since the last call. Never waits."""
+        if not self._registered:
+            return [Xid(self._by_pci(pci), code) for pci, code in self._log.poll()]
+        found: list[Xid] = []
+        with contextlib.suppress(DeviceLost):
+            while len(found) < _MOST_A_POLL:
+                data = self._door.ask("nvmlEventSetWait_v2", self._set, 0)
+                if data is None:  # a timeout: nothing waits there
+                    break
+                if data.eventType & _XID_EVENT:
+                    uuid = text_of(self._door.ask("nvmlDeviceGetUUID", data.device))
+                    found.append(Xid(next((gpu for gpu in self._watched if gpu.board == uuid), None), int(data.eventData)))
+        return found
+
+    def _by_pci(self, pci: str) -> Gpu | None:
+        """The log writes 0000:3b:00, NVML 00000000:3b:00.0."""
+        return next((gpu for gpu in self._watched if pci and pci.lower().partition(".")[0] in gpu.pci), None)
+
+
+class KernelLog:
+    """The kernel's messages from now on; nothing where they may not be read. path: /dev/kmsg, a record a read."""
+
+    def __init__(self, path: str = "/dev/kmsg") -> None:
+        self._path, self._fd, self._tried = path, -1, False
+
+    def poll(self) -> list[tuple[str, int]]:
+        """(PCI address, code) of each Xid since the last call."""
+        if not self._tried:
+            self._tried = True
+            with contextlib.suppress(OSError):
+                self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+                os.lseek(self._fd, 0, os.SEEK_END)
+        if self._fd < 0:
+            return []
+        found: list[tuple[str, int]] = []
+        for _ in range(1000):
+            try:
+                record = os.read(self._fd, 8192)
+            except BlockingIOError:
+                break
+            except BrokenPipeError:  # records were overwritten before we came: the next read goes on behind them
+                continue
+            except OSError:
+                os.close(self._fd)
+                self._fd = -1
+                break
+            if not record:
+                break
+            found.extend((match[1].decode("ascii"), int(match[2])) for match in _LINE.finditer(record))
+        return found

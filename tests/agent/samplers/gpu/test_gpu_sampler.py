@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running
+
+from perfagent.samplers.gpu.sampler import GpuSampler
+from perfagent.wire import CATALOGUE, metric
+
+
+class Watch:
+    """A sampler with a clock of our own, and what it emitted and told."""
+
+    def __init__(
+        self, library: FakeNvml, *, ordinal: int | None = 0, elected: bool = True, environ: Mapping[str, str] | None = None
+    ) -> None:
+        self.now, self.step, self.ordinal = 100.0, 1, ordinal
+        self.rows: list[dict[str, float]] = []
+        self.told: list[dict[str, Any]] = []
+        self.sampler = GpuSampler(
+            self.rows.append,
+            self.told.append,
+            ordinal=lambda: self.ordinal,
+            step=lambda: self.step,
+            elected=lambda: elected,
+            period_s=lambda: 1.0,
+            environ=environ or {},
+            library=library.load,
+            clock=lambda: self.now,
+        )
+
+    def poll(self, times: int = 1, every_s: float = 0.5) -> dict[str, float]:
+        """The last row after so many calls."""
+        for _ in range(times):
+            self.sampler.poll()
+            self.now += every_s
+        return self.rows[-1] if self.rows else {}
+
+
+def test_a_second_is_told_as_mean_minimum_and_maximum() -> None:
+    gpu = FakeGpu(utilization=(10, 0), power_mw=100_000)
+    watch = Watch(FakeNvml(gpu))
+    assert watch.poll()["gpu/utilization_pct"] == 10.0
+    gpu.utilization, gpu.power_mw, gpu.reasons = (30, 0), 300_000, 0x40
+    watch.poll()
+    assert len(watch.rows) == 1
+    gpu.utilization, gpu.power_mw, gpu.reasons = (90, 0), 500_000, 0
+    row = watch.poll()
+    assert (row["gpu/utilization_pct"], row["gpu/utilization_min_pct"], row["gpu/utilization_max_pct"]) == (60.0, 30.0, 90.0)
+    assert (row["gpu/power_w"], row["gpu/power_min_w"], row["gpu/power_max_w"]) == (400.0, 300.0, 500.0)
+    assert row["gpu/throttle_hw_thermal_pct"] == 50.0
+    assert row["gpu/throttle_sw_power_cap_pct"] == 0.0
+
+
+def test_counters_come_every_ten_seconds() -> None:
+    watch = Watch(FakeNvml(FakeGpu(fields={4: 2})))
+    watch.poll(45)
+    assert sum("gpu/ecc_uncorrected_volatile" in row for row in watch.rows) == 3
+
+
+def test_energy_is_told_since_the_start_and_by_step() -> None:
+    gpu = FakeGpu(energy_mj=9_000_000)
+    watch = Watch(FakeNvml(gpu))
+    assert watch.poll()["gpu/energy_j"] == 0.0
+    for _ in range(12):
+        gpu.energy_mj += 350_000  # 700 W
+        watch.step += 2
+        watch.poll()
+    told = [row["gpu/energy_per_step_j"] for row in watch.rows if "gpu/energy_per_step_j" in row]
+    assert told == [175.0]
+    assert watch.rows[-1]["gpu/energy_j"] == 12 * 350.0
+
+
+def test_steps_longer_than_the_interval_wait_for_their_end() -> None:
+    gpu = FakeGpu(energy_mj=0)
+    watch = Watch(FakeNvml(gpu))
+    watch.poll()
+    for second in range(1, 21):
+        gpu.energy_mj += 500_000
+        if second == 18:
+            watch.step += 1
+        watch.poll(2)
+    told = [row["gpu/energy_per_step_j"] for row in watch.rows if "gpu/energy_per_step_j" in row]
+    assert told == [9000.0]
+
+
+def test_own_and_others_of_the_node_are_told_apart() -> None:
+    boards = [FakeGpu(uuid=f"GPU-{n}", utilization=(10 * n, 0)) for n in range(4)]
+    first = Watch(FakeNvml(*boards), ordinal=0, environ={"LOCAL_WORLD_SIZE": "2"}).poll()
+    second = Watch(FakeNvml(*boards), ordinal=1, elected=False, environ={"LOCAL_WORLD_SIZE": "2"}).poll()
+    prefixes = lambda row: {name.partition("/")[0] for name in row}  # noqa: E731
+    assert prefixes(first) == {"gpu", "node_gpu2", "node_gpu3"}
+    assert prefixes(second) == {"gpu"}
+    assert second["gpu/utilization_pct"] == 10.0
+    assert "node_gpu2/utilization_min_pct" not in first
+    assert first["node_gpu3/utilization_pct"] == 30.0
+
+
+def test_a_process_without_cuda_speaks_for_the_node_only() -> None:
+    row = Watch(FakeNvml(FakeGpu()), ordinal=None).poll()
+    assert {name.partition("/")[0] for name in row} == {"node_gpu0"}
+
+
+def test_a_rank_on_a_slice_tells_the_slice_and_the_board_is_not_told_again() -> None:
+    board = FakeGpu(uuid="GPU-b", slices=[FakeSlice("MIG-1", 1, memory=(7, 18))])
+    row = Watch(FakeNvml(board), environ={"CUDA_VISIBLE_DEVICES": "MIG-1"}).poll()
+    assert row["gpu/memory_used_bytes"] == 7.0
+    assert not {"gpu/power_w", "gpu/energy_j", "node_gpu0/power_w"} & row.keys()
+
+
+def test_an_xid_is_a_value_of_its_moment_and_an_event() -> None:
+    gpu = FakeGpu()
+    library = FakeNvml(gpu)
+    watch = Watch(library)
+    watch.poll()
+    library.events.append((gpu, 94))
+    assert watch.poll()["gpu/xid"] == 94.0
+    (told,) = [event for event in watch.told if event["what"] == "xid"]
+    assert told == {"what": "xid", "code": 94, "meaning": "contained ECC error", "index": 0, "uuid": gpu.uuid}
+    watch.poll()
+    assert "gpu/xid" not in watch.rows[-1]
+
+
+def test_the_devices_are_described_once() -> None:
+    watch = Watch(FakeNvml(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")))
+    watch.poll(3)
+    (told,) = watch.told
+    assert (told["what"], told["driver"]) == ("found", "580.65.06")
+    assert [gpu["uuid"] for gpu in told["gpus"]] == ["GPU-a", "GPU-b"]
+    assert told["gpus"][0]["pcie_link_width_most"] == 16
+
+
+@pytest.mark.fault
+def test_a22_a_lost_gpu_is_left_out_told_once_and_the_others_go_on() -> None:
+    lost, other = FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b", utilization=(20, 0))
+    watch = Watch(FakeNvml(lost, other))
+    watch.poll()
+    lost.lost = True
+    for _ in range(6):
+        row = watch.poll()
+    assert {name.partition("/")[0] for name in row} == {"node_gpu1"}
+    assert [event["uuid"] for event in watch.told if event["what"] == "lost"] == ["GPU-a"]
+
+
+@pytest.mark.fault
+def test_a22_a_gpu_that_was_lost_before_we_came_hides_no_other() -> None:
+    row = Watch(FakeNvml(FakeGpu(lost=True), FakeGpu(uuid="GPU-b")), ordinal=None).poll()
+    assert {name.partition("/")[0] for name in row} == {"node_gpu1"}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    "reason", ["no NVIDIA driver on this machine", "GPU figures of AMD devices are not available"]
+)
+def test_a22_without_nvml_the_reason_is_told_and_no_value(reason: str) -> None:
+    class Without(FakeNvml):
+        def load(self) -> tuple[Any, str]:
+            return None, reason
+
+    watch = Watch(Without())
+    watch.poll(5)
+    assert watch.told == [{"what": "unavailable", "reason": reason}]
+    assert watch.rows == []
+
+
+def test_every_name_is_in_the_catalogue() -> None:
+    gpm = dict.fromkeys((2, 3, 5, 10, 20, 21, 60, 61), 1.0)
+    fields = dict.fromkeys([*range(160)], 1)
+    names: set[str] = set()
+    for one in (FakeGpu(gpm=gpm, fields=fields), FakeGpu(fields=fields)):
+        import os
+
+        one.processes = [Running(os.getpid(), 10, 10)]
+        library = FakeNvml(one, FakeGpu(uuid="GPU-x"))
+        watch = Watch(library)
+        library.events.append((one, 13))
+        for _ in range(30):
+            one.energy_mj += 1000
+            watch.step += 1
+            watch.poll()
+        names |= {name for row in watch.rows for name in row}
+    assert {name for name in names if name not in CATALOGUE and not name.startswith("node_gpu")} == set()
+    assert metric("node_gpu1/power_w").unit == "W"
+    told = {name for name in CATALOGUE if name.startswith("gpu/")}
+    assert told - names == set(), "the catalogue names what nothing tells"
