@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from perfagent.wire import Alert, Group, RunSummary, metric, plain, to_json
+from perfagent.wire import FAMILIES, Alert, Group, RunSummary, metric, plain, to_json, whole_of
 
 if TYPE_CHECKING:
     from perfagent_server.store.interface import Stored
@@ -64,8 +64,11 @@ class Subscription:
         return not self.runs or run in self.runs
 
     def wants_name(self, name: str) -> bool:
-        if not self.names or name in self.names:
+        """All names are all but those of layers, which are many: a page asks for them by name or prefix."""
+        if name in self.names:
             return True
+        if not self.names:
+            return name.partition("/")[0] + "/" not in FAMILIES
         return any(name.startswith(prefix[:-1]) for prefix in self.names if prefix.endswith("*"))
 
 
@@ -116,10 +119,14 @@ _LAGGED = b'{"lagged":true}'
 
 
 class _Band:
-    """One name of one run over its ranks. A step leaves once every rank that reports has passed it."""
+    """One name of one run over its ranks. A step leaves once every rank that reports has passed it.
 
-    def __init__(self, now: float) -> None:
+    of_parts: what ranks send are parts of the value: then every rank that ever reported is waited for.
+    """
+
+    def __init__(self, now: float, *, of_parts: bool = False) -> None:
         self.born = now
+        self.of_parts = of_parts
         self.attempt = 0
         self.sent_step = -1
         self.reached: dict[int, tuple[int, float]] = {}  # rank -> (its last step, when it reported)
@@ -137,7 +144,7 @@ class _Band:
         """The steps that are complete, or None."""
         if not self.pieces or now - self.born < _FIRST_GRACE_S:
             return None
-        current = [step for step, seen in self.reached.values() if now - seen < _RANK_GRACE_S]
+        current = [step for step, seen in self.reached.values() if self.of_parts or now - seen < _RANK_GRACE_S]
         limit = min(current) if current else max(step for step, _ in self.reached.values())
         steps, times, values = (np.concatenate(parts) for parts in zip(*self.pieces, strict=True))
         fresh = steps > self.sent_step
@@ -147,7 +154,8 @@ class _Band:
         if not leaving.any():
             return None
         self.sent_step = limit
-        return _over_ranks(name, steps[leaving], times[leaving], values[leaving])
+        steps, times, values = steps[leaving], times[leaving], values[leaving]
+        return _over_parts(steps, times, values, len(current)) if self.of_parts else _over_ranks(name, steps, times, values)
 
 
 def _over_ranks(name: str, steps: Ints, times: Floats, values: Floats) -> dict[str, Any]:
@@ -171,6 +179,24 @@ def _over_ranks(name: str, steps: Ints, times: Floats, values: Floats) -> dict[s
     return {
         "step": unique.tolist(), "time": np.maximum.reduceat(times, starts).tolist(), "min": _numbers(low), "max": _numbers(high),
         "mean": _numbers(middle), "count": rows.tolist(), "nonfinite": (rows - count).tolist(),
+    }  # fmt: skip
+
+
+def _over_parts(steps: Ints, times: Floats, values: Floats, ranks: int) -> dict[str, Any] | None:
+    """Per step: the root of the sum of what all ranks sent of it; steps that some rank has not sent are left out."""
+    unique, index, rows = np.unique(steps, return_inverse=True, return_counts=True)
+    with np.errstate(over="ignore"):
+        root = np.sqrt(np.bincount(index, values))
+    finite = np.isfinite(root)
+    keep = (rows >= ranks) | ~finite
+    if not keep.any():
+        return None
+    time = np.full(len(unique), -np.inf)
+    np.maximum.at(time, index, times)
+    shown = _numbers(np.where(finite, root, np.nan)[keep])
+    return {
+        "step": unique[keep].tolist(), "time": time[keep].tolist(), "min": shown, "max": shown, "mean": shown,
+        "count": [1] * len(shown), "nonfinite": (~finite[keep]).astype(int).tolist(),
     }  # fmt: skip
 
 
@@ -387,7 +413,8 @@ class Hub:
                 continue
             for group in stored.groups:
                 names = [name for name in group.values if subscription.wants_name(name)]
-                if not names or not group.rows:
+                wholes = [(name, whole) for name in group.values if (whole := whole_of(name)) and subscription.wants_name(whole)]
+                if not (names or wholes) or not group.rows:
                     continue
                 steps, times = np.frombuffer(group.step, "<i8"), np.frombuffer(group.time, "<f8")
                 for name in names:
@@ -400,6 +427,12 @@ class Hub:
                     else:
                         topic.samples.setdefault((stored.run, stored.rank, name), []).append((steps, times, values))
                         topic.count += len(steps)
+                for name, whole in wholes if subscription.bands else ():
+                    band = topic.bands.get((stored.run, whole))
+                    if band is None:
+                        band = topic.bands[stored.run, whole] = _Band(now, of_parts=True)
+                    if band.of_parts:
+                        band.add(stored.attempt, stored.rank, steps, times, _column(group, name), now)
 
     def _message(self, topic: _Topic, subscription: Subscription, now: float) -> bytes | None:
         """What the topic collected since its last message."""

@@ -620,7 +620,8 @@
 
     /** Adds charts for names that are new, in the order of the page. True when there were any. */
     addNames(names) {
-      const fresh = names.filter((name) => !this.charts.has(name) && !pa.config.hidden.includes(name) && !this.hiddenNames.includes(name));
+      const hides = (name) => pa.config.hidden.some((one) => (one.endsWith("/") ? name.startsWith(one) : name === one));
+      const fresh = names.filter((name) => !this.charts.has(name) && !hides(name) && !this.hiddenNames.includes(name));
       if (!fresh.length) return false;
       for (const name of fresh) {
         if (this.charts.size >= MAX_CARDS && !pa.metric(name).known) {

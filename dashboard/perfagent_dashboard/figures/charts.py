@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from perfagent.wire import CATALOGUE, PHASES
+from perfagent.wire import CATALOGUE, FAMILIES, PHASES
 
 __all__ = ["CHARTS", "HIDDEN", "MARKS", "Chart", "chart_table"]
 
@@ -114,6 +114,6 @@ def chart_table() -> dict[str, Any]:
         },
         "charts": [asdict(chart) for chart in CHARTS],
         "phases": list(PHASES),
-        "hidden": list(HIDDEN),
+        "hidden": [*HIDDEN, *FAMILIES],  # what ends in a slash is a prefix
         "marks": {rule: list(names) for rule, names in MARKS.items()},
     }

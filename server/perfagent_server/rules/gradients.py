@@ -28,7 +28,7 @@ class NonfiniteGradient:
     wait_steps: int = 1
 
     id: ClassVar[str] = "nonfinite_gradient"
-    on: ClassVar[tuple[str, ...]] = ("grad/norm", "grad/nonfinite", "grad/local_square_sum")
+    on: ClassVar[tuple[str, ...]] = ("grad/norm", "grad/nonfinite")
     urgent: ClassVar[str] = "gradient"
     life: ClassVar[Life] = Life(clear_steps=50, outlives_run=True)
 

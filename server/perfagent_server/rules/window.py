@@ -36,12 +36,21 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _root_of_sum(values: Sequence[float]) -> float:
+    total = sum(values)
+    return math.sqrt(total) if total >= 0 else math.nan
+
+
 @dataclass(frozen=True, slots=True)
 class Signal:
-    """A series that rules read: how many steps are kept and how ranks become one value."""
+    """A series that rules read: how many steps are kept and how ranks become one value.
+
+    of: the series that rules read instead, when ranks send parts of it: a step of which a part is missing is then left out.
+    """
 
     steps: int
     over_ranks: Callable[[Sequence[float]], float]
+    of: str = ""
 
 
 # The only series that are decoded for the rules; everything else in a frame is skipped unread.
@@ -50,7 +59,7 @@ SIGNALS: dict[str, Signal] = {
     "lr": Signal(64, max),
     "grad/norm": Signal(64, max),
     "grad/nonfinite": Signal(64, sum),
-    "grad/local_square_sum": Signal(64, sum),  # of sharded parameters: each rank sends its part
+    "grad/local_square_sum": Signal(64, _root_of_sum, of="grad/norm"),  # of sharded parameters: each rank sends its part
     "amp/scale": Signal(64, min),
     "amp/skipped": Signal(64, max),
     "step_time_s": Signal(64, median),
@@ -88,13 +97,22 @@ class End:
 
 
 class Track:
-    """One series, ranks put together. steps, values, times hold the newest closed steps; a rule sees the first `seen`."""
+    """One series, ranks put together. steps, values, times hold the newest closed steps; a rule sees the first `seen`.
 
-    __slots__ = ("closed", "first", "over_ranks", "pending", "ranks", "seen", "size", "steps", "times", "total", "values")
+    source: the series it is filled from, of parts where it is not itself on the wire.
+    """
 
-    def __init__(self, signal: Signal) -> None:
+    __slots__ = (
+        "closed", "first", "of_parts", "over_ranks", "pending", "ranks", "seen", "size", "source", "steps", "times", "total",
+        "values",
+    )  # fmt: skip
+
+    def __init__(self, source: str) -> None:
+        signal = SIGNALS[source]
+        self.source = source
         self.size = signal.steps
         self.over_ranks = signal.over_ranks
+        self.of_parts = bool(signal.of)
         self.steps: list[int] = []
         self.values: list[float] = []
         self.times: list[float] = []
@@ -154,7 +172,7 @@ class Track:
         alone = world <= 1 and len(self.ranks) == 1 and not self.pending
         if alone and len(steps) and steps[0] > self.closed and _rising(steps):
             self.steps.extend(steps)
-            self.values.extend(values)
+            self.values.extend([self.over_ranks([value]) for value in values] if self.of_parts else values)
             self.times.extend(times)
             self.closed = steps[-1]
             return
@@ -178,10 +196,12 @@ class Track:
             if len(values) < need and now - since < PATIENCE_S and len(self.pending) <= _MAX_PENDING:
                 return
             del self.pending[step]
+            self.closed = step
+            if self.of_parts and len(values) < max(live, len(self.ranks)) and all(map(math.isfinite, values.values())):
+                continue  # some rank did not measure that step: part of a norm is no norm
             self.steps.append(step)
             self.values.append(self.over_ranks([values[rank] for rank in sorted(values)]))
             self.times.append(time)
-            self.closed = step
 
     def advance(self) -> bool:
         """Shows one more step to the rules. False when there is none."""
@@ -299,11 +319,13 @@ class Window:
                 values = group.column(name)
                 if name in _FINITE_NAMES:
                     self._note_bad(name, rank, steps, values)
-                track = self.tracks.get(name)
+                shown = SIGNALS[name].of or name
+                track = self.tracks.get(shown)
                 if track is None:
-                    track = self.tracks[name] = Track(SIGNALS[name])
-                track.take(rank, steps, values, times, self.now, self.world_size)
-                touched.add(name)
+                    track = self.tracks[shown] = Track(name)
+                if track.source == name:
+                    track.take(rank, steps, values, times, self.now, self.world_size)
+                    touched.add(shown)
             if utilization:
                 self._note_busy(group.column(UTILIZATION), times)
                 touched.add(UTILIZATION)
@@ -416,7 +438,7 @@ class Window:
         return {
             "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
             "state": self.state, "now": self.now, "at": self.at, "step": self.step, "firing": sorted(self.firing),
-            "tracks": {name: track.snapshot() for name, track in self.tracks.items()},
+            "tracks": {track.source: track.snapshot() for track in self.tracks.values()},
             "bad": {kind: [[one.step, one.time, one.value, one.ranks] for one in entries] for kind, entries in self.bad.items()},
             "fresh": self.fresh,
             "ends": [[end.state, end.rank, end.time, end.step, end.reason, end.exception, end.traceback] for end in self.ends],
@@ -430,8 +452,8 @@ class Window:
         tracks: dict[str, Track] = {}
         for name, entry in state["tracks"].items():
             if name in SIGNALS:
-                tracks[name] = Track(SIGNALS[name])
-                tracks[name].restore(entry)
+                track = tracks[SIGNALS[name].of or name] = Track(name)
+                track.restore(entry)
         rest = {key: value for key, value in state.items() if key not in ("tracks", "bad", "ends", "lost", "firing")}
         return cls(
             **rest,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import msgspec
@@ -19,12 +19,14 @@ import numpy as np
 from sqlalchemy import Connection, Row, bindparam, delete, func, insert, select
 from sqlalchemy.dialects import postgresql, sqlite
 
-from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Series, metric
+from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
 from perfagent_server import lifecycle
 from perfagent_server.database import Database
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
+from perfagent_server.store import artifacts
 from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_block, merged
 from perfagent_server.store.interface import Receipt, Rejected, Stored
+from perfagent_server.store.parts import root_of_sums
 from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.rollups import (
     CHUNK_CELLS,
@@ -56,6 +58,7 @@ __all__ = [
 # Blocks are rolled up in groups of so many, once a later group has begun: a rollup row is then rewritten once in 16 blocks.
 ROLL_BLOCKS = 16
 MAX_POINTS = 20_000
+_LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
 _KNOWN_RANKS = 8192  # (run, rank) pairs whose series ids stay in memory
 _CUT_NEVER = MAX_STEP
 
@@ -177,6 +180,7 @@ class SqlStore:
         lifecycle.record(connection, seen, sources, now)
         for at in fresh:
             self._admit_names(connection, frames[at], rejected[at])
+            artifacts.take(connection, frames[at], now)
         ids = self._write_tail(connection, [frames[at] for at in fresh], now)
         return [
             Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
@@ -251,6 +255,7 @@ class SqlStore:
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
         """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
+        events = [artifacts.lasting(frame.events) for frame in frames]
         rows: list[dict[str, Any]] = [
             {
                 "run": frame.run,
@@ -260,10 +265,10 @@ class SqlStore:
                 "seq": frame.seq,
                 "samples": frame.samples,
                 "received": now,
-                "frame": pack_tail(frame.groups, frame.events),
+                "frame": pack_tail(frame.groups, lasting),
             }
-            for frame in frames
-            if frame.groups or frame.events
+            for frame, lasting in zip(frames, events, strict=True)
+            if frame.groups or lasting
         ]
         if not rows:
             return {}
@@ -279,8 +284,8 @@ class SqlStore:
                 "time": item.time if math.isfinite(item.time) else now,
                 "data": _encoder.encode(item.data),
             }
-            for frame in frames
-            for item in frame.events
+            for frame, lasting in zip(frames, events, strict=True)
+            for item in lasting
         ]
         if happened:
             _keep_event.many(connection, happened)
@@ -297,7 +302,8 @@ class SqlStore:
 
     def names(self, run: str) -> list[str]:
         with self.database.read() as connection:
-            return sorted(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
+            found = set(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
+        return sorted(found | {whole for name in found if (whole := whole_of(name))})
 
     def since(self, tail_id: int, limit: int) -> list[Stored]:
         statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
@@ -338,7 +344,14 @@ class SqlStore:
         grouped: dict[str, dict[int, tuple[int, int, float, float]]] = {}
         for (name, rank), found in sorted(best.items()):
             grouped.setdefault(name, {})[rank] = found
-        return {name: _latest_over_ranks(name, found) for name, found in grouped.items()}
+        combined = {name: _latest_over_ranks(name, found) for name, found in grouped.items()}
+        for name, of_ranks in grouped.items():
+            whole = whole_of(name)
+            if whole and whole not in combined:
+                newest_whole = self._latest_whole(run, whole, of_ranks)
+                if newest_whole is not None:
+                    combined[whole] = newest_whole
+        return combined
 
     def series(
         self,
@@ -353,10 +366,17 @@ class SqlStore:
         points = min(max(points, 1), MAX_POINTS)
         with self.database.read() as connection:
             view = self._view(connection, run, name, None if rank == "all" else rank)
+            parts = parts_of(name) if rank == "all" and not view.ranks else ""
+            if parts:
+                view = self._view(connection, run, parts, None)
             span = _clamped(view.extent(), from_step, to_step)
             if span is None:
                 return _answer(name, rank, 1, True, concatenate([]), np.empty(0), 0)
             first, last_step = span
+            if parts:
+                width = _width(first, last_step, points)
+                cells = self._whole(connection, view, first, last_step, width)
+                return _answer(name, rank, width, False, cells, cells.mean, first)
             single = self._few(connection, view, first, last_step, points)
             if single is not None:
                 return _answer(name, rank, 1, True, single, single.mean, first)
@@ -433,6 +453,31 @@ class SqlStore:
         return {
             rank: reduced(concatenate(cells), width) for rank, cells in sorted(parts.items()) if any(len(part) for part in cells)
         }
+
+    def _whole(self, connection: Connection, view: _View, first: int, last_step: int, width: int) -> Cells:
+        """Cells of a value that ranks send parts of: each attempt's own ranks together."""
+        cells = []
+        for attempt, top in view.attempts:
+            ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
+            ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
+            mine = replace(view, attempts=[(attempt, top)])
+            cells.append(root_of_sums(list(self._cells(connection, mine, first, last_step, width).values()), len(ranks)))
+        return reduced(concatenate(cells), width)
+
+    def _latest_whole(self, run: str, whole: str, parts: dict[int, tuple[int, int, float, float]]) -> Latest | None:
+        """The newest step of which every rank has sent its part."""
+        newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
+        mine = [part for part in parts.values() if part[0] == newest_attempt]
+        steps = {step for _, step, _, _ in mine}
+        if len(steps) == 1:
+            total = sum(value for _, _, _, value in mine)
+            time = max(time for _, _, time, _ in mine)
+            return Latest(value=math.sqrt(total) if total >= 0 else math.nan, step=steps.pop(), time=time, rank="all")
+        newest = self.series(run, whole, from_step=max(0, min(steps) - _LOOK_BACK), points=MAX_POINTS)
+        if not newest.step or newest.time is None:
+            return None
+        value = newest.mean[-1] if newest.nonfinite[-1] == 0 else math.nan
+        return Latest(value=value, step=newest.step[-1], time=newest.time[-1], rank="all")
 
     def _stored(
         self, connection: Connection, ids: list[int], attempt: int, first: int, end: int, width: int, rolled: int

@@ -99,6 +99,19 @@ def test_bands_of_one_step_with_a_number_that_is_none() -> None:
     assert (band["mean"], band["nonfinite"], band["count"]) == ([1.0, "NaN"], [1, 2], [2, 2])
 
 
+def test_the_band_of_a_norm_is_made_of_the_parts_of_all_ranks(tmp_path: Path) -> None:
+    with listening(tmp_path) as server, open_page(server, names=["grad/norm"], bands=True) as page:
+        for rank, parts in enumerate(([9.0, 1.0, 7.0], [16.0, 3.0])):
+            post(server, frame({"grad/local_square_sum": parts}, rank=rank))
+        (band,) = receive(page, "bands")
+        assert (band["name"], band["step"], band["mean"], band["nonfinite"]) == ("grad/norm", [1, 2], [5.0, 2.0], [0, 0])
+
+
+def test_layers_are_told_only_to_who_asks_for_them() -> None:
+    assert not Subscription.from_message({"subscribe": {}}).wants_name("grad_norm/blocks.0.weight")
+    assert Subscription.from_message({"subscribe": {"names": ["grad_norm/*"]}}).wants_name("grad_norm/blocks.0.weight")
+
+
 def test_runs_are_told_of_as_they_change(tmp_path: Path) -> None:
     with listening(tmp_path) as server, open_page(server) as page:
         start = Event(kind="state", time=1.0, data={"state": "starting", "name": "mine", "world_size": 1})

@@ -123,3 +123,37 @@ def test_a_snapshot_holds_plain_values_only() -> None:
         evaluator.take(one)
     state_ = msgspec.msgpack.decode(evaluator.snapshot())
     assert set(state_) == {"upto", "window", "machines"}
+
+
+def test_rules_read_the_norm_that_ranks_sent_parts_of() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    evaluator.take(frame({"grad/local_square_sum": [9.0, 1.0]}, [4, 8], rank=0, ident=2))
+    assert evaluator.window.track("grad/norm") is None
+    evaluator.take(frame({"grad/local_square_sum": [16.0, 3.0]}, [4, 8], rank=1, ident=3))
+    evaluator = Evaluator.restore(evaluator.snapshot())
+    track = evaluator.window.track("grad/norm")
+    assert track is not None
+    assert track.last(5) == [5.0, 2.0]
+    evaluator.take(frame({"grad/local_square_sum": [8.0]}, [12], rank=0, ident=4))
+    evaluator.take(frame({"grad/local_square_sum": [8.0]}, [12], rank=1, ident=5))
+    assert evaluator.window.value("grad/norm") == 4.0
+
+
+def test_part_of_a_norm_is_none_for_the_rules_either() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    evaluator.take(frame({"grad/local_square_sum": [1.0, 9.0]}, [2, 4], rank=0, ident=2))
+    evaluator.take(frame({"grad/local_square_sum": [16.0]}, [4], rank=1, ident=3))
+    evaluator.tick(evaluator.window.now + PATIENCE_S + 0.1)
+    track = evaluator.window.track("grad/norm")
+    assert track is not None
+    assert (track.last_steps(5), track.last(5)) == ([4], [5.0])
+
+
+def test_one_rank_that_holds_all_the_parts_needs_no_other() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({"grad/local_square_sum": [9.0, 25.0]}, [1, 2]))
+    track = evaluator.window.track("grad/norm")
+    assert track is not None
+    assert track.last(5) == [3.0, 5.0]
