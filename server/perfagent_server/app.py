@@ -19,6 +19,7 @@ from perfagent_server.problems import ApiError
 from perfagent_server.routes import (
     alerts,
     channels,
+    commands,
     export,
     findings,
     health,
@@ -26,6 +27,7 @@ from perfagent_server.routes import (
     keys,
     live,
     log,
+    profiles,
     rules,
     runs,
     series,
@@ -43,7 +45,7 @@ __all__ = ["create_app"]
 logger = logging.getLogger("perfagent.server")
 
 _STATIC = Path(__file__).with_name("static")
-_API = (ingest, log, runs, series, export, findings, alerts, channels, rules, keys, session, self_)
+_API = (ingest, log, runs, series, export, findings, alerts, commands, profiles, channels, rules, keys, session, self_)
 
 
 def create_app(settings: Settings, *, dashboard: bool = True, services: Services | None = None) -> FastAPI:

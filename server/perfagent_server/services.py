@@ -12,11 +12,13 @@ from urllib.parse import quote
 from fastapi import Depends, Request
 
 from perfagent.errors import ConfigError
+from perfagent.wire import Finding
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import Database, open_database
 from perfagent_server.ingest.log_rows import LogRows
 from perfagent_server.ingest.writer import Ingest
 from perfagent_server.live import Hub
+from perfagent_server.orders import Orders
 from perfagent_server.problems import ApiError
 from perfagent_server.rules.engine import Engine
 from perfagent_server.runs import Runs
@@ -24,6 +26,7 @@ from perfagent_server.security.access import Access
 from perfagent_server.security.keys import ADMIN_TOKEN_FILE, PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.sessions import Sessions
 from perfagent_server.settings import Settings
+from perfagent_server.store.artifacts import Profiles
 from perfagent_server.store.compaction import Compactor
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.retention import Retention, RetentionPolicy
@@ -43,6 +46,8 @@ class Services:
     hub: Hub
     engine: Engine
     outbox: Outbox
+    orders: Orders
+    profiles: Profiles
     compactor: Compactor
     retention: Retention
     access: Access
@@ -52,7 +57,7 @@ class Services:
         """Every counter of every part, by part: what /api/v1/self and /metrics show."""
         parts: dict[str, Any] = {
             "ingest": self.ingest, "live": self.hub, "rules": self.engine, "outbox": self.outbox, "compactor": self.compactor,
-            "retention": self.retention,
+            "retention": self.retention, "commands": self.orders,
         }  # fmt: skip
         counted = {name: dict(getattr(part, "counters", {})) for name, part in parts.items()}
         counted["ingest"]["waiting"] = self.ingest.waiting
@@ -66,7 +71,7 @@ class Services:
 
     async def start(self) -> None:
         await self.hub.start()
-        self.ingest.on_commit += [self.hub.publish, lambda _stored: self.engine.wake()]
+        self.ingest.on_commit += [self.hub.publish, self.orders.note, lambda _stored: self.engine.wake()]
         self.compactor.start()
         self.retention.start()
         self.engine.start()
@@ -91,6 +96,7 @@ def open_services(settings: Settings) -> Services:
     hub = Hub(runs.summaries)
     ingest = Ingest(database, store)
     outbox = Outbox(database, settings.webhook_allow)
+    orders = Orders(database)
 
     def publish_runs(changed: list[str]) -> None:
         for summary in runs.summaries(changed):
@@ -103,12 +109,14 @@ def open_services(settings: Settings) -> Services:
         link=lambda run: f"{settings.url}/run/{quote(run, safe='')}",
         on_deliveries=outbox.wake,
         on_states=publish_runs,
+        on_fire=lambda run, finding: ask_for_stacks(orders, run, finding),
     )
     log_rows = LogRows(database, runs, ingest)
 
     def forget(run: str) -> None:
         """What is in memory of a run that is no longer there."""
         log_rows.forget(run)
+        orders.forget(run)
         engine.drop(run)
 
     return Services(
@@ -121,6 +129,8 @@ def open_services(settings: Settings) -> Services:
         hub=hub,
         engine=engine,
         outbox=outbox,
+        orders=orders,
+        profiles=Profiles(database),
         compactor=Compactor(database),
         retention=Retention(
             database,
@@ -131,6 +141,15 @@ def open_services(settings: Settings) -> Services:
         access=Access(settings, Keys(database, pepper), Sessions(database), admin_token=admin_token),
         started=time.time(),
     )
+
+
+_ASKS_FOR_STACKS = ("hang",)
+
+
+def ask_for_stacks(orders: Orders, run: str, finding: Finding) -> None:
+    """An alert fired: where a stack says why, every rank of the run is asked for its own."""
+    if finding.rule in _ASKS_FOR_STACKS:
+        orders.ask(run, "stacks", rule=finding.rule, why=finding.message)
 
 
 def _private_folder(folder: Path) -> None:

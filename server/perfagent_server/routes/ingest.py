@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 from fastapi import APIRouter, Depends, Request
@@ -43,7 +44,7 @@ _REPLY_SCHEMA: dict[str, Any] = {
 }
 
 
-def receipt_reply(receipts: list[Receipt]) -> dict[str, Any]:
+def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
     """What a sender is told; counts are samples."""
     return {
         "stored": sum(receipt.stored for receipt in receipts),
@@ -51,7 +52,7 @@ def receipt_reply(receipts: list[Receipt]) -> dict[str, Any]:
         "rejected": [
             {"name": item.name, "reason": item.reason, "count": item.count} for receipt in receipts for item in receipt.rejected
         ],
-        "commands": [],
+        "commands": list(commands),
     }
 
 
@@ -85,4 +86,5 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
         raise ApiError(
             403, "forbidden", f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}", "project"
         )
-    return reply(receipt_reply(await services.ingest.accept([frame])))
+    receipts = await services.ingest.accept([frame])
+    return reply(receipt_reply(receipts, await services.orders.for_frame(frame)))

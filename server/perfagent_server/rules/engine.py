@@ -61,7 +61,7 @@ class Engine:
     """start() and stop() the thread; wake() after each commit; run_once() does one round by hand (tests, backtests).
 
     link: the address of a run's page, for webhooks. on_deliveries: called after deliveries were written (wakes the outbox);
-    on_states: with the runs that were just called lost.
+    on_states: with the runs that were just called lost; on_fire: with each finding that became an alert.
     clock: wall clock, Unix seconds; monotonic: measures silence, so that a jump of the wall clock looks like nothing.
     """
 
@@ -77,12 +77,13 @@ class Engine:
         link: Callable[[str], str] = "http://127.0.0.1:8420/run/{}".format,
         on_deliveries: Callable[[], None] | None = None,
         on_states: Callable[[list[str]], None] | None = None,
+        on_fire: Callable[[str, Finding], None] | None = None,
         checkpoint_s: float = CHECKPOINT_S,
     ) -> None:
         self._database, self._store, self._hub = database, store, hub
         self._clock, self._monotonic = clock, monotonic
         self._rules, self._link, self.on_deliveries = rules, link, on_deliveries
-        self.on_states = on_states
+        self.on_states, self.on_fire = on_states, on_fire
         self._checkpoint_s = checkpoint_s
         self._lost_after_s = next((rule.after_s for rule in rules if isinstance(rule, LostContact)), 30.0)
         self._lock = threading.RLock()  # evaluators: the thread judges, routes read verdicts
@@ -219,6 +220,10 @@ class Engine:
         self.counters["alerts"] += sum(1 for _, change in changes if change.kind == "fire")
         if deliveries and self.on_deliveries is not None:
             self.on_deliveries()
+        if self.on_fire is not None:
+            for run, change in changes:
+                if change.kind == "fire":
+                    self.on_fire(run, change.finding)
         if self._hub is not None:
             for alert in alerts:
                 self._hub.publish_alert(alert)

@@ -15,6 +15,7 @@ import msgspec
 from perfagent.wire import SEVERITIES, Event, Finding
 from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.life import Change, Life, Machine
+from perfagent_server.diagnosis import causes
 from perfagent_server.rules.catalogue import RULES, Rule
 from perfagent_server.rules.window import PATIENCE_S, TERMINAL, UTILIZATION, End, Window
 from perfagent_server.store.interface import Stored
@@ -66,6 +67,8 @@ class Evaluator:
                 ends.append(event)
             elif event.kind == "state":
                 self._begin(event)
+            elif event.kind == "finding" and "explains" in event.data:
+                changes += self._explained(stored, event)
             elif event.kind == "finding":
                 changes += self._reported(stored, event)
             elif event.kind == "alert":
@@ -245,6 +248,8 @@ class Evaluator:
         if change is None:
             return []
         change = group(change, key, self.machines)
+        if change.kind == "fire":
+            causes.join(window.reported, change.finding)
         self._note_firing()
         return [change]
 
@@ -291,6 +296,20 @@ class Evaluator:
             gain_pct=float(gain) if isinstance(gain, (int, float)) else None,
         )
         return self._carry(rule, self._life(rule), found, found.since_step or self.window.step)
+
+    def _explained(self, stored: Stored, event: Event) -> list[Change]:
+        """What an agent found out about an alert that is open, or that will be: it becomes part of its evidence."""
+        cause = causes.cause_of(event.data, stored.rank, event.step if event.step is not None else self.window.step)
+        if cause is None:
+            return []
+        for rule in cause["explains"]:
+            machine = self.machines.get(rule)
+            if machine is not None and machine.state == "firing" and machine.finding is not None and not machine.absorbed:
+                if causes.join([cause], machine.finding):
+                    return [Change("update", machine.alert, machine.finding, self.window.step, self.window.now)]
+                return []
+        self.window.reported = [*self.window.reported, cause][-causes.MOST :]
+        return []
 
     def _by_user(self, stored: Stored, event: Event) -> list[Change]:
         """run.alert(title, text, level): told at once; the same title not again within a minute."""

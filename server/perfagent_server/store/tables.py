@@ -200,6 +200,60 @@ event = Table(
     Index(None, "run", "kind"),
 )
 
+# --- what a run is asked for, and what it sends back --------------------------------------------------------------------------
+
+command = Table(
+    "command",
+    metadata,
+    Column("id", String(32), primary_key=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("kind", String(16), nullable=False),
+    Column("params", Text, nullable=False, default="{}"),  # JSON object
+    Column("ranks", Text),  # JSON list; None for all
+    Column("who", String(128), nullable=False),
+    Column("why", Text, nullable=False, default=""),
+    Column("created", Float(53), nullable=False),
+    Column("expires", Float(53), nullable=False),  # handed to nobody from then on
+    Index(None, "run", "created"),
+)
+
+command_source = Table(
+    "command_source",
+    metadata,
+    Column("command", String(32), ForeignKey("command.id", ondelete="CASCADE"), primary_key=True),
+    Column("source", String(64), primary_key=True),
+    Column("rank", Integer, nullable=False),
+    Column("seq", BigInteger, nullable=False),  # of the frame in whose answer it went out: the same frame gets it again
+    Column("handed", Float(53), nullable=False),
+    Column("state", String(16), nullable=False),  # handed, accepted, done, refused
+    Column("message", Text, nullable=False, default=""),
+    Column("answered", Float(53)),
+    sqlite_with_rowid=False,
+)
+
+profile = Table(
+    "profile",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("id", String(64), primary_key=True),
+    Column("attempt", BigInteger, nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("step", BigInteger),
+    Column("time", Float(53), nullable=False),
+    Column("parts", Integer, nullable=False),  # pieces of the trace; 0 without one
+    Column("summary", LargeBinary, nullable=False),  # MessagePack object: operators, gaps, sizes
+    Index(None, "run", "time"),
+)
+
+profile_part = Table(
+    "profile_part",
+    metadata,
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), primary_key=True),
+    Column("profile", String(64), primary_key=True),
+    Column("part", Integer, primary_key=True),
+    Column("data", LargeBinary, nullable=False),  # of the gzip file
+)
+
 # --- rules and alerts --------------------------------------------------------------------------------------------------------
 
 cursor = Table(

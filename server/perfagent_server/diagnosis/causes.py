@@ -1,0 +1,63 @@
+"""What an agent found out about a finding of ours joins it: the module where a NaN began, what filled the memory.
+
+The agent looks after the fact and tells some steps later, or before the process ends and the rule can see it: whichever comes
+first waits for the other. Pure: lists and findings in, findings changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfagent.wire import Finding
+
+__all__ = ["MOST", "cause_of", "join"]
+
+MOST = 16
+"""Causes that wait for their finding, of one run."""
+MOST_JOINED = 8
+NEAR_STEPS = 100
+"""A cause belongs to a finding that began at most so many steps from it."""
+
+
+def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | None:
+    """What a finding event with `explains` says, as it is kept; None when it says nothing that can be used."""
+    explains = data.get("explains")
+    evidence = data.get("evidence")
+    if not isinstance(explains, list) or not isinstance(evidence, dict):
+        return None
+    since = data.get("since_step")
+    return {
+        "explains": [rule for rule in explains if isinstance(rule, str)][:8], "rank": rank,
+        "step": since if isinstance(since, int) else step, "message": str(data.get("message", ""))[:2000],
+        "fix": str(data.get("fix", ""))[:2000], "evidence": evidence,
+    }  # fmt: skip
+
+
+def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
+    """Puts causes of a finding into its evidence as `causes`, the earliest step first; the first one's sentence ends its message."""
+    known = list(finding.evidence.get("causes", ()))
+    ranks = {entry["rank"] for entry in known}
+    fresh = [
+        cause
+        for cause in causes
+        if finding.rule in cause["explains"]
+        and cause["rank"] not in ranks
+        and (finding.since_step is None or abs(cause["step"] - finding.since_step) <= NEAR_STEPS)
+    ]
+    # Of one rank the newest look counts: memory that ran out and was caught earlier is another story.
+    newest = {cause["rank"]: cause for cause in fresh}
+    if not newest:
+        return False
+    said = [{"rank": cause["rank"], "message": cause["message"], **cause["evidence"]} for cause in newest.values()]
+    finding.evidence = {**finding.evidence, "causes": sorted([*known, *said], key=_order)[:MOST_JOINED]}
+    if not known:
+        first = finding.evidence["causes"][0]
+        finding.message = f"{finding.message} {first['message']}".strip()
+        finding.fix = next((cause["fix"] for cause in newest.values() if cause["fix"]), finding.fix)
+    return True
+
+
+def _order(entry: Mapping[str, Any]) -> tuple[int, int]:
+    step = entry.get("step")
+    return (step if isinstance(step, int) else 2**53, int(entry["rank"]))

@@ -1,0 +1,330 @@
+"""What runs are asked for: stored, handed to each process in the answer to one of its frames, and answered by an event.
+
+A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and is given
+the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and an agent obeys
+each id once, so that both are harmless. Nothing is asked of a run that has ended, and nothing after a command has expired.
+
+A thousand frames a second pass here and almost none of their runs is asked for anything: what is open is in memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import math
+import secrets
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from sqlalchemy import Connection, insert, select, update
+
+from perfagent.errors import WireError
+from perfagent.wire import Frame
+from perfagent_server.database import Database, StorageError
+from perfagent_server.lifecycle import ENDED
+from perfagent_server.store.artifacts import ANSWERS
+from perfagent_server.store.interface import Stored
+from perfagent_server.store.tables import command, command_source
+from perfagent_server.store.tables import run as runs
+from perfagent_server.store.tables import source as sources
+from perfagent_server.timestamps import rfc3339
+
+__all__ = ["KINDS", "Order", "OrderedSource", "Orders", "checked"]
+
+log = logging.getLogger(__name__)
+
+EXPIRES_S = 600.0
+REPEAT_S = 30.0
+RULE_PAUSE_S = 300.0
+"""A rule asks the same run for the same thing again after so long."""
+MOST_OPEN = 32  # of one run
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """One parameter of a kind. kind: bool, int or float; low, high: what is allowed."""
+
+    kind: type
+    low: float = 0.0
+    high: float = 1.0
+    default: Any = None
+
+
+KINDS: dict[str, dict[str, Parameter]] = {
+    "profile": {
+        "steps": Parameter(int, 1, 100, 5), "shapes": Parameter(bool), "memory": Parameter(bool), "python": Parameter(bool),
+    },
+    "stacks": {},
+    "flush": {},
+    "sampling": {"overhead_budget_pct": Parameter(float, 0.01, 50.0), "sample_s": Parameter(float, 0.5, 3600.0)},
+}  # fmt: skip
+"""What may be asked for. A profile is taken on rank 0 unless ranks are named, everything else on all ranks."""
+
+
+def checked(kind: Any, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parameters of a command, completed. Raises WireError with a sentence for what is not allowed."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise WireError(f"kind is {kind!r:.80}; allowed are {', '.join(KINDS)}")
+    allowed = KINDS[kind]
+    unknown = sorted(set(given) - set(allowed))
+    if unknown:
+        takes = f"it takes {', '.join(allowed)}" if allowed else "it takes none but ranks"
+        raise WireError(f"{kind} has no parameter {unknown[0][:80]!r}; {takes}")
+    found = {name: one.default for name, one in allowed.items() if one.default is not None}
+    for name, value in given.items():
+        found[name] = _value(name, allowed[name], value)
+    if kind == "sampling" and not found:
+        raise WireError(f"sampling needs at least one of {', '.join(allowed)}")
+    return found
+
+
+def _value(name: str, parameter: Parameter, value: Any) -> Any:
+    if parameter.kind is bool:
+        if not isinstance(value, bool):
+            raise WireError(f"{name} is {value!r:.80}; true or false is needed")
+        return value
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or (parameter.kind is int and value != int(value)) or not parameter.low <= value <= parameter.high:
+        whole = "a whole number" if parameter.kind is int else "a number"
+        raise WireError(f"{name} is {value!r:.80}; {whole} from {parameter.low:g} to {parameter.high:g} is needed")
+    return parameter.kind(value)
+
+
+@dataclass(slots=True, kw_only=True)
+class OrderedSource:
+    """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused."""
+
+    rank: int
+    state: str
+    message: str
+    handed: str
+    answered: str | None
+
+
+@dataclass(slots=True, kw_only=True)
+class Order:
+    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired; of several processes the one that
+    is furthest from done counts."""
+
+    id: str
+    kind: str
+    params: dict[str, Any]
+    ranks: list[int] | None
+    who: str
+    why: str
+    created: str
+    expires: str
+    state: str
+    sources: list[OrderedSource] = field(default_factory=list)
+
+
+@dataclass(slots=True)
+class _Open:
+    ranks: frozenset[int] | None
+    expires: float
+    handed: dict[str, tuple[int, float]] = field(default_factory=dict)  # source -> (seq, when)
+    answered: set[str] = field(default_factory=set)
+
+    def is_for(self, frame: Frame, now: float) -> bool:
+        if now >= self.expires or (self.ranks is not None and frame.rank not in self.ranks) or frame.source in self.answered:
+            return False
+        handed = self.handed.get(frame.source)
+        return handed is None or handed[0] == frame.seq or now - handed[1] > REPEAT_S
+
+
+class Orders:
+    """Commands of all runs. `counters`: for /self. Safe from any thread."""
+
+    def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
+        self._database, self._clock = database, clock
+        self._lock = threading.Lock()
+        self._open: dict[str, dict[str, _Open]] = {}
+        self._asked: dict[tuple[str, str, str], float] = {}  # (run, kind, rule) -> when a rule last asked
+        self.counters = {"issued": 0, "handed": 0, "answered": 0}
+        self._load()
+
+    def _load(self) -> None:
+        now = self._clock()
+        with self._database.read() as connection:
+            rows = connection.execute(select(command).where(command.c.expires > now)).all()
+            for row in rows:
+                ranks = None if row.ranks is None else frozenset(json.loads(row.ranks))
+                opened = self._open.setdefault(row.run, {})[row.id] = _Open(ranks, row.expires)
+                for one in connection.execute(select(command_source).where(command_source.c.command == row.id)):
+                    opened.handed[one.source] = (one.seq, one.handed)
+                    if one.state in ANSWERS:
+                        opened.answered.add(one.source)
+
+    # ---- asking
+
+    def issue(
+        self, run: str, kind: str, params: Mapping[str, Any], *, ranks: Sequence[int] | None = None, who: str, why: str = "",
+        also: Callable[[Connection], object] | None = None,
+    ) -> Order:  # fmt: skip
+        """Asks a run for something. also: written in the same transaction. Raises WireError when that cannot be; blocks for a commit."""
+        return self._database.write(self._issuing(run, kind, params, ranks, who, why, also))
+
+    def ask(self, run: str, kind: str, *, rule: str, why: str, ranks: Sequence[int] | None = None) -> Future[Order] | None:
+        """What a rule asks for: the same thing of the same run once in RULE_PAUSE_S. Does not wait; None when it is too soon."""
+        now = self._clock()
+        with self._lock:
+            if now - self._asked.get((run, kind, rule), -math.inf) < RULE_PAUSE_S:
+                return None
+            self._asked[run, kind, rule] = now
+        try:
+            asked = self._database.submit(self._issuing(run, kind, checked(kind, {}), ranks, f"rule {rule}", why, None))
+        except StorageError:
+            return None
+        asked.add_done_callback(_note_refusal)
+        return asked
+
+    def _issuing(
+        self, run: str, kind: str, params: Mapping[str, Any], ranks: Sequence[int] | None, who: str, why: str,
+        also: Callable[[Connection], object] | None,
+    ) -> Callable[[Connection], Order]:  # fmt: skip
+        identity = "cm_" + secrets.token_hex(10)
+
+        def job(connection: Connection) -> Order:
+            now = self._clock()
+            row = connection.execute(select(runs.c.state, runs.c.world_size, runs.c.attempt).where(runs.c.id == run)).first()
+            if row is None:
+                raise WireError(f"there is no run {run[:128]!r}")
+            if row.state in ENDED:
+                raise WireError(f"this run has ended ({row.state}); commands reach only processes that run")
+            missing = sorted(set(ranks or ()) - set(range(row.world_size)))
+            if missing:
+                raise WireError(f"rank {missing[0]} is not in this run; its ranks are 0 to {row.world_size - 1}")
+            if len(self._still_open(run, now)) >= MOST_OPEN:
+                raise WireError(f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire")
+            connection.execute(
+                insert(command).values(
+                    id=identity, run=run, kind=kind, params=json.dumps(dict(params)), who=who[:128], why=why[:2000], created=now,
+                    ranks=None if ranks is None else json.dumps(sorted(set(ranks))), expires=now + EXPIRES_S,
+                )
+            )  # fmt: skip
+            if also is not None:
+                also(connection)
+            # Before the commit: an agent that is told a moment too early finds no row and is told with its next frame.
+            with self._lock:
+                self._open.setdefault(run, {})[identity] = _Open(None if ranks is None else frozenset(ranks), now + EXPIRES_S)
+            self.counters["issued"] += 1
+            order = _order(connection.execute(select(command).where(command.c.id == identity)).mappings().one(), [], now)
+            assert order is not None
+            return order
+
+        return job
+
+    def _still_open(self, run: str, now: float) -> list[str]:
+        with self._lock:
+            return [identity for identity, one in self._open.get(run, {}).items() if now < one.expires]
+
+    # ---- handing out
+
+    async def for_frame(self, frame: Frame) -> list[dict[str, Any]]:
+        """What to tell the sender of a frame that was just stored: [{"id", "kind", "params"}]."""
+        wanted = self._wanted(frame)
+        if not wanted:
+            return []
+        try:
+            return await asyncio.wrap_future(self._database.submit(partial(self._hand_out, frame=frame, wanted=wanted)))
+        except StorageError:
+            return []  # the frame is stored, which is what its answer must say; the command goes with a later one
+
+    def _wanted(self, frame: Frame) -> list[str]:
+        opened = self._open.get(frame.run)
+        if opened is None:
+            return []
+        now = self._clock()
+        with self._lock:
+            for identity in [identity for identity, one in opened.items() if now >= one.expires]:
+                del opened[identity]
+            if not opened:
+                self._open.pop(frame.run, None)
+            return [identity for identity, one in opened.items() if one.is_for(frame, now)]
+
+    def _hand_out(self, connection: Connection, *, frame: Frame, wanted: Sequence[str]) -> list[dict[str, Any]]:
+        about = connection.execute(select(sources.c.state, sources.c.attempt).where(sources.c.id == frame.source)).first()
+        newest = connection.execute(select(runs.c.attempt).where(runs.c.id == frame.run)).scalar()
+        if about is None or about.state in ENDED or about.attempt != newest:
+            return []  # a spool of a process that is gone, sent by somebody else
+        now = self._clock()
+        handed = []
+        for row in connection.execute(select(command).where(command.c.id.in_(list(wanted))).order_by(command.c.created)).all():
+            here = (command_source.c.command == row.id) & (command_source.c.source == frame.source)
+            known = connection.execute(select(command_source.c.state).where(here)).first()
+            if known is None:
+                values = {"command": row.id, "source": frame.source, "rank": frame.rank, "state": "handed", "message": ""}
+                connection.execute(insert(command_source).values(**values, seq=frame.seq, handed=now))
+            elif known.state == "handed":
+                connection.execute(update(command_source).where(here).values(seq=frame.seq, handed=now))
+            else:
+                continue
+            with self._lock:
+                one = self._open.get(frame.run, {}).get(row.id)
+                if one is not None:
+                    one.handed[frame.source] = (frame.seq, now)
+            handed.append({"id": row.id, "kind": row.kind, "params": json.loads(row.params)})
+        self.counters["handed"] += len(handed)
+        return handed
+
+    def note(self, stored: Sequence[Stored]) -> None:
+        """After each commit: who has answered is not told again. On the writer thread."""
+        for one in stored:
+            opened = self._open.get(one.run)
+            if opened is None:
+                continue
+            for event in one.events:
+                if event.kind == "command" and event.data.get("command") in opened:
+                    with self._lock:
+                        opened[event.data["command"]].answered.add(one.source)
+                    self.counters["answered"] += 1
+
+    def forget(self, run: str) -> None:
+        """The run was deleted."""
+        with self._lock:
+            self._open.pop(run, None)
+
+    # ---- reading
+
+    def of(self, run: str, limit: int = 100) -> list[Order]:
+        """Commands of a run, newest first."""
+        now = self._clock()
+        with self._database.read() as connection:
+            rows = connection.execute(
+                select(command).where(command.c.run == run).order_by(command.c.created.desc()).limit(limit)
+            ).mappings().all()  # fmt: skip
+            each = connection.execute(
+                select(command_source).where(command_source.c.command.in_([row["id"] for row in rows])).order_by(command_source.c.rank)
+            ).all()
+        return [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
+
+
+_FURTHEST = ("refused", "handed", "accepted", "done")
+
+
+def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
+    states = {one.state for one in each}
+    state = next((one for one in _FURTHEST if one in states), "expired" if now >= row["expires"] else "waiting")
+    return Order(
+        id=row["id"], kind=row["kind"], params=json.loads(row["params"]), who=row["who"], why=row["why"],
+        ranks=None if row["ranks"] is None else json.loads(row["ranks"]), created=rfc3339(row["created"]),
+        expires=rfc3339(row["expires"]), state=state,
+        sources=[
+            OrderedSource(
+                rank=one.rank, state=one.state, message=one.message, handed=rfc3339(one.handed), answered=rfc3339(one.answered)
+            )
+            for one in each
+        ],
+    )  # fmt: skip
+
+
+def _note_refusal(asked: Future[Order]) -> None:
+    error = asked.exception()
+    if error is not None:
+        log.info("what a rule asked a run for was not asked: %s", error)

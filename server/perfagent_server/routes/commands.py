@@ -1,0 +1,95 @@
+"""What a run is asked for: a profile, stacks, other sampling, a flush. It is handed to its processes with their next answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Body, Depends, Query, Request
+from starlette.responses import Response
+
+from perfagent.errors import WireError
+from perfagent_server.orders import KINDS, Order, checked
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import Identity, require
+from perfagent_server.security.audit import record
+from perfagent_server.services import ServicesDep, known_run
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+KnownRun = Annotated[str, Depends(known_run)]
+# Beside the right to send: a profile slows a training down, and a job's ingest key must not do that to another run.
+_READ = [Depends(require("read"))]
+
+
+@dataclass
+class OrderList:
+    commands: list[Order]
+
+
+def _schema() -> dict[str, Any]:
+    types = {bool: "boolean", int: "integer", float: "number"}
+    properties: dict[str, Any] = {
+        "kind": {"type": "string", "enum": list(KINDS)},
+        "ranks": {"type": "array", "items": {"type": "integer", "minimum": 0}, "description": "default: 0 for profile, else all"},
+    }
+    for kind, parameters in KINDS.items():
+        for name, one in parameters.items():
+            bounds = {} if one.kind is bool else {"minimum": one.low, "maximum": one.high}
+            properties[name] = {"type": types[one.kind], "description": f"of {kind}", **bounds}
+    return {"type": "object", "required": ["kind"], "properties": properties}
+
+
+@router.post(
+    "/runs/{run}/commands",
+    status_code=201,
+    dependencies=_READ,
+    responses={201: {"model": Order}},
+    openapi_extra={"requestBody": {"required": True, "content": {"application/json": {"schema": _schema()}}}},
+)
+def ask(
+    run: KnownRun, asked: Annotated[dict[str, Any], Body()], request: Request, services: ServicesDep,
+    identity: Identity = Depends(require("ingest")),  # noqa: B008
+) -> Response:  # fmt: skip
+    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while it runs, and
+    says what became of it: see GET. profile: torch.profiler for `steps` steps. stacks: what every thread is doing. sampling: the
+    agent's share of the step time, and how often host and device are sampled. flush: send at once."""
+    given = dict(asked)
+    kind, ranks = given.pop("kind", None), given.pop("ranks", None)
+    if kind is None:
+        raise ApiError(422, "invalid", f"kind is missing; allowed are {', '.join(KINDS)}", "kind")
+    try:
+        params = checked(kind, given)
+    except WireError as error:
+        raise ApiError(422, "invalid", str(error), _field(kind, given)) from error
+    if ranks is None:
+        ranks = [0] if kind == "profile" else None
+    elif not isinstance(ranks, list) or not ranks or not all(type(rank) is int and 0 <= rank < 2**31 for rank in ranks):
+        raise ApiError(422, "invalid", f"ranks is {ranks!r:.80}; a list of whole numbers from 0 on, or nothing, is needed", "ranks")
+    audit = record(request, identity, "run.command", f"{run} {kind}")
+    try:
+        order = services.orders.issue(run, kind, params, ranks=ranks, who=identity.who, also=audit)
+    except WireError as error:
+        raise ApiError(409, "not_possible", str(error), "ranks" if str(error).startswith("rank ") else None) from error
+    return reply(order, 201)
+
+
+@router.get("/runs/{run}/commands", dependencies=_READ, responses={200: {"model": OrderList}})
+def list_commands(run: KnownRun, services: ServicesDep, limit: Annotated[int, Query(ge=1, le=1000)] = 100) -> Response:
+    """What this run was asked for, newest first, and what each process answered."""
+    return reply({"commands": services.orders.of(run, limit)})
+
+
+def _field(kind: Any, given: dict[str, Any]) -> str:
+    """Which input a refusal is about."""
+    if not isinstance(kind, str) or kind not in KINDS:
+        return "kind"
+    for name in given:
+        try:
+            checked(kind, {name: given[name]})
+        except WireError:
+            return name
+    return "kind"

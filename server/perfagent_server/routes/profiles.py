@@ -1,0 +1,99 @@
+"""What runs sent back when asked: profiles with their traces, and the stacks of their threads."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from fastapi import APIRouter, Depends
+from starlette.responses import Response, StreamingResponse
+
+from perfagent_server.problems import ApiError
+from perfagent_server.routes.reply import reply
+from perfagent_server.security.access import require
+from perfagent_server.services import Services, ServicesDep, known_run
+from perfagent_server.store.artifacts import Stacks, StoredProfile, stacks_of
+
+__all__ = ["router"]
+
+router = APIRouter()
+
+KnownRun = Annotated[str, Depends(known_run)]
+_READ = [Depends(require("read"))]
+
+
+@dataclass
+class ProfileList:
+    profiles: list[StoredProfile]
+
+
+@dataclass
+class SameStack:
+    """Ranks whose training threads were at the same place. frames: innermost last."""
+
+    ranks: list[int]
+    frames: list[str]
+
+
+@dataclass
+class StackList:
+    """groups: the ranks by what their training threads were doing, the smallest group first: in a hang, that is the odd one out."""
+
+    stacks: list[Stacks]
+    groups: list[SameStack]
+
+
+@router.get("/runs/{run}/profiles", dependencies=_READ, responses={200: {"model": ProfileList}})
+def list_profiles(run: KnownRun, services: ServicesDep) -> Response:
+    """Profiles of a run, newest first, each with its five largest operators. POST /runs/{run}/commands asks for one."""
+    return reply({"profiles": services.profiles.of(run)})
+
+
+@router.get("/runs/{run}/profiles/{profile}/operators", dependencies=_READ, responses={200: {"model": StoredProfile}})
+def operators(run: KnownRun, profile: str, services: ServicesDep) -> Response:
+    """One profile with all its operators: calls, and time on the CPU and on the device, their own and with what they call."""
+    return reply(_known(services, run, profile))
+
+
+@router.get(
+    "/runs/{run}/profiles/{profile}",
+    dependencies=_READ,
+    response_class=StreamingResponse,
+    responses={200: {"content": {"application/gzip": {"schema": {"type": "string", "format": "binary"}}}}},
+)
+def trace(run: KnownRun, profile: str, services: ServicesDep) -> Response:
+    """The trace, gzip-compressed JSON: open it as it is at https://ui.perfetto.dev or in chrome://tracing."""
+    found = _known(services, run, profile)
+    if found.trace == "none":
+        raise ApiError(404, "not_found", found.note or "this profile has no trace; its operators are at .../operators", "profile")
+    if found.trace == "arriving":
+        raise ApiError(409, "not_ready", "the trace is still arriving; try again in some seconds", "profile")
+    headers = {
+        "Content-Disposition": f'attachment; filename="{found.id[:12]}-rank{found.rank}.pt.trace.json.gz"',
+        "Content-Length": str(found.trace_bytes),
+        "Content-Encoding": "identity",  # it is compressed already: nobody should do it again on the way
+    }
+    return StreamingResponse(services.profiles.trace(run, profile), media_type="application/gzip", headers=headers)
+
+
+@router.get("/runs/{run}/stacks", dependencies=_READ, responses={200: {"model": StackList}})
+def stacks(run: KnownRun, services: ServicesDep, command: str | None = None) -> Response:
+    """What every thread of each rank was doing when it was last asked, or when that command asked."""
+    found = stacks_of(services.database, run, command=command)
+    return reply(StackList(found, _grouped(found)))
+
+
+def _grouped(found: list[Stacks]) -> list[SameStack]:
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for one in found:
+        frames = next((thread.get("frames") for thread in one.threads if isinstance(thread, dict) and thread.get("training")), None)
+        if isinstance(frames, list):
+            groups.setdefault(tuple(str(frame) for frame in frames), []).append(one.rank)
+    return [SameStack(ranks, list(frames)) for frames, ranks in sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))]
+
+
+def _known(services: Services, run: str, profile: str) -> StoredProfile:
+    found = services.profiles.get(run, profile)
+    if found is None:
+        raise ApiError(404, "not_found", f"this run has no profile {profile[:80]!r}; GET .../profiles lists them", "profile")
+    return found

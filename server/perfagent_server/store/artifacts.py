@@ -1,0 +1,207 @@
+"""What agents send that is neither a sample nor a line: answers to commands, and profiles with their traces in pieces.
+
+Taken out of a frame in the transaction that stores it, so that they too are stored exactly once. Pieces of a trace stay in the
+database: they are deleted with their run, backed up with it, and never exist half committed. The tail and the list of events
+do not get them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+from sqlalchemy import Connection, and_, delete, func, select, update
+from sqlalchemy.dialects.postgresql import insert as postgresql_insert
+from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+
+from perfagent.wire import Event, Frame
+from perfagent_server.database import Database
+from perfagent_server.store.tables import command_source, event, profile, profile_part
+
+__all__ = ["ANSWERS", "Profiles", "StoredProfile", "Stacks", "lasting", "stacks_of", "take"]
+
+ANSWERS = ("accepted", "done", "refused")
+MOST_PROFILES = 50
+"""Of a run: the oldest go."""
+MOST_PARTS = 256
+MOST_PART_BYTES = 1024 * 1024
+_MESSAGE_CHARACTERS = 2000
+_encoder = msgspec.msgpack.Encoder()
+
+
+def take(connection: Connection, frame: Frame, now: float) -> None:
+    """Stores the answers and profiles of one frame, in the caller's transaction."""
+    for item in frame.events:
+        if item.kind == "command":
+            _answer(connection, frame, item, now)
+        elif item.kind == "profile":
+            identity = item.data.get("profile")
+            if not isinstance(identity, str) or not 0 < len(identity) <= 64 or not identity.isalnum():
+                continue
+            if "payload" in item.data:
+                _part(connection, frame.run, identity, item.data)
+            else:
+                _profile(connection, frame, identity, item, now)
+
+
+def lasting(events: Sequence[Event]) -> Sequence[Event]:
+    """The events that are kept as events: all but the pieces of files."""
+    if not any(item.kind == "profile" for item in events):
+        return events
+    return [item for item in events if not (item.kind == "profile" and "payload" in item.data)]
+
+
+def _answer(connection: Connection, frame: Frame, item: Event, now: float) -> None:
+    state, identity = item.data.get("state"), item.data.get("command")
+    if state not in ANSWERS or not isinstance(identity, str):
+        return
+    here = and_(command_source.c.command == identity, command_source.c.source == frame.source)
+    if state == "accepted":  # however late it comes, it is not news after "done"
+        here = and_(here, command_source.c.state == "handed")
+    message = item.data.get("message")
+    connection.execute(
+        update(command_source).where(here).values(
+            state=state, message=message[:_MESSAGE_CHARACTERS] if isinstance(message, str) else "", answered=now
+        )
+    )  # fmt: skip
+
+
+def _part(connection: Connection, run: str, identity: str, data: Mapping[str, Any]) -> None:
+    part, payload = data.get("part"), data.get("payload")
+    if isinstance(part, int) and 1 <= part <= MOST_PARTS and isinstance(payload, bytes) and len(payload) <= MOST_PART_BYTES:
+        _insert_new(connection, profile_part, run=run, profile=identity, part=part, data=payload)
+
+
+def _profile(connection: Connection, frame: Frame, identity: str, item: Event, now: float) -> None:
+    parts = item.data.get("parts", 0)
+    _insert_new(
+        connection, profile, run=frame.run, id=identity, attempt=frame.attempt, rank=frame.rank, step=item.step,
+        time=item.time if math.isfinite(item.time) else now, summary=_encoder.encode(item.data),
+        parts=parts if isinstance(parts, int) and 0 <= parts <= MOST_PARTS else 0,
+    )  # fmt: skip
+    newest_first = select(profile.c.id).where(profile.c.run == frame.run).order_by(profile.c.time.desc()).offset(MOST_PROFILES)
+    for old in connection.execute(newest_first.limit(MOST_PROFILES)).scalars().all():
+        connection.execute(delete(profile).where(profile.c.run == frame.run, profile.c.id == old))
+        connection.execute(delete(profile_part).where(profile_part.c.run == frame.run, profile_part.c.profile == old))
+
+
+def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
+    make = postgresql_insert if connection.dialect.name == "postgresql" else sqlite_insert
+    connection.execute(make(table).values(**values).on_conflict_do_nothing())
+
+
+@dataclass(slots=True, kw_only=True)
+class StoredProfile:
+    """One profile. trace: "complete", "arriving", or "none" (its summary says why); operators: with calls and times in seconds."""
+
+    id: str
+    command: str
+    rank: int
+    attempt: int
+    first_step: int | None
+    last_step: int | None
+    time: float
+    trace: str
+    trace_bytes: int
+    duration_s: float | None = None
+    operators: list[dict[str, Any]] = field(default_factory=list)
+    gaps: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+
+
+class Profiles:
+    """Reads the profiles of runs."""
+
+    def __init__(self, database: Database) -> None:
+        self._database = database
+
+    def of(self, run: str) -> list[StoredProfile]:
+        """All of a run, newest first, with the five largest operators of each."""
+        with self._database.read() as connection:
+            rows = connection.execute(_with_arrived.where(profile.c.run == run).order_by(profile.c.time.desc())).mappings().all()
+        return [_shown(row, operators=5) for row in rows]
+
+    def get(self, run: str, identity: str) -> StoredProfile | None:
+        """One, with all its operators."""
+        with self._database.read() as connection:
+            row = connection.execute(_with_arrived.where(profile.c.run == run, profile.c.id == identity)).mappings().first()
+        return None if row is None else _shown(row, operators=None)
+
+    def trace(self, run: str, identity: str) -> Iterator[bytes]:
+        """The gzip file of a complete trace, in pieces."""
+        here = and_(profile_part.c.run == run, profile_part.c.profile == identity)
+        with self._database.read() as connection:
+            numbers = connection.execute(select(profile_part.c.part).where(here).order_by(profile_part.c.part)).scalars().all()
+        for number in numbers:  # a transaction each: a slow reader holds nothing open
+            with self._database.read() as connection:
+                data = connection.execute(select(profile_part.c.data).where(here, profile_part.c.part == number)).scalar()
+            if data is not None:
+                yield bytes(data)
+
+
+_with_arrived = select(
+    profile,
+    select(func.count())
+    .where(profile_part.c.run == profile.c.run, profile_part.c.profile == profile.c.id)
+    .scalar_subquery()
+    .label("arrived"),
+    select(func.coalesce(func.sum(func.length(profile_part.c.data)), 0))
+    .where(profile_part.c.run == profile.c.run, profile_part.c.profile == profile.c.id)
+    .scalar_subquery()
+    .label("bytes"),
+)
+
+
+def _shown(row: Mapping[Any, Any], *, operators: int | None) -> StoredProfile:
+    summary: dict[str, Any] = msgspec.msgpack.decode(row["summary"])
+
+    def whole(name: str) -> int | None:
+        value = summary.get(name)
+        return value if isinstance(value, int) else None
+
+    listed, idle, took = summary.get("operators"), summary.get("gaps"), summary.get("duration_s")
+    trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
+    return StoredProfile(
+        id=row["id"], command=str(summary.get("command") or ""), rank=row["rank"], attempt=row["attempt"],
+        first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace, trace_bytes=int(row["bytes"]),
+        duration_s=took if isinstance(took, float) else None,
+        operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
+        note=str(summary.get("trace_left_out") or ""),
+    )  # fmt: skip
+
+
+@dataclass(slots=True, kw_only=True)
+class Stacks:
+    """What the threads of one rank were doing. command: who asked, "" when nobody did; threads: the training thread first."""
+
+    rank: int
+    attempt: int
+    time: float
+    step: int | None
+    command: str
+    why: str
+    threads: list[dict[str, Any]]
+
+
+def stacks_of(database: Database, run: str, *, command: str | None = None, limit: int = 1000) -> list[Stacks]:
+    """The newest stacks of each rank of the newest attempt that sent any; of one command: all that it brought."""
+    query = select(event).where(event.c.run == run, event.c.kind == "stacks").order_by(event.c.id.desc()).limit(limit)
+    with database.read() as connection:
+        rows = connection.execute(query).mappings().all()
+    found: dict[int, Stacks] = {}
+    for row in rows:
+        data = msgspec.msgpack.decode(row["data"])
+        asked = str(data.get("command") or "")
+        if row["rank"] in found or (command is not None and asked != command):
+            continue
+        if found and row["attempt"] != next(iter(found.values())).attempt:
+            continue
+        threads = data.get("threads")
+        found[row["rank"]] = Stacks(
+            rank=row["rank"], attempt=row["attempt"], time=row["time"], step=row["step"], command=asked,
+            why=str(data.get("why") or ""), threads=threads if isinstance(threads, list) else [],
+        )  # fmt: skip
+    return [found[rank] for rank in sorted(found)]
