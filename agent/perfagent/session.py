@@ -33,9 +33,10 @@ from perfagent.device import Reading, take
 from perfagent.errors import ConfigError
 from perfagent.governor import Governor
 from perfagent.hooks import guard
-from perfagent.hooks.account import PHASE
 from perfagent.hooks.data import timed
+from perfagent.hooks.evaluation import Evaluations
 from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.phases import Span
 from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.row import EarlyLog, LoggedLater
 from perfagent.hooks.step import make_primary, watch_whole_step
@@ -43,6 +44,7 @@ from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
+from perfagent.signals.memory_table import MemoryTable
 from perfagent.signals.throughput import has_embedding
 
 if TYPE_CHECKING:
@@ -57,8 +59,6 @@ EXIT_S = 1.5
 """What the end of a process may take for delivery; with the rest of the exit it stays below 2 s."""
 LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "critical", "error": "critical"}
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
-COUNTED_PHASES = ("checkpoint", "eval", "comm", "h2d")
-"""Phases in which data waits and forward passes are part of the phase, not of the training step."""
 _PLAIN = frozenset((float, int, bool))
 
 _current: Run | None = None
@@ -97,6 +97,8 @@ class Run:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
         self._progress.on_first_step = self._first_step
+        self._progress.on_event = self._sender.event
+        self._progress.account.evaluations = Evaluations()
         self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
@@ -162,11 +164,11 @@ class Run:
             "alert", {"title": str(title)[:200], "text": str(text)[:4000], "level": severity}, step=self._progress.in_progress()
         )
 
-    def phase(self, name: str) -> _Phase:
+    def phase(self, name: str) -> Span:
         """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
         if not isinstance(name, str) or not name or len(name) > 64:
             raise ConfigError(f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}")
-        return _Phase(self._progress, self._sender, name)
+        return Span(self._progress, name)
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
@@ -239,6 +241,7 @@ class Run:
         sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
+        self._sender.add_source(MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).poll)
         self._sender.add_source(self._investigator.poll)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
@@ -356,33 +359,6 @@ class Run:
 
 
 _OVERHEAD = ("agent/overhead_pct",)
-
-
-class _Phase:
-    """One timed part of the loop."""
-
-    __slots__ = ("_begin_step", "_counts", "_name", "_progress", "_sender", "_started")
-
-    def __init__(self, progress: Progress, sender: Sender, name: str) -> None:
-        self._progress, self._sender, self._name = progress, sender, name
-        self._counts = name in COUNTED_PHASES
-
-    def __enter__(self) -> None:
-        p = self._progress
-        self._begin_step = p.in_progress()
-        self._started = time.perf_counter_ns()
-        if self._counts:
-            p.phase_depth += 1
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        p = self._progress
-        ended = time.perf_counter_ns()
-        if self._counts:
-            p.phase_depth -= 1
-        if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
-            p.trace.append((PHASE, self._started, ended, self._name))
-        data = {"name": self._name, "begin_step": self._begin_step, "duration_s": (ended - self._started) / 1e9}
-        self._sender.event("phase", data, step=p.in_progress())
 
 
 def _snapshot(values: dict[str, Any]) -> bool:

@@ -1,0 +1,140 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from perfagent.hooks.progress import Progress
+from perfagent.signals.memory_table import MemoryTable, table
+from perfagent.wire import CATALOGUE
+
+
+class Sender:
+    """What the table needs of a sender."""
+
+    def __init__(self) -> None:
+        self.rows: list[Any] = []
+        self.events: list[tuple[str, dict[str, Any], int | None]] = []
+
+    def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
+        self.events.append((kind, data, step))
+
+
+def trained(steps: int = 1) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    model = torch.nn.Sequential(torch.nn.Linear(10, 20), torch.nn.Linear(20, 5, bias=False))
+    groups = [{"params": model[0].parameters(), "name": "body", "lr": 0.1}, {"params": model[1].parameters(), "lr": 0.2}]
+    optimizer = torch.optim.AdamW(groups)
+    for _ in range(steps):
+        model(torch.ones(2, 10)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+BODY, HEAD = 4 * (200 + 20), 4 * 100
+COUNTERS = 3 * 4  # AdamW counts the steps of each parameter
+
+
+def test_every_category_by_parameter_group() -> None:
+    model, optimizer = trained()
+    told = table(optimizer, model)
+    assert told["parameters"] == BODY + HEAD
+    assert told["gradients"] == BODY + HEAD  # cleared just now, and as large as that whenever they exist
+    assert told["optimizer_state"] == 2 * (BODY + HEAD) + COUNTERS
+    assert told["offloaded"] == 0
+    body, head = told["groups"]
+    assert (body["name"], body["lr"], body["numbers"], body["parameters"]) == ("body", 0.1, 220, BODY)
+    assert (head["name"], head["lr"], head["optimizer_state"]) == ("1", 0.2, 2 * HEAD + 4)
+
+
+def test_a_frozen_part_has_parameters_only_and_one_that_was_never_stepped_no_gradient() -> None:
+    model, optimizer = trained()
+    whole = torch.nn.ModuleList([model, torch.nn.Linear(3, 3, bias=False)])
+    told = table(optimizer, whole)
+    assert told["parameters"] == BODY + HEAD + 36
+    assert told["gradients"] == BODY + HEAD
+    assert table(torch.optim.SGD(whole[1].parameters(), lr=0.1))["gradients"] == 0
+
+
+def test_what_is_kept_on_another_device_counts_apart() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(8, device="meta"))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    optimizer.state[parameter]["momentum_buffer"] = torch.zeros(8)
+    told = table(optimizer)
+    assert (told["parameters"], told["optimizer_state"], told["offloaded"]) == (32, 0, 32)
+
+
+def test_the_part_of_this_rank_counts_of_a_sharded_tensor() -> None:
+    class Sharded(torch.nn.Parameter):
+        _local_tensor = torch.zeros(3, dtype=torch.bfloat16)
+
+    assert table(torch.optim.SGD([Sharded(torch.zeros(12))], lr=0.1))["parameters"] == 6
+
+
+def test_nothing_is_kept_alive() -> None:
+    model, optimizer = trained()
+    told = table(optimizer, model)
+    parameter, gone = weakref.ref(model[0].weight), weakref.ref(model)  # type: ignore[index]
+    del model, optimizer
+    gc.collect()
+    assert gone() is None
+    assert parameter() is None
+    assert told["parameters"]
+
+
+@pytest.fixture
+def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]:
+    def make(model: Any, optimizer: Any) -> tuple[MemoryTable, Sender, Progress, list[float]]:
+        from perfagent.governor import Governor
+        from perfagent.hooks.step import make_primary
+
+        sender, now = Sender(), [100.0]
+        progress = Progress(sender.rows, Governor(0.5))  # type: ignore[arg-type]
+        make_primary(progress, optimizer)
+        made = MemoryTable(sender, progress, lambda: model, lambda: None, clock=lambda: now[0])  # type: ignore[arg-type]
+        return made, sender, progress, now
+
+    return make
+
+
+def test_rows_come_once_a_minute_and_the_event_only_with_news(polled: Any) -> None:
+    model, optimizer = trained()
+    made, sender, progress, now = polled(model, optimizer)
+    made.poll()
+    assert sender.rows == []  # nothing is known before the second step
+    progress.completed = 2
+    for _ in range(6):
+        made.poll()
+        now[0] += 30.0
+    assert len(sender.rows) == 3
+    step, _, _, names, values = sender.rows[0]
+    assert step == 2
+    assert dict(zip(names, values, strict=True)) == {
+        "memory/parameters_bytes": BODY + HEAD,
+        "memory/gradients_bytes": BODY + HEAD,
+        "memory/optimizer_state_bytes": 2 * (BODY + HEAD) + COUNTERS,
+    }
+    assert set(names) <= CATALOGUE.keys()
+    assert [kind for kind, _, _ in sender.events] == ["memory"]
+    optimizer.add_param_group({"params": torch.nn.Linear(50, 50).parameters()})
+    made.poll()
+    assert len(sender.events) == 2
+    assert len(sender.events[1][1]["groups"]) == 3
+
+
+def test_a_run_tells_its_table(record: Any) -> None:
+    recorded = record()
+    model, optimizer = trained(0)
+    for _ in range(3):
+        model(torch.ones(2, 10)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    (poll,) = [source for source in recorded.sender.sources if source.__qualname__ == "MemoryTable.poll"]
+    poll()
+    ((_, told, _),) = [event for event in recorded.sender.events if event[0] == "memory"]
+    assert told["parameters"] == BODY + HEAD
+    assert "activations_and_other" not in told  # no allocator to ask on the CPU
