@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Sampler"]
 
 ELECTION_S = 10.0
+HUNG_S = 2.0
+"""NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
 
 class Sampler:
@@ -64,6 +66,8 @@ class Sampler:
         self._lock_fd = -1
         self._elected = self._elect(late=False)
         self._gpus: Any = None
+        self._gpu_since = 0.0
+        self._gpu_hung = False
         forget = weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
@@ -87,6 +91,10 @@ class Sampler:
             self._elected = self._elect(late=True)
         if self._elected:
             values.update(self._host.read(now))
+        hung = 0.0 < self._gpu_since < now - HUNG_S
+        if hung and not self._gpu_hung:
+            self._sender.event("gpu", {"what": "unavailable", "reason": "NVML does not answer"}, step=self._step())
+        self._gpu_hung = hung
         device = self._device()
         if device is not None:
             values.update(allocator(device, free_bytes=None if self._gpus is None else self._gpus.free_bytes))
@@ -108,7 +116,9 @@ class Sampler:
                 library=self._library,
                 clock=self._clock,
             )
+        self._gpu_since = self._clock()
         self._gpus.poll()
+        self._gpu_since = 0.0
 
     def _emit(self, values: dict[str, float]) -> None:
         """The values of this moment as a row; any thread."""
