@@ -52,7 +52,11 @@ class IngestServer:
                 super().setup()
 
             def do_POST(self) -> None:
-                body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+                length = int(self.headers.get("Content-Length", 0))
+                body = self.rfile.read(length)
+                if len(body) < length:  # the other side closed in the middle
+                    self.close_connection = True
+                    return
                 if self.headers.get("Content-Encoding") == "deflate":
                     body = zlib.decompress(body)
                 answer = outer._answer(decode(body), {k.lower(): v for k, v in self.headers.items()})

@@ -1,0 +1,88 @@
+"""The loops of rows A04, A05, A11, A14: in a few rounds they are tests, in many they are scripts/faults."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from builders import until
+from faults.accounts import Accounts, row
+from faults.proxy import Proxy
+
+from perfagent.wire import Frame, encode
+
+HERE = Path(__file__).resolve().parent
+
+
+def frame_bytes(seq: int = 1) -> bytes:
+    """An empty frame."""
+    return encode(Frame(project="p", run="r", source="s", attempt=1, rank=0, seq=seq))
+
+
+# ---- A04
+
+
+def log_through(books: Accounts, proxy: Proxy, *, cuts: int, within_s: float = 120.0) -> int:
+    """Logs until the proxy has made so many cuts, then until all is delivered. Returns how many steps were logged."""
+    sender = books.sender(proxy.url, flush_s=0.01, spool_tick_s=0.01)
+    dispatcher = sender._dispatch()
+    dispatcher._random.uniform = lambda a, b: 0.001  # type: ignore[method-assign] # no real pauses after so many failures
+    step = 0
+    until_at = time.monotonic() + within_s
+    while proxy.cuts < cuts and time.monotonic() < until_at:
+        sender.rows.append(row(step))
+        step += 1
+        time.sleep(0.002)
+    proxy.calm = True
+    until(lambda: sender.spool.waiting == 0 and dispatcher._busy is None, within_s=60, why="the rest was never delivered")
+    return step
+
+
+# ---- A05
+
+
+@dataclass
+class Outage:
+    """What an outage cost: bytes of growth and of the spool, tries; after deliver(): samples lost, seconds of delivery."""
+
+    process: subprocess.Popen[str]
+    state: Path
+    steps: int
+    seconds: float
+    grown_bytes: int
+    spool_bytes: int
+    attempts: int
+    couriers_lost: int
+    names: tuple[str, ...] = ()
+    lost: int = -1
+    samples: int = 0
+    delivered_s: float = 0.0
+
+    def deliver(self, *, within_s: float = 60.0) -> None:
+        """The server is back: waits until the agent has delivered everything and ended."""
+        said, _ = self.process.communicate("\n", timeout=within_s)
+        found = json.loads(said)
+        self.lost, self.samples, self.delivered_s = found["lost"], found["samples"], found["seconds"]
+        assert self.process.returncode == 0
+        shutil.rmtree(self.state)
+
+
+def outage(folder: Path, *, hours: float, port: int) -> Outage:
+    """Drives an agent through an outage in time lapse; the server's port must be closed, or refuse, until deliver() is called."""
+    from faults.outage_agent import NAMES
+
+    shared = Path("/dev/shm")  # a day has 86 400 calls of fdatasync, which time lapse cannot shorten on a real disk
+    state = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else folder / "state"
+    command = [sys.executable, str(HERE / "outage_agent.py"), f"http://127.0.0.1:{port}", str(state), str(hours)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line, "the agent ended before the outage did"
+    return Outage(process, state, **json.loads(line), names=NAMES)

@@ -1,0 +1,214 @@
+"""A01 to A05: no server, one that stands still, a slow one, a bad line, a long outage."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import free_port, until
+from faults import loops
+from faults.accounts import Accounts, left_in, row
+from faults.proxy import Proxy
+from ingest_server import IngestServer, Scripted
+
+import perfagent
+
+pytestmark = pytest.mark.fault
+TESTS = Path(__file__).parents[1]
+
+SERVER = """
+import sys, time
+from ingest_server import IngestServer
+with IngestServer(port=int(sys.argv[1])) as server:
+    print("ready", flush=True)
+    for line in sys.stdin:
+        print(*sorted(server.values("loss")), flush=True)
+"""
+
+
+class ServerProcess:
+    """The ingest server in a process of its own, so that it can be stopped."""
+
+    def __init__(self, port: int) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, str(port)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | {"PYTHONPATH": str(TESTS)},
+        )
+        assert self.process.stdout is not None
+        assert self.process.stdout.readline() == "ready\n"
+
+    def steps(self) -> list[int]:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+        return [int(word) for word in self.process.stdout.readline().split()]
+
+    def end(self) -> None:
+        self.process.send_signal(signal.SIGCONT)
+        self.process.kill()
+        self.process.communicate()
+
+
+# ---- A01
+
+
+def test_a01_without_a_server_the_start_is_quick_and_says_so_once(fault: Accounts, caplog: pytest.LogCaptureFixture) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        began = time.monotonic()
+        sender = fault.sender(url)
+        assert time.monotonic() - began <= 0.25
+        for step in range(10):
+            sender.rows.append(row(step))
+        until(lambda: sender.counters["failed"] >= 2, why="it does not try again")
+    expected = f"perfagent: server {url} unreachable, recording to {sender.spool.folder}; will retry"
+    assert [record.message for record in caplog.records] == [expected]
+    sender.close("finished")
+    frames = left_in(sender.spool.folder)
+    assert [s for f in frames for g in f.groups for s in g.steps()] == list(range(10))
+    assert [e.data["state"] for f in frames for e in f.events] == ["finished"]
+
+
+def test_a01_attach_returns_within_a_quarter_of_a_second_whatever_the_server(fault: Accounts) -> None:
+    slow = fault.server(rule=lambda _: Scripted(delay_s=30.0))
+    for url in (slow.url, f"http://127.0.0.1:{free_port()}", "http://monitor.invalid:8420"):
+        began = time.monotonic()
+        run = perfagent.init(server=url)
+        started = time.monotonic()
+        run.log({"loss": 1.0})
+        between = time.monotonic()
+        run.finish()
+        assert started - began <= 0.25, url
+        assert time.monotonic() - between <= 2.0, url
+
+
+def test_a01_a_server_that_comes_later_gets_everything(fault: Accounts) -> None:
+    port = free_port()
+    sender = fault.sender(f"http://127.0.0.1:{port}")
+    for step in range(100):
+        sender.rows.append(row(step))
+    until(lambda: sender.counters["failed"] >= 1)
+    server = fault.server(port=port)
+    sender.rows.append(row(100))
+    until(lambda: len(server.values("loss")) == 101, within_s=40, why="the backlog never came")
+    sender.close("finished")
+    assert sorted(server.values("loss")) == list(range(101))
+    assert not sender.spool.folder.exists()
+
+
+# ---- A02, A03
+
+
+def test_a02_a_stopped_server_delays_neither_append_nor_exit_and_gets_all_when_it_wakes(tmp_path: Path) -> None:
+    port = free_port()
+    server = ServerProcess(port)
+    books = Accounts(tmp_path)
+    try:
+        sender = books.sender(f"http://127.0.0.1:{port}")
+        for step in range(50):
+            sender.rows.append(row(step))
+        assert sender.flush(10)
+        server.process.send_signal(signal.SIGSTOP)
+        slowest, control = 0.0, 0.0
+        nothing: list[int] = []
+        for step in range(50, 350):
+            given = row(step)
+            began = time.perf_counter()
+            nothing.append(step)
+            between = time.perf_counter()
+            sender.rows.append(given)
+            slowest = max(slowest, time.perf_counter() - between)
+            control = max(control, between - began)
+            time.sleep(0.005)
+        assert slowest <= control + 0.005  # wall time beside the same loop without us: what the machine itself delays is in both
+        until(lambda: sender.counters["spooled"] == 700)
+        assert sender.spool.on_disk > 0
+        server.process.send_signal(signal.SIGCONT)
+        until(lambda: sender.spool.waiting == 0, within_s=40)
+        assert server.steps() == list(range(350))
+        server.process.send_signal(signal.SIGSTOP)
+        sender.rows.append(row(350))
+        began = time.monotonic()
+        sender.close("finished")
+        assert time.monotonic() - began <= 2.0
+    finally:
+        server.end()
+
+
+def test_a03_a_slow_server_gets_every_sample_once(fault: Accounts) -> None:
+    server = fault.server(Scripted(delay_s=1.0, store=True, cut=True), Scripted(body=b"x" * 50, slow_s=0.02, store=True))
+    sender = fault.sender(server)
+    for step in range(20):
+        sender.rows.append(row(step))
+    until(lambda: server.script == [] and sender.spool.waiting == 0, within_s=40)
+    assert sorted(server.values("loss")) == list(range(20))
+
+
+@pytest.mark.parametrize("answer", [Scripted(delay_s=30.0), Scripted(body=b"x" * 1000, slow_s=1.0)], ids=["30s", "1Bps"])
+def test_a03_a_request_is_given_up_after_ten_seconds_in_all(
+    fault: Accounts, monkeypatch: pytest.MonkeyPatch, answer: Scripted
+) -> None:
+    """Against a hand-driven clock for the deadline: the socket is polled in slices of at most a quarter second."""
+    from perfagent.delivery import transport
+
+    asked: list[float] = []
+
+    class Clock:
+        """Runs forty times as fast as the wall."""
+
+        def __init__(self) -> None:
+            self.begin = time.monotonic()
+
+        def monotonic(self) -> float:
+            now = self.begin + 40 * (time.monotonic() - self.begin)
+            asked.append(now)
+            return now
+
+        def __getattr__(self, name: str) -> object:
+            return getattr(time, name)
+
+    server = fault.server(answer)
+    client = transport.HttpTransport(server.url)
+    monkeypatch.setattr(transport, "time", Clock())
+    with pytest.raises(transport.ServerUnreachable):
+        client.post(loops.frame_bytes(seq=1))
+    assert 10.0 <= asked[-1] - asked[0] <= 10.0 + 40 * 0.5
+
+
+# ---- A04
+
+
+def test_a04_two_hundred_cuts_in_every_place_lose_and_double_nothing(fault: Accounts) -> None:
+    server = fault.server()
+    with Proxy(server.port, seed=4) as proxy:
+        steps = loops.log_through(fault, proxy, cuts=200)
+        assert proxy.cuts >= 200
+        assert all(proxy.done[kind] for kind in ("request", "response", "half_request", "half_response", "late", "twice"))
+    assert sorted(server.values("loss")) == list(range(steps))
+    assert len(server.frames) > len(server.stored), "no frame arrived twice: the proxy did not do its work"
+
+
+# ---- A05
+
+
+def test_a05_half_an_hour_without_a_server_in_time_lapse_is_kept_within_bounds_and_delivered(tmp_path: Path) -> None:
+    port = free_port()
+    outage = loops.outage(tmp_path, hours=0.5, port=port)
+    assert outage.attempts > 30
+    with IngestServer(port=port) as server:
+        outage.deliver()
+        counted = {name: len(server.samples(name)) for name in outage.names}
+    assert counted == dict.fromkeys(outage.names, 18_000)
+    assert outage.lost == 0
+    assert outage.spool_bytes * 48 <= 64 * 2**20
+    assert outage.grown_bytes <= 32 * 2**20
