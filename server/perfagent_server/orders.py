@@ -22,7 +22,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Connection, insert, select, update
+from sqlalchemy import Connection, func, insert, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import Frame
@@ -197,9 +197,11 @@ class Orders:
                 raise WireError(f"there is no run {run[:128]!r}")
             if row.state in ENDED:
                 raise WireError(f"this run has ended ({row.state}); commands reach only processes that run")
-            missing = sorted(set(ranks or ()) - set(range(row.world_size)))
+            heard = connection.execute(select(func.max(sources.c.rank)).where(sources.c.run == run)).scalar() or 0
+            last = max(row.world_size - 1, heard)
+            missing = sorted(rank for rank in ranks or () if rank > last)
             if missing:
-                raise WireError(f"rank {missing[0]} is not in this run; its ranks are 0 to {row.world_size - 1}")
+                raise WireError(f"rank {missing[0]} is not in this run; its ranks are 0 to {last}")
             if len(self._still_open(run, now)) >= MOST_OPEN:
                 raise WireError(f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire")
             connection.execute(

@@ -33,6 +33,12 @@ TABLE: dict[tuple[str, str], str] = {
     ("GET", "/api/v1/runs/{run}/verdict"): READ,
     ("GET", "/api/v1/runs/{run}/findings"): READ,
     ("GET", "/api/v1/runs/{run}/alerts"): READ,
+    ("POST", "/api/v1/runs/{run}/commands"): READ_AND_INGEST,
+    ("GET", "/api/v1/runs/{run}/commands"): READ,
+    ("GET", "/api/v1/runs/{run}/profiles"): READ,
+    ("GET", "/api/v1/runs/{run}/profiles/{profile}"): READ,
+    ("GET", "/api/v1/runs/{run}/profiles/{profile}/operators"): READ,
+    ("GET", "/api/v1/runs/{run}/stacks"): READ,
     ("GET", "/api/v1/alerts"): READ,
     ("POST", "/api/v1/alerts/{alert_id}/ack"): READ_AND_INGEST,
     ("POST", "/api/v1/alerts/{alert_id}/mute"): READ_AND_INGEST,
@@ -66,6 +72,7 @@ PAGES = ("/",)  # behind the page gate; see test_login.py
 BODIES: dict[tuple[str, str], Any] = {
     ("PATCH", "/api/v1/runs/{run}"): {},
     ("POST", "/api/v1/log"): {"run": "x", "metrics": {}},
+    ("POST", "/api/v1/runs/{run}/commands"): {"kind": "flush"},
     ("POST", "/api/v1/keys"): {"scope": "read"},
     ("POST", "/api/v1/channels"): {"kind": "webhook", "url": "https://example.com/"},
 }

@@ -1,0 +1,237 @@
+"""What a run is asked for: handed to each of its processes once, refused with a sentence, and answered."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from api_builders import ADMIN, api, frame, send
+from fastapi.testclient import TestClient
+from frames import state
+
+from perfagent.wire import Event
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Any:
+    with api(tmp_path) as running:
+        yield running
+
+
+def start(client: TestClient, *ranks: int, world_size: int = 1) -> None:
+    for rank in ranks or (0,):
+        send(client, frame({"loss": [1.0]}, rank=rank, events=[state("starting", world_size=world_size)]))
+
+
+def ask(client: TestClient, **body: Any) -> Any:
+    answer = client.post("/api/v1/runs/r1/commands", json=body)
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def next_frame(client: TestClient, seq: int, rank: int = 0, *events: Event) -> list[dict[str, Any]]:
+    commands: list[dict[str, Any]] = send(client, frame({"loss": [1.0]}, seq=seq, rank=rank, first_step=seq, events=events))["commands"]
+    return commands
+
+
+def orders(client: TestClient) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = client.get("/api/v1/runs/r1/commands").json()["commands"]
+    return found
+
+
+def answered(command: str, how: str, **more: Any) -> Event:
+    return Event(kind="command", time=1.0, data={"command": command, "state": how, **more})
+
+
+def test_a_command_goes_out_once_with_the_answer_to_a_frame(client: TestClient) -> None:
+    start(client)
+    order = ask(client, kind="profile", steps=7)
+    assert (order["state"], order["ranks"]) == ("waiting", [0])
+    assert next_frame(client, 2) == [{"id": order["id"], "kind": "profile", "params": {"steps": 7}}]
+    assert next_frame(client, 3) == []
+    assert orders(client)[0]["state"] == "handed"
+
+
+def test_a_frame_whose_answer_was_lost_gets_its_command_again(client: TestClient) -> None:
+    start(client)
+    order = ask(client, kind="stacks")
+    assert [one["id"] for one in next_frame(client, 2)] == [order["id"]]
+    assert [one["id"] for one in next_frame(client, 2)] == [order["id"]], "the same frame again"
+    assert next_frame(client, 3) == []
+
+
+def test_every_process_gets_it_unless_ranks_are_named(client: TestClient) -> None:
+    start(client, 0, 1, 2, world_size=3)
+    everyone, one = ask(client, kind="stacks"), ask(client, kind="stacks", ranks=[2])
+    assert [[c["id"] for c in next_frame(client, 2, rank)] for rank in (0, 1, 2)] == [
+        [everyone["id"]], [everyone["id"]], [everyone["id"], one["id"]],
+    ]  # fmt: skip
+
+
+def test_a_frame_that_carries_no_sample_gets_it_too(client: TestClient) -> None:
+    """A hung process sends nothing but signs of life."""
+    start(client)
+    order = ask(client, kind="stacks")
+    assert [one["id"] for one in send(client, frame({}, seq=2))["commands"]] == [order["id"]]
+
+
+def test_what_became_of_it_is_shown(client: TestClient) -> None:
+    start(client, 0, 1, world_size=2)
+    order = ask(client, kind="profile", ranks=[0, 1])
+    for rank in (0, 1):
+        next_frame(client, 2, rank)
+    next_frame(client, 3, 0, answered(order["id"], "done"))
+    next_frame(client, 3, 1, answered(order["id"], "refused", message="a profile is under way"))
+    next_frame(client, 4, 0, answered(order["id"], "accepted"))  # however late: done stays done
+    (shown,) = orders(client)
+    assert shown["state"] == "refused"
+    assert [(one["rank"], one["state"], one["message"]) for one in shown["sources"]] == [
+        (0, "done", ""), (1, "refused", "a profile is under way"),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({}, "kind is missing"),
+        ({"kind": "reboot"}, "allowed are profile, stacks, flush, sampling"),
+        ({"kind": ["profile"]}, "allowed are profile"),
+        ({"kind": "profile", "steps": 0}, "a whole number from 1 to 100"),
+        ({"kind": "profile", "steps": 2.5}, "a whole number from 1 to 100"),
+        ({"kind": "profile", "steps": True}, "a whole number from 1 to 100"),
+        ({"kind": "profile", "speed": 1}, "no parameter 'speed'; it takes steps"),
+        ({"kind": "profile", "shapes": "yes"}, "true or false"),
+        ({"kind": "stacks", "steps": 3}, "it takes none but ranks"),
+        ({"kind": "sampling"}, "at least one of overhead_budget_pct, sample_s"),
+        ({"kind": "stacks", "ranks": []}, "a list of whole numbers"),
+        ({"kind": "stacks", "ranks": [-1]}, "a list of whole numbers"),
+    ],
+)
+def test_what_cannot_be_asked_is_refused_with_what_can(client: TestClient, body: dict[str, Any], says: str) -> None:
+    start(client)
+    answer = client.post("/api/v1/runs/r1/commands", json=body)
+    assert answer.status_code == 422
+    assert says in answer.json()["error"]["message"]
+    assert orders(client) == []
+
+
+def test_a_rank_that_is_not_there_is_refused(client: TestClient) -> None:
+    start(client, world_size=2)
+    answer = client.post("/api/v1/runs/r1/commands", json={"kind": "stacks", "ranks": [5]})
+    assert answer.status_code == 409
+    assert answer.json()["error"]["message"] == "rank 5 is not in this run; its ranks are 0 to 1"
+
+
+def test_a_run_that_has_ended_is_asked_for_nothing(client: TestClient) -> None:
+    start(client)
+    order = ask(client, kind="stacks")
+    assert next_frame(client, 2, 0, state("finished")) == [], "its process is about to be gone"
+    answer = client.post("/api/v1/runs/r1/commands", json={"kind": "stacks"})
+    assert answer.status_code == 409
+    assert "has ended (finished)" in answer.json()["error"]["message"]
+    assert orders(client)[0]["id"] == order["id"]
+
+
+def test_an_older_start_of_the_job_gets_nothing(client: TestClient) -> None:
+    start(client)
+    send(client, frame({"loss": [1.0]}, attempt=2, events=[state("starting")]))
+    order = ask(client, kind="stacks")
+    assert next_frame(client, 2) == []
+    assert [one["id"] for one in send(client, frame({}, seq=2, attempt=2))["commands"]] == [order["id"]]
+
+
+def test_open_commands_outlive_a_restart(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        start(client, 0, 1, world_size=2)
+        order = ask(client, kind="stacks")
+        next_frame(client, 2, 0)
+    with api(tmp_path) as client:
+        assert next_frame(client, 3, 0) == [], "handed out before the restart"
+        assert [one["id"] for one in next_frame(client, 2, 1)] == [order["id"]]
+
+
+def test_a_rule_asks_a_run_once_in_a_while(client: TestClient) -> None:
+    start(client)
+    asked = client.app.state.services.orders  # type: ignore[attr-defined]
+    first = asked.ask("r1", "stacks", rule="hang", why="no step for 90 s")
+    assert first is not None
+    assert first.result(10).who == "rule hang"
+    assert asked.ask("r1", "stacks", rule="hang", why="no step for 91 s") is None
+    assert [one["why"] for one in orders(client)] == ["no step for 90 s"]
+
+
+# ---- what comes back
+
+
+def profile_events(trace: bytes, *, identity: str = "ab12", piece: int = 100, **summary: Any) -> list[Event]:
+    pieces = [trace[at : at + piece] for at in range(0, len(trace), piece)]
+    first = {"profile": identity, "command": "cm_1", "first_step": 3, "last_step": 7, "parts": len(pieces), **summary}
+    events = [Event(kind="profile", time=1.0, step=7, data=first)]
+    return events + [
+        Event(kind="profile", time=1.0, data={"profile": identity, "part": number, "parts": len(pieces), "payload": content})
+        for number, content in enumerate(pieces, 1)
+    ]
+
+
+def test_a_trace_that_comes_in_pieces_is_downloaded_whole(client: TestClient) -> None:
+    start(client)
+    trace = gzip.compress(json.dumps({"traceEvents": [{"name": f"op{n}", "ts": n} for n in range(500)]}).encode())
+    events = profile_events(trace, operators=[{"name": f"op{n}", "calls": n} for n in range(9)])
+    last = events.pop()
+    next_frame(client, 2, 0, *reversed(events))  # in any order
+    path = "/api/v1/runs/r1/profiles"
+    (listed,) = client.get(path).json()["profiles"]
+    assert (listed["trace"], listed["first_step"], len(listed["operators"])) == ("arriving", 3, 5)
+    assert client.get(f"{path}/ab12").status_code == 409
+    next_frame(client, 3, 0, last)
+    next_frame(client, 3, 0, last)
+    answer = client.get(f"{path}/ab12")
+    assert answer.headers["content-type"] == "application/gzip"
+    assert answer.content == trace
+    assert len(json.loads(gzip.decompress(answer.content))["traceEvents"]) == 500
+    assert len(client.get(f"{path}/ab12/operators").json()["operators"]) == 9
+    assert len(client.get("/api/v1/runs/r1/events", params={"kind": "profile"}).json()["events"]) == 1, "pieces are no events"
+    assert client.get(f"{path}/nothere").status_code == 404
+
+
+def test_a_profile_without_a_trace_says_why(client: TestClient) -> None:
+    start(client)
+    next_frame(client, 2, 0, *profile_events(b"", trace_left_out="the trace has 80 MiB"))
+    answer = client.get("/api/v1/runs/r1/profiles/ab12")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, "the trace has 80 MiB")
+
+
+@pytest.mark.parametrize("odd", [{"profile": "../x", "part": 1, "payload": b"x"}, {"profile": "ok", "part": 10**6, "payload": b"x"},
+                                 {"profile": "ok", "part": 1, "payload": "text"}, {"profile": "ok", "part": 1, "payload": b"x" * 2**21},
+                                 {"profile": 7}, {"profile": "ok", "parts": "many", "operators": "none"}])  # fmt: skip
+def test_odd_pieces_cost_the_frame_nothing(client: TestClient, odd: dict[str, Any]) -> None:
+    start(client)
+    next_frame(client, 2, 0, Event(kind="profile", time=float("nan"), data=odd))
+    assert client.get("/api/v1/runs/r1").json()["step"] == 2
+    assert all(one["trace"] == "none" for one in client.get("/api/v1/runs/r1/profiles").json()["profiles"])
+
+
+def test_a_deleted_run_takes_its_profiles_and_commands_along(client: TestClient) -> None:
+    start(client)
+    ask(client, kind="profile")
+    next_frame(client, 2, 0, *profile_events(b"x" * 300))
+    assert client.delete("/api/v1/runs/r1", headers=ADMIN).status_code == 204
+    with client.app.state.services.database.read() as connection:  # type: ignore[attr-defined]
+        for table in ("command", "command_source", "profile", "profile_part"):
+            assert connection.exec_driver_sql(f"SELECT count(*) FROM {table}").scalar() == 0, table
+
+
+def test_stacks_are_grouped_so_that_the_odd_rank_stands_out(client: TestClient) -> None:
+    start(client, 0, 1, 2, world_size=3)
+    for rank, where in ((0, "all_reduce"), (1, "all_reduce"), (2, "load_batch")):
+        threads = [{"name": "MainThread", "training": True, "frames": ["train.py:1 in main", f"x.py:2 in {where}"]}]
+        next_frame(client, 2, rank, Event(kind="stacks", time=2.0, step=4, data={"command": "cm_9", "threads": threads}))
+    answer = client.get("/api/v1/runs/r1/stacks").json()
+    assert [one["rank"] for one in answer["stacks"]] == [0, 1, 2]
+    assert [(group["ranks"], group["frames"][-1]) for group in answer["groups"]] == [
+        ([2], "x.py:2 in load_batch"), ([0, 1], "x.py:2 in all_reduce"),
+    ]  # fmt: skip
+    assert client.get("/api/v1/runs/r1/stacks", params={"command": "cm_other"}).json()["stacks"] == []

@@ -1,0 +1,77 @@
+"""What an agent finds out joins the alert that it explains, whichever comes first."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from judging import fired, frame, judge_series, state
+
+from perfagent.wire import Event
+from perfagent_server.alerts.life import Change
+from perfagent_server.rules.evaluator import Evaluator
+
+
+def finding(step: int, message: str, *, rules: tuple[str, ...] = ("nonfinite_loss", "nonfinite_gradient"), **evidence: Any) -> Event:
+    data = {
+        "rule": rules[0], "explains": list(rules), "severity": "critical", "message": message, "since_step": step,
+        "evidence": {"step": step, **evidence},
+    }  # fmt: skip
+    return Event(kind="finding", time=1.0, step=step, data=data)
+
+
+def nan_at(step: int) -> tuple[list[Change], Evaluator]:
+    return judge_series({"loss": [1.0] * (step - 1) + [math.nan]})
+
+
+def test_a_cause_that_comes_after_the_alert_joins_it_and_nobody_is_told_twice() -> None:
+    changes, judge = nan_at(20)
+    (alert,) = fired(changes, "nonfinite_loss")
+    later = judge.take(frame({}, [], ident=99, events=[finding(20, "It began in 'head'.", module="head")]))
+    assert [(change.kind, change.alert) for change in later] == [("update", alert.alert)]
+    (found,) = judge.findings()
+    assert found.message.endswith("It began in 'head'.")
+    assert found.evidence["causes"] == [{"rank": 0, "message": "It began in 'head'.", "step": 20, "module": "head"}]
+    assert found.evidence["last_losses"], "what the rule itself saw is still there"
+
+
+def test_a_cause_that_comes_first_waits_for_its_alert_over_a_restart() -> None:
+    _, judge = judge_series({"loss": [1.0] * 19})
+    assert judge.take(frame({}, [], ident=50, events=[finding(20, "It began in 'head'.", module="head")])) == []
+    judge = Evaluator.restore(judge.snapshot())
+    changes = judge.take(frame({"loss": [math.nan]}, [20], ident=51))
+    (alert,) = fired(changes, "nonfinite_loss")
+    assert alert.finding.evidence["causes"][0]["module"] == "head"
+
+
+def test_a_cause_of_a_step_long_ago_does_not_join() -> None:
+    _, judge = judge_series({"loss": [1.0] * 400})
+    judge.take(frame({}, [], ident=50, events=[finding(20, "An old story.")]))
+    changes = judge.take(frame({"loss": [math.nan]}, [401], ident=451))
+    (alert,) = fired(changes, "nonfinite_loss")
+    assert "causes" not in alert.finding.evidence
+
+
+def test_each_rank_says_what_it_found_once() -> None:
+    _, judge = nan_at(20)
+    for ident, rank in ((90, 1), (91, 0), (92, 1)):
+        judge.take(frame({}, [], ident=ident, rank=rank, events=[finding(20, f"Rank {rank} saw it.")]))
+    (found,) = judge.findings()
+    assert [cause["rank"] for cause in found.evidence["causes"]] == [0, 1]
+
+
+def test_memory_forensics_of_a_process_that_then_ends_are_in_its_alert() -> None:
+    _, judge = judge_series({"loss": [1.0] * 20})
+    caught = finding(21, "GPU memory ran out.", rules=("oom_observed",), categories={"activations_and_other": 10})
+    assert judge.take(frame({}, [], ident=50, events=[caught])) == [], "it may be caught, and training goes on"
+    changes = judge.take(frame({}, [], ident=51, events=[state("oom", step=20, exception="OutOfMemoryError", reason="CUDA")]))
+    (alert,) = fired(changes, "oom_observed")
+    assert alert.finding.evidence["causes"][0]["categories"] == {"activations_and_other": 10}
+
+
+def test_what_explains_nothing_is_left_out() -> None:
+    _, judge = nan_at(20)
+    for ident, explains in ((60, "nonfinite_loss"), (61, [7]), (62, ["no_such_rule"])):
+        event = finding(20, "x")
+        event.data["explains"] = explains
+        assert judge.take(frame({}, [], ident=ident, events=[event])) == []
