@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from perfagent import frameworks
+from perfagent.hooks import checkpoint, evaluation
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced
@@ -58,6 +59,8 @@ def install() -> bool:
     if hasattr(clip_grad, "_get_total_norm"):
         _patch(clip_grad, "_get_total_norm", watch_norm)
     keep_out_of_frames()
+    checkpoint.install(_patch, when_imported)
+    evaluation.install(_patch, when_imported)
     frameworks.install(_patch, when_imported)
     return True
 

@@ -10,8 +10,10 @@ What a step's trace may hold, in the order in which it happened (time in ns; eve
     (BACKWARD_END, ended, event)
     (OPTIMIZER, began, event)               the optimizer's step, or GradScaler.step around it
     (OPTIMIZER_END, ended, event)
-    (PHASE, began, ended, name)             a part of the loop that the user named
+    (PHASE, began, ended, name)             a part of the loop that the user named or that was recognised; two more, the events
+                                            at its ends, where the device's time is meant
     (CLEARED, began, ended)                 zero_grad between the model's call and backward
+    (EVALUATED, began, ended, training)     a call of the root model without gradients (evaluation.py)
 """
 
 from __future__ import annotations
@@ -22,11 +24,12 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Account",
-    "Breakdown", "Entry", "Root", "forward_passes", "roots_of",
+    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED",
+    "Account", "Breakdown", "Entry", "Root", "events_of", "forward_passes", "roots_of",
 ]  # fmt: skip
 
-DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED = range(9)
+DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
+_HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
 Entry = tuple[Any, ...]
 Size = tuple[int | None, int | None, bool]
 
@@ -60,6 +63,8 @@ class Breakdown:
     samples = tokens = embedded_tokens = 0
     phases_ns: dict[str, int] = _NOTHING
     device: dict[str, list[tuple[Any, Any]]] = _NOTHING
+    device_inside: tuple[tuple[str, Any, Any], ...] = ()
+    """(phase, begin, end) of what lies in a phase and is counted for itself: its time is to be taken off that phase."""
 
     def take(self, size: Size | None) -> None:
         if size is None:
@@ -88,6 +93,10 @@ class Account:
         self._loader = 0
         self._training_only = False
         self._forward = _Forward()
+        self.evaluations: Any = None
+        """Finds evaluations (evaluation.py); asked where a trace may hold one."""
+        self.feeding = 0
+        """The loader whose batches are followed by backward passes, by its id; 0 from the end of its epoch on."""
 
     def read(self, trace: list[Entry], *, device: bool = False) -> Breakdown:
         """device: the entries carry events of a device clock."""
@@ -114,7 +123,7 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
-                if not entry[3] and self._trains(trace):
+                if not entry[3] and self.trains(trace):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
@@ -153,12 +162,25 @@ class Account:
                         _pair(step.device, "optimizer", optimizer_event, entry[2])
                 optimizer_depth = 0
             elif kind == PHASE:
+                if len(entry) > 4 and device:
+                    _pair(step.device, entry[3], entry[4], entry[5])
+                    outer = "backward" if backward_at else "forward" if forward.runs else "optimizer" if optimizer_depth else ""
+                    if outer:
+                        step.device_inside += ((outer, entry[4], entry[5]),)
+                    continue
                 if step.phases_ns is _NOTHING:
                     step.phases_ns = {}
-                step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + entry[2] - at
+                spent = entry[2] - at
+                step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + spent
+                if backward_at:
+                    step.backward_ns -= spent
+                else:
+                    forward.pause(spent)
+                    if optimizer_depth:
+                        inside_ns += spent
         return step
 
-    def _trains(self, trace: list[Entry]) -> bool:
+    def trains(self, trace: list[Entry]) -> bool:
         """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
         self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
         return self._training_only
@@ -174,7 +196,10 @@ class Account:
 
     def _oldest(self) -> Size | None:
         waiting = self._waiting.get(self._loader)
-        return waiting.popleft() if waiting else None
+        if not waiting:
+            return None
+        self.feeding = self._loader
+        return waiting.popleft()
 
 
 class _Forward:
@@ -201,6 +226,10 @@ class _Forward:
             self._began, self._event = at, event
         self._calls += 1
         self._size = size
+
+    @property
+    def runs(self) -> bool:
+        return bool(self._began)
 
     def pause(self, wait: int) -> None:
         """Something else was done between the model's call and backward: a batch fetched, gradients cleared."""
@@ -233,6 +262,12 @@ class _Forward:
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
     if begin is not None and end is not None:
         device.setdefault(phase, []).append((begin, end))
+
+
+def events_of(trace: list[Entry]) -> list[Any]:
+    """The events of the device clock in a trace, those of its last entry last."""
+    events = [event for entry in trace if entry[0] == PHASE for event in entry[4:] if event is not None]
+    return events + [entry[2] for entry in trace if entry[0] not in _HOST_TIMED and entry[2] is not None]
 
 
 def roots_of(trace: list[Entry]) -> list[Root]:

@@ -22,6 +22,7 @@ from typing import Any
 
 from perfagent.hooks.account import DATA, FORWARD, RETURNED
 from perfagent.hooks.data import measure_of
+from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.progress import now, state
 
@@ -80,11 +81,16 @@ class _Watched:
         root: Any = self._root()  # it lives: it is calling us
         call = self._replaced or root._call_impl
         p = state.current
-        if p is None or p.backward_depth or p.phase_depth or failures or not self._grad_enabled() or p.thread != get_ident():
+        if p is None or p.backward_depth or p.phase_depth or failures or p.thread != get_ident():
             return call(*args, **kwargs)
+        if not self._grad_enabled():
+            return evaluated(p, root.training, call, args, kwargs)
         try:
             began = now()
             p.opened = True
+            training = root.training
+            if not training:
+                interrupted(p)
             trace = p.trace
             size = None
             if not trace or trace[0][0] != DATA:  # no loader: the batch is what the model is called with
@@ -93,8 +99,8 @@ class _Watched:
                 if measure is None:
                     measure = measure_of(p, 0, batch)
                 size = measure(batch)
-            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), root.training, size))
-            if p.probe is not None and root.training:
+            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), training, size))
+            if p.probe is not None and training:
                 call, p.probe = functools.partial(_probed, p.probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)

@@ -71,6 +71,7 @@ class Progress(_EveryStep):
         "inside_roots",
         "loss_by_user",
         "model_size",
+        "on_event",
         "on_first_step",
         "pass_ns",
         "primary",
@@ -80,6 +81,7 @@ class Progress(_EveryStep):
         "seen_backward",
         "skipped",
         "steppers",
+        "told_phases",
         "unscaled",
         "user_losses",
     )
@@ -133,6 +135,8 @@ class Progress(_EveryStep):
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
+        self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
+        self.told_phases: dict[str, float] = {}  # name of a phase -> when its last event was, seconds of the monotonic clock
         # log() before anything is known about steps
         self.early_step = start_step + 1 if start_step else 0
         self.fetched = False

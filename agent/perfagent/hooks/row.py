@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.cost import step_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.account import CLEARED, DATA, FORWARD, PHASE, Breakdown, Entry, forward_passes, roots_of
+from perfagent.hooks.account import DATA, FORWARD, Breakdown, Entry, events_of, forward_passes, roots_of
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
@@ -124,7 +124,7 @@ class StepRow(NamedTuple):
             return False
         if self.progress.clock is None:
             return True
-        events = [entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None]
+        events = events_of(self.trace)
         return not events or bool(events[-1].query())
 
     def _bad(self) -> bool:
@@ -143,7 +143,8 @@ class StepRow(NamedTuple):
         """The finished row; once, when ready."""
         p = self.progress
         ended = self.trace[-1][1]
-        parts = p.account.read(self.trace, device=p.clock is not None)
+        trace = self.trace if type(self.trace) is list else p.account.evaluations.fold(p, self.step, self.trace)
+        parts = p.account.read(trace, device=p.clock is not None)
         values: dict[str, float] = {}
         loss = self._seen_loss(parts)
         if loss is not None and not p.loss_by_user:
@@ -210,7 +211,10 @@ class StepRow(NamedTuple):
         if clock is not None:
             for name, pairs in parts.device.items():
                 values[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
-            clock.release([entry[2] for entry in self.trace if entry[0] not in (CLEARED, DATA, PHASE) and entry[2] is not None])
+            for name, begin, end in parts.device_inside:
+                if f"phase/{name}_s" in values:
+                    values[f"phase/{name}_s"] -= clock.seconds(begin, end)
+            clock.release(events_of(self.trace))
         else:
             if parts.forward_ns is not None:
                 values["phase/forward_s"] = parts.forward_ns / 1e9

@@ -1,0 +1,76 @@
+"""Checkpoints, recognised where they are written: by torch, by its distributed checkpointing, and by the frameworks.
+
+Each of these functions is replaced by one that times it when its module is imported, and put back when the run ends. A save on
+another thread (an asynchronous one, after its staging) keeps nobody waiting and is not counted.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfagent.hooks.guard import guarded, keep_out_of_frames
+from perfagent.hooks.phases import watch_phase
+from perfagent.samplers.folders import saved_to
+
+__all__ = ["SAVERS", "install"]
+
+SAVERS: dict[str, tuple[str, ...]] = {
+    "torch": ("save",),
+    "torch.serialization": ("save",),
+    "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
+    # what whoever imported `save` by name before us calls in the end
+    "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict", "_save_state_dict"),
+    "safetensors.torch": ("save_file", "save_model"),
+    "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model"),
+    "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
+    "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),
+    "lightning.pytorch.trainer.trainer": ("Trainer.save_checkpoint",),
+    "pytorch_lightning.trainer.trainer": ("Trainer.save_checkpoint",),
+    "lightning.fabric.fabric": ("Fabric.save",),
+    "deepspeed.runtime.engine": ("DeepSpeedEngine.save_checkpoint", "DeepSpeedEngine.save_16bit_model"),
+}
+"""Module -> functions and methods that write a checkpoint."""
+_PATHS = ("f", "checkpoint_id", "filename", "filepath", "save_directory", "save_dir", "output_dir", "path")
+
+Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+
+
+def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
+    """Watches what is imported now, and the rest once it is."""
+    replace_when_imported(SAVERS, watch_phase("checkpoint", _note_path), patch, when_imported)
+
+
+def replace_when_imported(
+    functions: dict[str, tuple[str, ...]],
+    watch: Any,
+    patch: Patch,
+    when_imported: Callable[[str, Callable[[], None]], None],
+) -> None:
+    """Has functions (`name`) and methods (`Class.name`) of modules watched; what a version does not have is left out."""
+    for module, names in functions.items():
+
+        def replace(module: str = module, names: tuple[str, ...] = names) -> None:
+            for name in names:
+                *classes, attribute = name.split(".")
+                owner: Any = sys.modules[module]
+                for one in classes:
+                    owner = getattr(owner, one, None)
+                if owner is not None and attribute in vars(owner):
+                    patch(owner, attribute, watch)
+            keep_out_of_frames()
+
+        when_imported(module, replace)
+
+
+@guarded
+def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Tells the disk sampler where checkpoints go."""
+    for value in (*args[:3], *(kwargs.get(name) for name in _PATHS)):
+        if isinstance(value, (str, os.PathLike)):
+            path = os.fspath(value)
+            if isinstance(path, str) and (not saved_to or saved_to[-1] != path):
+                saved_to.append(path)
+            return

@@ -1,0 +1,94 @@
+"""Parts of the loop that are no part of a training step's own work: timed here, named by the user or recognised.
+
+A span becomes an entry of the trace, so that its time is `phase/NAME_s` and neither `other` nor the phase it lies in, and an
+event, so that it is known although it is not part of every step. The outermost span counts: a framework's save that calls
+torch.save is one checkpoint.
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable
+from threading import get_ident
+from types import TracebackType
+from typing import Any
+
+from perfagent.hooks.account import PHASE
+from perfagent.hooks.progress import Progress, now, state
+
+__all__ = ["COUNTED", "Span", "tell", "watch_phase"]
+
+COUNTED = ("checkpoint", "eval", "comm", "h2d")
+"""Phases in which data waits and forward passes are part of the phase, not of the training step."""
+_EVENT_EVERY_S = 1.0
+_LONG_S = 0.1
+
+
+class Span:
+    """One timed part of the loop; entered and left on one thread.
+
+    tells: False for what happens many times a step and is no event.
+    """
+
+    __slots__ = ("_begin_step", "_counts", "_name", "_progress", "_started", "_tells")
+
+    def __init__(self, progress: Progress, name: str, *, tells: bool = True) -> None:
+        self._progress, self._name, self._tells = progress, name, tells
+        self._counts = name in COUNTED
+
+    def __enter__(self) -> None:
+        p = self._progress
+        self._begin_step = p.in_progress()
+        self._started = now()
+        if self._counts:
+            p.phase_depth += 1
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        p, ended = self._progress, now()
+        if self._counts:
+            p.phase_depth -= 1
+        if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
+            p.trace.append((PHASE, self._started, ended, self._name))
+        if self._tells:
+            tell(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
+
+
+def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
+    """The event of a phase. always: False where short ones may follow one another; then one a second is enough."""
+    if p.on_event is None:
+        return
+    if not always and duration_s < _LONG_S:
+        last, told = time.monotonic(), p.told_phases
+        if last - told.get(name, -_EVENT_EVERY_S) < _EVENT_EVERY_S:
+            return
+        told[name] = last
+    p.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
+
+
+def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> Any:
+    """What watches a function whose calls on the stepping thread are a phase of that name.
+
+    look: is shown the arguments of every such call, also of those inside of another.
+    """
+
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            p = state.current
+            if p is None or p.thread != get_ident():
+                return original(*args, **kwargs)
+            if look is not None:
+                look(args, kwargs)
+            if p.phase_depth:
+                return original(*args, **kwargs)
+            begin_step, started = p.in_progress(), now()
+            try:
+                with Span(p, name, tells=False):
+                    return original(*args, **kwargs)
+            finally:
+                tell(p, name, begin_step, (now() - started) / 1e9, p.in_progress(), always=False)
+
+        return call
+
+    return watch
