@@ -21,10 +21,11 @@ _WRITTEN = ("result", "output", "out")
 
 
 def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """{"operator", "read_by"?, "inputs_finite", "after", "of"}: names: parameters by id().
+    """{"operator"?, "read_by"?, "read_as"?, "after"?, "of"?}; names: parameters by id().
 
-    after: the last parameter (in forward order) that was used before; of: one that the operator itself uses. None where the graph
-    cannot be read: no graph, too large, or held by activation checkpointing, which would run the model again.
+    operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a parameter. read_by: the
+    first operator that read it, and as what. of: a parameter that the operator uses; after: the last one used before it. None where
+    the graph cannot be read: no graph, too large, or held by activation checkpointing, which would run the model again.
     """
     if loss.grad_fn is None or _checkpointed():
         return None
@@ -48,11 +49,12 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
     if producer is None:
         producer = loss.grad_fn if reader is None else _input_of(reader)
     at = producer if producer is not None else reader
-    assert at is not None
-    found: dict[str, Any] = {"operator": _name(at), "inputs_finite": producer is not None}
+    found: dict[str, Any] = {}
+    if producer is not None:
+        found["operator"] = _name(producer)
     if reader is not None:
         found |= {"read_by": _name(reader), "read_as": read}
-    own = [name for name in _parameters_of(at, names)]
+    own = [*_parameters_of(at, names)]
     if own:
         found["of"] = own[0]
     before = [name for node in nodes if node._sequence_nr() < at._sequence_nr() for name in _parameters_of(node, names)]
@@ -98,8 +100,13 @@ def _is_bad(tensor: Any) -> bool:
 
 def _input_of(reader: Any) -> Any:
     """Whatever ran last among the inputs that were computed: what the reader read came from there."""
-    made = [node for node, _ in reader.next_functions if node is not None and not hasattr(node, "variable")]
+    made = [node for node, _ in reader.next_functions if node is not None and not hasattr(node, "variable") and not _is_view(node)]
     return max(made, key=lambda node: node._sequence_nr(), default=None)
+
+
+def _is_view(node: Any) -> bool:
+    """Whether it only turns or casts a parameter, as the T of a linear layer's weight does."""
+    return len(node.next_functions) == 1 and hasattr(node.next_functions[0][0], "variable")
 
 
 def _parameters_of(node: Any, names: Mapping[int, str]) -> Iterator[str]:

@@ -8,6 +8,7 @@ unless there are any. The sender's thread calls `judged`, `obey` and `poll`. The
 from __future__ import annotations
 
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
@@ -26,6 +27,9 @@ __all__ = ["Investigator", "Task", "out_of_memory"]
 HISTORY_STEPS = 32
 MOST_INQUIRIES = 3
 """Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
+STEP_AGE_S = 5.0
+"""From this age on, the time since the last step is sent once a second; a training that moves sends none of it."""
+_AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 
 
@@ -53,6 +57,7 @@ class Investigator:
         self._inquiries = 0
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
+        self._age_told = 0.0
 
     # ---- on the training thread
 
@@ -135,6 +140,17 @@ class Investigator:
             self._inquiry = None
         if self._commands is not None:
             self._commands.poll()
+        self._tell_age()
+
+    def _tell_age(self) -> None:
+        """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
+        p = self.progress
+        age = (now() - p.step_end) / 1e9 if p.step_end and not p.ended else 0.0
+        if age >= STEP_AGE_S and age - self._age_told >= 1.0:
+            self._age_told = age
+            p.rows.append((p.in_progress(), time.time(), time.monotonic(), _AGE, (age,)))
+        elif age < STEP_AGE_S:
+            self._age_told = 0.0
 
     def at_step(self, step: int) -> dict[str, float]:
         """What is known of a step: from the history, the step itself or the last one before it."""

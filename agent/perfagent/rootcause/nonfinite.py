@@ -301,9 +301,10 @@ def _sentence(found: dict[str, Any]) -> str:
         where = f"in module {module!r}{kind}" if module else "in the loss function"
         if not module and "after_module" in found:
             where = f"after module {found['after_module']!r}"
-        how = "from finite inputs" if operator["inputs_finite"] else "from what it was given"
-        read = f", and {operator['read_by']} read it" if "read_by" in operator else ""
-        return f"In step {step} the operator {operator['operator']} {where} made the first non-finite value {how}{read}."
+        if "operator" in operator:
+            read = f"; {operator['read_by']} read it" if "read_by" in operator else ""
+            return f"In step {step} the operator {operator['operator']} {where} made the first non-finite value from finite inputs{read}."
+        return f"In step {step} the operator {operator['read_by']} {where} was the first to read a non-finite value, which came from outside."
     if cause in ("module", "spread") and "first_module" in found:
         first = found["first_module"]
         inputs = "its inputs were finite" if first["inputs_finite"] else "its inputs were non-finite already"

@@ -65,10 +65,12 @@ def remedies(
     categories: dict[str, int], *, dtypes: Iterable[str] = (), world_size: int = 1, unused: int = 0, tried: int | None = None,
     on_device: bool = True,
 ) -> list[dict[str, Any]]:  # fmt: skip
-    """[{"do", "saves_bytes"?, "enough"?}]: what saves most of what is there with the least change comes first; what is enough for the
-    allocation that failed comes before what is not. Savings are estimates from the categories: halving the batch halves the
-    activations; bf16 halves those of a float32 model; checkpointing keeps about a third; AdamW in 8 bits a quarter of its state;
-    FSDP or ZeRO an n-th of parameters, gradients and state. saves_bytes is absent where nothing is known to estimate from."""
+    """[{"do", "saves_bytes"?, "enough"?}]: what is enough for the allocation that failed first, and of equals the least change.
+
+    Savings are estimates from the categories: halving the batch halves the activations; bf16 halves those of a float32 model;
+    checkpointing keeps about a third; AdamW in 8 bits a quarter of its state; FSDP or ZeRO an n-th of parameters, gradients and
+    state. saves_bytes is absent where nothing is known to estimate from.
+    """
     activations, state = categories.get("activations_and_other", 0), categories.get("optimizer_state", 0)
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
     plans: list[tuple[str, int | None]] = []
@@ -91,7 +93,7 @@ def remedies(
             if tried is not None:
                 plan["enough"] = saves >= tried
         found.append(plan)
-    return sorted(found, key=lambda plan: (not plan.get("enough", False), -plan.get("saves_bytes", 0)))
+    return sorted(found, key=lambda plan: not plan.get("enough", False))
 
 
 def _device_of(error: BaseException, text: str) -> str:
