@@ -27,6 +27,7 @@ _EARLY_S = 0.25
 """A beat that comes a little early is the beat."""
 _TIGHT = 0.8
 """Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last word."""
+_AHEAD = 2
 _WHOLE_DISK = rb"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)"
 _DISK = re.compile(rb"^ *\d+ +\d+ +" + _WHOLE_DISK + rb" \d+ \d+ (\d+) \d+ \d+ \d+ (\d+) \d+ \d+ (\d+)", re.MULTILINE)
 _NOT_A_LINK = rb"(?:lo|veth|docker|br-|virbr|cni|flannel|cali|tun|tap|bond|team|dummy|ifb)"
@@ -37,13 +38,18 @@ Values = dict[str, float]
 
 
 class _Part:
-    """One thing to read. every_s: how often, where it costs no more than its share."""
+    """One thing to read. every_s: how often, where it costs no more than its share; rarest_s: how rarely at most."""
 
-    __slots__ = ("due", "every_s", "read")
+    __slots__ = ("_spent", "due", "every_s", "rarest_s", "read")
 
-    def __init__(self, read: Callable[[Values, float], None], every_s: float) -> None:
-        self.read, self.every_s = read, every_s
-        self.due = 0.0
+    def __init__(self, read: Callable[[Values, float], None], every_s: float, rarest_s: float = _RAREST_S) -> None:
+        self.read, self.every_s, self.rarest_s = read, every_s, rarest_s
+        self.due = self._spent = 0.0
+
+    def settle(self, now: float, spent: float) -> None:
+        """When to read it next. The lower of two costs counts: a first reading is cold, another may have been in the way."""
+        cost, self._spent = min(spent, self._spent), spent
+        self.due = now + min(self.rarest_s, max(self.every_s, cost / _SHARE))
 
 
 class HostReader:
@@ -68,14 +74,15 @@ class HostReader:
         self._net: tuple[float, int, int] | None = None
         self._parts = [
             _Part(self._cpu_pct, 1.0),
-            _Part(self._memory, 1.0),
+            _Part(self._memory, 1.0, rarest_s=1.0),  # whatever it costs: memory is what kills
             _Part(self._disk, 2.0),
             _Part(self._network, 2.0),
             _Part(self._load, 5.0),
             _Part(self._group.events, 5.0),
         ]
+        self._used = 0
         self.tight = False
-        """Memory is nearly used up."""
+        """Memory is nearly used up, or will be within two readings if it goes on like this."""
 
     def read(self, now: float) -> Values:
         values: Values = {}
@@ -84,7 +91,7 @@ class HostReader:
                 continue
             begin = self._cost()
             part.read(values, now)
-            part.due = now + min(_RAREST_S, max(part.every_s, (self._cost() - begin) / _SHARE))
+            part.settle(now, self._cost() - begin)
         return values
 
     def memory(self, now: float) -> Values:
@@ -122,7 +129,8 @@ class HostReader:
             if in_group is not None:
                 total, used = limit, in_group
         values["host/memory_total_bytes"], values["host/memory_used_bytes"] = total, used
-        self.tight = used > _TIGHT * total
+        growth, self._used = max(0, used - self._used), used
+        self.tight = used > _TIGHT * total or (growth < used and used + _AHEAD * growth > total)
 
     def _load(self, values: Values, now: float) -> None:  # noqa: ARG002
         try:

@@ -57,8 +57,7 @@ def test_a12_the_kernels_out_of_memory_killer_is_told_as_oom_with_the_last_memor
         until(lambda: "oom" in server.states(), within_s=30, why=f"states were {server.states()}")
         (last,) = [data for data in server.events("state") if data["state"] == "oom"]
         assert "out of memory" in last["reason"]
-        used = max(server.samples("host/memory_used_bytes"))
-        assert used > 0.5 * LIMIT
+        assert server.samples("host/memory_used_bytes")[-1] > 0.8 * LIMIT  # the hog takes a third of it in a second
         assert set(server.samples("host/memory_total_bytes")) == {LIMIT}
         steps = sorted(server.values("held"))
         assert steps == list(range(len(steps)))

@@ -82,7 +82,39 @@ def test_what_is_dear_on_this_host_is_read_rarely(tmp_path: Path) -> None:
     for second in range(20):
         machine.write(user=75 * second, idle=25 * second, read=0, written=0, received=0, sent=0)
         told += "host/cpu_pct" in reader.read(float(second))
-    assert told == 3  # at 5, 10 and 15 s: half a millisecond every five seconds
+    assert told == 4  # at 1, 6, 11 and 16 s: half a millisecond every five seconds
+
+
+def test_one_dear_reading_changes_nothing_and_memory_is_read_whatever_it_costs(tmp_path: Path) -> None:
+    spent = [0.0]
+    machine = Machine(tmp_path)
+    reader = HostReader(machine.proc, NO_GROUP, cost=lambda: spent[0])
+    memory, load, cold = reader._parts[1].read, reader._parts[4].read, [1.0, 0.0]
+
+    def always_dear(values: dict[str, float], now: float) -> None:
+        spent[0] += 1.0
+        memory(values, now)
+
+    def first_cold(values: dict[str, float], now: float) -> None:
+        spent[0] += cold.pop(0)
+        load(values, now)
+
+    reader._parts[1].read, reader._parts[4].read = always_dear, first_cold
+    rows = [reader.read(float(second)) for second in range(10)]
+    assert sum("host/load1" in row for row in rows) == 2
+    assert sum("host/memory_used_bytes" in row for row in rows) == 10
+
+
+def test_memory_is_tight_when_it_will_be_used_up_soon(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    reader = HostReader(machine.proc, NO_GROUP)
+
+    def tight(used_kb: int) -> bool:
+        (machine.proc / "meminfo").write_text(f"MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: {1000 - used_kb} kB\n")
+        reader.memory(1.0)
+        return reader.tight
+
+    assert [tight(used) for used in (700, 710, 500, 670, 700, 810)] == [False, False, False, True, False, True]
 
 
 @pytest.mark.fault
