@@ -102,7 +102,7 @@ class _Once:
         if name != self.module:
             return None
         self.forget()
-        for finder in sys.meta_path:
+        for finder in [*sys.meta_path]:
             spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
             if spec is not None:
                 self._watch(spec)
@@ -120,7 +120,7 @@ class _Once:
         load, done = loader.exec_module, self._done
 
         def exec_module(module: ModuleType) -> None:
-            del loader.exec_module  # on the instance only: the class's own shows again
+            loader.__dict__.pop("exec_module", None)  # the class's own shows again; another finder of ours may have been here
             load(module)
             done()
 

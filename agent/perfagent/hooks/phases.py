@@ -55,14 +55,16 @@ class Span:
 
 
 def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
-    """The event of a phase. always: False where short ones may follow one another; then one a second is enough."""
+    """The event of a phase. always: False where short ones may follow in every step; then one a second is enough."""
     if p.on_event is None:
         return
     if not always and duration_s < _LONG_S:
-        last, told = time.monotonic(), p.told_phases
-        if last - told.get(name, -_EVENT_EVERY_S) < _EVENT_EVERY_S:
+        at = time.monotonic()
+        told = p.told_phases.get(name)
+        if told is not None and at - told[0] < _EVENT_EVERY_S and step - told[1] <= 1:
+            p.told_phases[name] = told[0], step
             return
-        told[name] = last
+        p.told_phases[name] = at, step
     p.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
 
 

@@ -136,7 +136,7 @@ class Progress(_EveryStep):
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
-        self.told_phases: dict[str, float] = {}  # name of a phase -> when its last event was, seconds of the monotonic clock
+        self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step
         # log() before anything is known about steps
         self.early_step = start_step + 1 if start_step else 0
         self.fetched = False

@@ -1,0 +1,131 @@
+"""Checkpoints are recognised where they are written, and are neither `other` nor part of the model's work."""
+
+from __future__ import annotations
+
+import io
+import time
+
+import pytest
+import torch
+from perfagent.samplers.folders import saved_to
+from torch import nn
+
+NAP_S = 0.05
+alone = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint")
+
+
+class Slow:
+    """What takes its time to be pickled."""
+
+    def __init__(self, spent: list[float]) -> None:
+        self.spent = spent
+
+    def __reduce__(self):
+        began = time.perf_counter()
+        time.sleep(NAP_S)
+        self.spent.append(time.perf_counter() - began)
+        return dict, ()
+
+
+def train(save, steps=3):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        save(model)
+
+
+def phases(recorded):
+    return [data for kind, data, _ in recorded.sender.events if kind == "phase"]
+
+
+def test_torch_save_is_a_checkpoint_phase_of_the_next_step_and_an_event(record, tmp_path):
+    recorded, spent = record(), []
+    path = tmp_path / "model.pt"
+    train(lambda model: torch.save({"model": model.state_dict(), "slow": Slow(spent)}, path))
+    series = recorded.of("phase/checkpoint_s")
+    assert [step for step, _ in series] == [2, 3]
+    for (_, seconds), nap in zip(series, spent, strict=False):
+        assert nap <= seconds <= nap + 0.05
+    for step, values in recorded.steps():
+        assert step == 1 or values.get("phase/other_s", 0.0) < values["step_time_s"] - values["phase/checkpoint_s"] + 1e-6
+    assert [event["name"] for event in phases(recorded)][:1] == ["checkpoint"]
+    assert all(event["duration_s"] >= NAP_S for event in phases(recorded))
+    assert saved_to[-1] == str(path)
+
+
+@alone
+def test_a_name_imported_before_the_run_is_caught_below(record, tmp_path):
+    from torch.distributed.checkpoint import FileSystemWriter
+    from torch.distributed.checkpoint import save as imported_earlier
+
+    recorded = record()
+    train(lambda model: imported_earlier({"w": model.weight}, storage_writer=FileSystemWriter(tmp_path / "dcp"), no_dist=True))
+    assert [step for step, _ in recorded.of("phase/checkpoint_s")] == [2, 3]
+
+
+@alone
+def test_saves_inside_of_a_save_count_once(record, tmp_path):
+    import torch.distributed.checkpoint as dcp
+
+    recorded = record()
+    took = []
+
+    def save(model):
+        began = time.perf_counter()
+        dcp.save({"w": model.weight}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+        took.append(time.perf_counter() - began)
+
+    train(save)
+    series = recorded.of("phase/checkpoint_s")
+    assert [step for step, _ in series] == [2, 3]
+    assert all(seconds <= whole for (_, seconds), whole in zip(series, took, strict=False))
+    assert saved_to[-1] == str(tmp_path / "dcp")
+
+
+def test_safetensors_is_a_checkpoint(record, tmp_path):
+    safetensors = pytest.importorskip("safetensors.torch")
+    recorded = record()
+    train(lambda model: safetensors.save_file(model.state_dict(), tmp_path / "model.safetensors"))
+    assert [step for step, _ in recorded.of("phase/checkpoint_s")] == [2, 3]
+
+
+def test_a_save_on_another_thread_keeps_nobody_waiting(record):
+    import threading
+
+    recorded = record()
+
+    def save(model):
+        thread = threading.Thread(target=torch.save, args=(model.state_dict(), io.BytesIO()))
+        thread.start()
+        thread.join()
+
+    train(save)
+    assert not recorded.of("phase/checkpoint_s")
+
+
+def test_many_small_saves_are_few_events(record):
+    recorded = record()
+    train(lambda model: torch.save(model.weight, io.BytesIO()), steps=40)
+    assert len(recorded.of("phase/checkpoint_s")) == 39
+    assert len(phases(recorded)) < 10
+
+
+def test_a_save_that_fails_raises_as_without_us_and_leaves_the_hooks_working(record):
+    recorded = record()
+
+    def save(model):
+        with pytest.raises(AttributeError, match="lambda|local object|pickle"):
+            torch.save(lambda: model, io.BytesIO())
+
+    train(save)
+    assert [step for step, _ in recorded.of("phase/forward_s")] == [2, 3]
+
+
+def test_the_patches_are_gone_after_the_run(record):
+    recorded = record()
+    assert hasattr(torch.save, "__wrapped__")
+    recorded.finish()
+    assert not hasattr(torch.save, "__wrapped__")

@@ -1,0 +1,151 @@
+"""Evaluations are found in plain loops: all of them, and nothing else."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset
+
+NAP_S = 0.04
+SLACK_S = 0.03
+spent: dict[str, float] = {}
+
+
+@pytest.fixture(autouse=True)
+def awake():
+    spent.clear()
+
+
+def nap(what: str, seconds: float = NAP_S) -> None:
+    began = time.perf_counter()
+    time.sleep(seconds)
+    spent[what] = spent.get(what, 0.0) + time.perf_counter() - began
+
+
+class Batches(Dataset):
+    def __init__(self, name: str, length: int) -> None:
+        self.name, self.length = name, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        nap(f"{self.name} data", 0.01)
+        return torch.ones(4)
+
+
+class Net(nn.Linear):
+    def forward(self, x):
+        if not torch.is_grad_enabled() or not self.training:
+            nap("eval forward")
+        return super().forward(x)
+
+
+def step(model, optimizer, x):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def start(record):
+    model = Net(4, 1)
+    return record(model), model, torch.optim.SGD(model.parameters(), lr=0.1)
+
+
+def evaluate(model, *, no_grad=True, score="score"):
+    model.eval()
+    with torch.set_grad_enabled(not no_grad):
+        for x in DataLoader(Batches("eval", 3), batch_size=1):
+            model(x)
+            nap(score, 0.01)
+    model.train()
+
+
+@pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
+def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
+    recorded, model, optimizer = start(record)
+    for epoch in range(3):
+        for x in DataLoader(Batches("train", 2), batch_size=1):
+            step(model, optimizer, x)
+        if epoch == 1:
+            evaluate(model, no_grad=no_grad)
+    series = recorded.of("phase/eval_s")
+    assert [number for number, _ in series] == [5]
+    own = spent["eval forward"] + spent["eval data"] + spent["score"] * 2 / 3
+    assert own <= series[0][1] <= own + spent["score"] / 3 + SLACK_S
+    steps = dict(recorded.steps())
+    assert steps[5]["phase/data_s"] < spent["eval data"] / 3 + SLACK_S, "the evaluation's loader is no data wait"
+    assert abs(steps[5]["samples_per_s"] * steps[5]["step_time_s"] - 1) < 1e-6
+    assert steps[5]["phase/other_s"] < spent["score"] / 3 + SLACK_S
+    assert steps[5]["phase/forward_s"] < SLACK_S
+    events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
+    assert [(event["name"], event["begin_step"]) for event in events] == [("eval", 4)]
+
+
+def test_an_evaluation_between_two_fetches_of_one_loader_leaves_the_training_data_alone(record):
+    recorded, model, optimizer = start(record)
+    for number, x in enumerate(DataLoader(Batches("train", 6), batch_size=2)):
+        step(model, optimizer, x)
+        if number == 1:
+            evaluate(model)
+    steps = dict(recorded.steps())
+    assert [number for number in steps if "phase/eval_s" in steps[number]] == [3]
+    assert all(abs(values["samples_per_s"] * values["step_time_s"] - 2) < 1e-6 for number, values in steps.items() if number > 1)
+
+
+def test_what_every_step_does_without_gradients_in_training_mode_is_training(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(6):
+        with torch.no_grad():
+            model(torch.ones(1, 4))
+        step(model, optimizer, torch.ones(1, 4))
+    assert [number for number, _ in recorded.of("phase/eval_s")] in ([], [2])
+
+
+def test_an_interruption_in_training_mode_is_an_evaluation_every_time(record):
+    recorded, model, optimizer = start(record)
+    for number in range(1, 13):
+        step(model, optimizer, torch.ones(1, 4))
+        if number % 4 == 0:
+            with torch.no_grad():
+                model(torch.ones(1, 4))
+    assert [number for number, _ in recorded.of("phase/eval_s")] == [5, 9]
+
+
+def test_a_model_that_is_trained_in_evaluation_mode_is_not_evaluated(record):
+    recorded, model, optimizer = start(record)
+    model.eval()
+    for _ in range(4):
+        step(model, optimizer, torch.ones(1, 4))
+    assert not recorded.of("phase/eval_s")
+    assert [number for number, _ in recorded.of("phase/forward_s")] == [2, 3, 4]
+
+
+def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path):
+    pytest.importorskip("transformers")
+    from transformers import Trainer, TrainingArguments
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(4, 1)
+
+        def forward(self, x, labels):
+            nap("forward", 0.005)
+            return {"loss": (self.inner(x).squeeze(-1) - labels).square().mean()}
+
+    rows = [{"x": torch.ones(4), "labels": torch.tensor(1.0)}] * 8
+    recorded = record()
+    arguments = TrainingArguments(
+        output_dir=str(tmp_path), max_steps=6, per_device_train_batch_size=2, eval_strategy="steps", eval_steps=3,
+        save_strategy="steps", save_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=100,
+    )  # fmt: skip
+    Trainer(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows).train()
+    assert [number for number, _ in recorded.of("phase/eval_s")] == [4]
+    assert [number for number, _ in recorded.of("phase/checkpoint_s")] == [4]
+    names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
+    assert names.count("eval") == 2
+    assert names.count("checkpoint") == 2
