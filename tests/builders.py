@@ -274,6 +274,7 @@ class RecordingSender:
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
         self.counters: dict[str, int] = {}
         self.sources: list[Callable[[], None]] = []
+        self.imports: list[str] = []
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
         self.disabled, self.cpu_s = False, 0.0
         self.closing_at: float | None = None

@@ -6,6 +6,8 @@ anything at its start.
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 import logging
 import os
 import random
@@ -95,6 +97,9 @@ class Dispatcher:
 
     def run(self) -> None:
         """Until the sender is closed or disabled."""
+        for name in self.sender.imports:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         if self.sender.config.record is None:
             self.spool.create()
         self.sender.settled.set()

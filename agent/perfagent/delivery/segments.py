@@ -3,7 +3,7 @@
     <root>/<source>/        0700, files 0600
       lock                  flock'ed by the process that owns the source; free means that its process is dead
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
-      00000001.ticks        what was drained every 200 ms
+      00000001.ticks        what was drained every 150 ms
       00000002.frames       whole frames, compressed
 
 A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in

@@ -1,6 +1,6 @@
 """The two threads of the agent, and the deque by which the training thread hands them what it measured.
 
-    training thread          perfagent-sender (every 200 ms)                      perfagent-courier
+    training thread          perfagent-sender (every 150 ms)                      perfagent-courier
     rows.append(row)  ──►    poll sources, drain rows, pack columns,       ──►    one HTTP request at a time,
     event(...)               spool (CRC), cut a frame a second             ◄──    its answer; NVML between requests
 
@@ -94,6 +94,8 @@ class Sender:
         self.events: deque[Happened] = deque(maxlen=10_000)
         self.sources: list[Source] = []
         self.slow_sources: list[Source] = []
+        self.imports: list[str] = []
+        """Modules that sources need: imported before `settled`, since a fork or Ctrl-C must not meet an import of ours."""
         self.flushes: deque[_Flush] = deque()
         self._transport = transport
         self._dispatcher: Dispatcher | None = None

@@ -72,6 +72,7 @@ class Sampler:
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     def install(self) -> None:
+        self._sender.imports.append("perfagent.samplers.gpu.sampler")
         self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
         self._sender.add_slow_source(self.folders.poll)
