@@ -27,7 +27,7 @@ _EARLY_S = 0.25
 """A beat that comes a little early is the beat."""
 _TIGHT = 0.8
 """Share of the memory in use from which on it is read at every tick: whoever kills this process leaves the last word."""
-_AHEAD = 2
+_AHEAD_S = 2.0
 _WHOLE_DISK = rb"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)"
 _DISK = re.compile(rb"^ *\d+ +\d+ +" + _WHOLE_DISK + rb" \d+ \d+ (\d+) \d+ \d+ \d+ (\d+) \d+ \d+ (\d+)", re.MULTILINE)
 _NOT_A_LINK = rb"(?:lo|veth|docker|br-|virbr|cni|flannel|cali|tun|tap|bond|team|dummy|ifb)"
@@ -80,9 +80,9 @@ class HostReader:
             _Part(self._load, 5.0),
             _Part(self._group.events, 5.0),
         ]
-        self._used = 0
+        self._used: tuple[float, int] | None = None
         self.tight = False
-        """Memory is nearly used up, or will be within two readings if it goes on like this."""
+        """Memory is nearly used up, or will be within two seconds if it goes on like this."""
 
     def read(self, now: float) -> Values:
         values: Values = {}
@@ -129,8 +129,9 @@ class HostReader:
             if in_group is not None:
                 total, used = limit, in_group
         values["host/memory_total_bytes"], values["host/memory_used_bytes"] = total, used
-        growth, self._used = max(0, used - self._used), used
-        self.tight = used > _TIGHT * total or (growth < used and used + _AHEAD * growth > total)
+        before, self._used = self._used, (now, used)
+        growth = (used - before[1]) / (now - before[0]) if before is not None and now > before[0] else 0.0
+        self.tight = used > _TIGHT * total or used + _AHEAD_S * growth > total
 
     def _load(self, values: Values, now: float) -> None:  # noqa: ARG002
         try:

@@ -109,12 +109,15 @@ def test_memory_is_tight_when_it_will_be_used_up_soon(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     reader = HostReader(machine.proc, NO_GROUP)
 
-    def tight(used_kb: int) -> bool:
+    def tight(now: float, used_kb: int) -> bool:
         (machine.proc / "meminfo").write_text(f"MemTotal: 1000 kB\nMemFree: 1 kB\nMemAvailable: {1000 - used_kb} kB\n")
-        reader.memory(1.0)
+        reader.memory(now)
         return reader.tight
 
-    assert [tight(used) for used in (700, 710, 500, 670, 700, 810)] == [False, False, False, True, False, True]
+    assert [tight(now, used) for now, used in ((0.0, 700), (1.0, 710), (2.0, 500), (3.0, 660), (4.0, 840))] == [
+        False, False, False, False, True
+    ]
+    assert [tight(now, used) for now, used in ((5.0, 500), (6.0, 700), (6.2, 740), (6.4, 745))] == [False, True, True, False]
 
 
 @pytest.mark.fault
