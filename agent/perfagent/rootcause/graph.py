@@ -47,7 +47,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
                 reader, read = node, bad
             break
     if producer is None:
-        producer = loss.grad_fn if reader is None else _input_of(reader)
+        producer = loss.grad_fn if reader is None else _input_of(reader, read[0])
     at = producer if producer is not None else reader
     found: dict[str, Any] = {}
     if producer is not None:
@@ -98,10 +98,24 @@ def _is_bad(tensor: Any) -> bool:
         return not bool(torch.isfinite(tensor).all())
 
 
-def _input_of(reader: Any) -> Any:
-    """Whatever ran last among the inputs that were computed: what the reader read came from there."""
-    made = [node for node, _ in reader.next_functions if node is not None and not hasattr(node, "variable") and not _is_view(node)]
+def _input_of(reader: Any, read: str) -> Any:
+    """What made the value that `reader` kept under the name `read`; None where it was given from outside: a batch, a number, a
+    parameter."""
+    inputs = [node for node, _ in reader.next_functions]
+    place = _PLACES.get(read)
+    if place is not None:
+        place += _name(reader) in _ADDED_TO
+    candidates = inputs if place is None or place >= len(inputs) else [inputs[place]]
+    made = [node for node in candidates if node is not None and not hasattr(node, "variable") and not _is_view(node)]
     return max(made, key=lambda node: node._sequence_nr(), default=None)
+
+
+# Which input an operator keeps under which name; the first of these operators is what the product is added to.
+_PLACES = {
+    "self": 0, "input": 0, "mat1": 0, "batch1": 0, "tensor1": 0, "query": 0,
+    "other": 1, "weight": 1, "mat2": 1, "batch2": 1, "tensor2": 1, "key": 1, "value": 2,
+}  # fmt: skip
+_ADDED_TO = ("Addmm", "Addbmm", "Baddbmm", "Addcmul", "Addcdiv")
 
 
 def _is_view(node: Any) -> bool:

@@ -148,7 +148,7 @@ class Investigator:
         age = (now() - p.step_end) / 1e9 if p.step_end and not p.ended else 0.0
         if age >= STEP_AGE_S and age - self._age_told >= 1.0:
             self._age_told = age
-            p.rows.append((p.in_progress(), time.time(), time.monotonic(), _AGE, (age,)))
+            p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))
         elif age < STEP_AGE_S:
             self._age_told = 0.0
 

@@ -1,0 +1,109 @@
+"""Small models that train for real, and a look at what the agent said about them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+
+@pytest.fixture(autouse=True)
+def nothing_failed() -> Iterator[None]:
+    """What fails inside is contained; a test that did not notice would prove nothing."""
+    from perfagent.rootcause.containment import problems
+
+    problems.clear()
+    torch.manual_seed(7)
+    yield
+    assert not problems, problems
+
+
+class Block(nn.Module):
+    """broken: gives this instead of its own output's first value."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.linear, self.act = nn.Linear(size, size), nn.GELU()
+        self.broken: float | None = None
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.act(self.linear(x))
+        if self.broken is not None:
+            out = torch.cat([out[:, :1] * self.broken, out[:, 1:]], 1)
+        return x + out
+
+
+class Net(nn.Module):
+    def __init__(self, size: int = 16, blocks: int = 3) -> None:
+        super().__init__()
+        self.embed = nn.Linear(8, size)
+        self.blocks = nn.ModuleList([Block(size) for _ in range(blocks)])
+        self.head = nn.Linear(size, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Training:
+    """One job: `step()` trains one step and lets the agent's sender thread look, as it does every 200 ms."""
+
+    def __init__(self, record: Callable[..., Any], model: nn.Module | None = None, lr: float = 0.01) -> None:
+        self.model = model if model is not None else Net()
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=lr)
+        self.recorded = record(self.model)
+        self.sender, self.run = self.recorded.sender, self.recorded.run
+        self.losses: list[float] = []
+        self.spoil: Callable[[torch.Tensor], torch.Tensor] = lambda loss: loss
+        self.guard = False  # whether the loop steps on no gradients after a bad loss
+
+    def batch(self) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.randn(6, 8), torch.randint(0, 4, (6,))
+
+    def step(self, inputs: torch.Tensor | None = None) -> None:
+        x, y = self.batch()
+        if inputs is not None:
+            x = inputs
+        self.optimizer.zero_grad()
+        loss = self.spoil(nn.functional.cross_entropy(self.model(x), y))
+        loss.backward()
+        if self.guard and not torch.isfinite(loss):
+            self.optimizer.zero_grad()
+        self.optimizer.step()
+        self.losses.append(loss.item())
+        self.look()
+
+    def steps(self, count: int) -> None:
+        for _ in range(count):
+            self.step()
+
+    def look(self) -> None:
+        self.recorded.rows += self.sender.drain()
+        self.run._investigator.poll()
+
+    def command(self, kind: str, identity: str = "c1", **params: Any) -> None:
+        for callback in self.sender.on_command:
+            callback({"id": identity, "kind": kind, "params": params})
+
+    def events(self, kind: str) -> list[dict[str, Any]]:
+        return [data for name, data, _ in self.sender.events if name == kind]
+
+    def finding(self) -> dict[str, Any]:
+        (found,) = self.events("finding")
+        return found
+
+
+@pytest.fixture
+def train(record: Callable[..., Any]) -> Callable[..., Training]:
+    """train(model=None): a job under the agent, with a sender that only records."""
+    return lambda *args, **more: Training(record, *args, **more)
+
+
+@pytest.fixture
+def make_net() -> Callable[..., Net]:
+    return Net

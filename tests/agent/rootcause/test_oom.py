@@ -1,0 +1,169 @@
+"""Memory that runs out for real, at every place where a hook sees it pass; and on a GPU behind a fake of torch.cuda's counters."""
+
+from __future__ import annotations
+
+import traceback
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from agent_recorded import Recording
+from builders import job_environment
+from torch import nn
+
+TOO_MUCH = 2**50
+
+
+class Hungry(torch.autograd.Function):
+    """Asks for more than there is, forward or backward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, where: str) -> torch.Tensor:  # type: ignore[override]
+        ctx.where = where
+        return torch.empty(TOO_MUCH) if where == "forward" else x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        return (torch.empty(TOO_MUCH) if ctx.where == "backward" else gradient), None
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 4)
+        self.where = ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return Hungry.apply(self.linear(x), self.where)
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_allocation_that_fails_is_looked_into_and_raised_unchanged(train, where):
+    job = train(Model())
+    job.steps(5)
+    job.model.where = where
+    with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
+        job.step()
+    assert traceback.extract_tb(raised.value.__traceback__)[0].name.startswith("test_an_allocation")
+    found = job.finding()
+    assert (found["rule"], found["explains"]) == ("oom_observed", ["oom_observed"])
+    evidence = found["evidence"]
+    assert (evidence["step"], evidence["where"], evidence["device"]) == (6, where, "cpu")
+    assert evidence["tried_bytes"] == 4 * TOO_MUCH
+    sizes = evidence["categories"]
+    weights = sum(p.numel() * 4 for p in job.model.parameters())
+    assert sizes["parameters"] == weights
+    assert sizes["optimizer_state"] == 2 * weights + 4 * 2, "two moments and a step count for each of two tensors"
+    assert evidence["host"]["rss_bytes"] > 2**20
+    assert [entry["step"] for entry in evidence["last_steps"]][:4] == [1, 2, 3, 4]
+    assert evidence["remedies"][0]["do"].startswith("Halve the batch size")
+    assert "4 PiB" in found["message"]
+
+
+def test_one_that_is_caught_lets_training_go_on(train):
+    job = train(Model())
+    job.steps(3)
+    job.model.where = "backward"
+    with pytest.raises(RuntimeError):
+        job.step()
+    job.model.where = ""
+    job.steps(3)
+    assert len(job.losses) == 6
+    assert len(job.events("finding")) == 1
+
+
+def test_other_exceptions_are_none_of_its_business(train):
+    job = train()
+    job.steps(3)
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        job.step(torch.randn(6, 9))
+    assert job.events("finding") == []
+
+
+SCRIPT = """
+import perfagent, torch
+model = torch.nn.Linear(8, 4)
+optimizer = torch.optim.AdamW(model.parameters())
+perfagent.attach(model, optimizer)
+for _ in range(5):
+    optimizer.zero_grad()
+    model(torch.randn(6, 8)).sum().backward()
+    optimizer.step()
+torch.empty(2**50)
+"""
+
+
+def test_one_that_passes_no_hook_is_looked_into_at_the_end_and_the_state_is_oom(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 1
+    assert "can't allocate memory" in done.stderr
+    recording = Recording(tmp_path / "record")
+    assert recording.events("state")[-1]["state"] == "oom"
+    (found,) = recording.events("finding")
+    assert found["evidence"]["where"] == "between steps"
+    assert found["evidence"]["categories"]["parameters"] == 4 * (8 * 4 + 4)
+
+
+# ---- the CUDA door
+
+
+STATS = {
+    "allocated_bytes.all.current": 70 * 2**30, "allocated_bytes.all.peak": 75 * 2**30, "reserved_bytes.all.current": 79 * 2**30,
+    "active_bytes.all.current": 70 * 2**30, "inactive_split_bytes.all.current": 8 * 2**30, "num_alloc_retries": 3, "num_ooms": 1,
+}  # fmt: skip
+MESSAGE = (
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 80.00 GiB of which 1.00 GiB is free. "
+    "Of the allocated memory 70.00 GiB is allocated by PyTorch, and 9.00 GiB is reserved by PyTorch but unallocated."
+)
+
+
+@pytest.fixture
+def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    segment = {
+        "device": 0, "total_size": 20 * 2**30, "allocated_size": 12 * 2**30,
+        "blocks": [{"state": "active_allocated", "size": 12 * 2**30}, {"state": "inactive", "size": 5 * 2**30},
+                   {"state": "inactive", "size": 3 * 2**30}],
+    }  # fmt: skip
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "memory_stats", lambda _device: STATS)
+    monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [segment, segment | {"device": 1}])
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _device: SimpleNamespace(total_memory=80 * 2**30))
+
+
+def test_on_a_gpu_it_says_what_the_allocator_holds_and_what_would_make_room(train, gpu):
+    job = train()
+    error = torch.cuda.OutOfMemoryError(MESSAGE)
+    job.run._investigator.passing(error)
+    job.run._investigator.passing(error)
+    found = job.finding()  # the same exception through a second hook is no second finding
+    evidence = found["evidence"]
+    assert (evidence["device"], evidence["tried_bytes"], evidence["capacity_bytes"]) == ("cuda:0", 2 * 2**30, 80 * 2**30)
+    assert evidence["allocator"] == STATS
+    assert evidence["categories"]["activations_and_other"] == 70 * 2**30, "the weights of this model lie on the CPU"
+    assert evidence["largest_segments"] == [
+        {"total_bytes": 20 * 2**30, "allocated_bytes": 12 * 2**30, "largest_free_bytes": 5 * 2**30}
+    ]
+    first, second = evidence["remedies"][:2]
+    assert "expandable_segments" in first["do"]
+    assert (first["saves_bytes"], first["enough"]) == (9 * 2**30, True)
+    assert second["do"].startswith("Halve the batch size")
+    assert second["saves_bytes"] == 35 * 2**30
+    assert "1. Set PYTORCH_CUDA_ALLOC_CONF" in found["fix"]
+
+
+def test_remedies_that_are_enough_come_first_and_name_only_what_applies():
+    from perfagent.rootcause.oom import remedies
+
+    weights = {"parameters": 10, "gradients": 10, "optimizer_state": 20}
+    plans = remedies(weights | {"activations_and_other": 4}, dtypes={"bfloat16"}, world_size=4, tried=16)
+    assert plans[0]["do"].startswith("Shard parameters")
+    assert (plans[0]["saves_bytes"], plans[0]["enough"]) == (30, True)
+    assert [plan.get("enough") for plan in plans] == [True, False, False, False]
+    assert not any("mixed precision" in plan["do"] for plan in plans), "it is trained in bf16 already"
+    assert not any("Shard" in plan["do"] for plan in remedies(weights)), "there is one rank"
