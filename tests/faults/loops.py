@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -86,3 +88,38 @@ def outage(folder: Path, *, hours: float, port: int) -> Outage:
     line = process.stdout.readline()
     assert line, "the agent ended before the outage did"
     return Outage(process, state, **json.loads(line), names=NAMES)
+
+
+# ---- A11
+
+
+@dataclass(frozen=True, slots=True)
+class Killed:
+    """One agent after SIGKILL. logged: step -> when, seconds of the monotonic clock; at: when it was killed."""
+
+    run: str
+    logged: dict[int, float]
+    at: float
+
+    def lost(self, stored: Mapping[int, float]) -> tuple[int, float]:
+        """How many calls are not stored, and how long before the kill the oldest of them was made, seconds. Fails on a hole
+        or a changed value."""
+        assert sorted(stored) == list(range(1, len(stored) + 1)), f"{self.run}: a hole before the end"
+        assert all(value == 0.5 * step for step, value in stored.items()), f"{self.run}: a changed value"
+        missing = [moment for step, moment in self.logged.items() if step > len(stored)]
+        return len(missing), self.at - missing[0] if missing else 0.0
+
+
+def kill(number: int, seeded: random.Random, variables: Mapping[str, str]) -> Killed:
+    """SIGKILL of an agent at a random moment of its first second and a half, its start included."""
+    run = f"killed-{number}"
+    command = [sys.executable, str(HERE / "killed_agent.py"), run]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, env=dict(variables))
+    assert child.stdout is not None
+    said = child.stdout.readline()
+    time.sleep(1.5 * seeded.random())
+    at = time.monotonic()
+    child.kill()
+    said += child.communicate()[0]
+    whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
+    return Killed(run, {int(step): float(moment) for step, moment in whole}, at)

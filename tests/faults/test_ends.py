@@ -1,0 +1,146 @@
+"""A11 to A13: how a training process ends. The kernel's out-of-memory killer (A12) is in tests/agent/launch/test_oom.py."""
+
+from __future__ import annotations
+
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from builders import free_port, job_environment, until
+from faults import loops
+from faults.accounts import Accounts, row
+from faults.test_server_away import ServerProcess
+from ingest_server import Scripted
+
+pytestmark = pytest.mark.fault
+
+
+# ---- A11
+
+
+def test_a11_kill_9_at_random_loses_at_most_the_last_tick_and_the_next_start_delivers_the_rest(
+    fault: Accounts, tmp_path: Path
+) -> None:
+    """5 kills here, 200 in scripts/faults. The bar is 200 ms there; here, where a test beside may delay both threads, it is the
+    calls of 200 ms: the loop makes a thousand a second when nothing else runs."""
+    server = fault.server()
+    seeded = random.Random(11)
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
+    found = [loops.kill(number, seeded, variables) for number in range(5)]
+    spools = fault.state / "perfagent" / "spool"
+    successor = fault.sender(server, state_dir=fault.state / "perfagent")
+    successor.rows.append(row(1))
+    until(lambda: [folder.name for folder in spools.iterdir()] == [successor.identity.source], why="orphans are left")
+    for one in found:
+        stored = {}
+        for frame in server.stored.values():
+            for group in frame.groups if frame.run == one.run else ():
+                if "value" in group.values:
+                    stored |= dict(zip(group.steps(), group.column("value"), strict=True))
+        assert one.lost(stored)[0] <= 200, one.run
+
+
+# ---- A13
+
+
+WHAT = """
+import os, signal, sys, threading, time
+{start}
+def quiet(*_): pass
+{body}
+print(signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM), sys.excepthook, threading.excepthook, flush=True)
+{end}
+print("end", flush=True)
+"""
+ENDINGS: dict[str, tuple[str, str, str | None]] = {
+    # name: (before, the end, the last state that the server hears; None: nothing tells it, the server itself finds "lost")
+    "end": ("", "", "finished"),
+    "exit-0": ("", "sys.exit()", "finished"),
+    "exit-3": ("", "sys.exit(3)", "failed"),
+    "exit-text": ("", "sys.exit('why')", "failed"),
+    "exit-in-thread": ("t = threading.Thread(target=sys.exit, args=(5,)); t.start(); t.join()", "", "finished"),
+    "raise-in-thread": ("t = threading.Thread(target=lambda: 1 / 0); t.start(); t.join()", "", "finished"),
+    "os-exit": ("", "os._exit(5)", None),
+    "raise": ("", "raise ValueError('no')", "failed"),
+    "ctrl-c": ("", "os.kill(os.getpid(), signal.SIGINT); time.sleep(5)", "failed"),
+    "sigterm": ("", "os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)", None),
+    "own-handlers": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7)); signal.signal(signal.SIGINT, signal.SIG_IGN)",
+        "os.kill(os.getpid(), signal.SIGINT); os.kill(os.getpid(), signal.SIGTERM); time.sleep(5)",
+        "failed",
+    ),
+    "own-excepthook": ("sys.excepthook = lambda *_: print('mine', flush=True)", "raise ValueError('no')", "failed"),
+    "handler-logs": (
+        "def note(*_):\n    run and run.log({'from': 1.0})\n"
+        "signal.signal(signal.SIGALRM, note); signal.setitimer(signal.ITIMER_REAL, 0.003, 0.003)",
+        "for n in range(2000): run and run.log({'x': n})\nsignal.setitimer(signal.ITIMER_REAL, 0)",
+        "finished",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", ENDINGS)
+def test_a13_a_process_ends_as_it_would_without_us_and_the_server_hears_how(case: str, fault: Accounts, tmp_path: Path) -> None:
+    body, end, state = ENDINGS[case]
+    server = fault.server()
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
+    ours = "import perfagent; run = perfagent.init(run_id='r'); run._sender.settled.wait(20)"
+    done = []
+    for start in ("run = None", ours):
+        script = tmp_path / "script.py"
+        script.write_text(WHAT.format(start=start, body=body, end=end))
+        done.append(subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=60))
+    plain, with_us = done
+    assert with_us.returncode == plain.returncode
+    assert _without_addresses(with_us.stdout) == _without_addresses(plain.stdout)
+    assert _without_addresses(with_us.stderr) == _without_addresses(plain.stderr)
+    states = [said for said in server.states() if said != "starting"]
+    assert states[-1:] == ([state] if state else [])
+
+
+def _without_addresses(text: str) -> list[str]:
+    """Lines of output; addresses and line numbers differ from run to run."""
+    return [line for line in text.splitlines() if "0x" not in line and not line.startswith('  File "')]
+
+
+# ---- I7: the end of a process
+
+
+ENDS = """
+import sys, time
+import perfagent
+run = perfagent.init(run_id="r")
+run.log({{"loss": 1.0}})
+run._sender.settled.wait(20)
+time.sleep(0.5)
+print(time.monotonic(), flush=True)
+{how}
+"""
+HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInterrupt", -signal.SIGINT), "raise": ("1 / 0", 1)}
+
+
+@pytest.mark.parametrize(
+    ("server", "how"),
+    [("dead", "end"), ("dead", "raise"), ("slow", "end"), ("slow", "ctrl-c"), *(("stopped", how) for how in HOW)],
+)
+def test_a13_a_process_ends_within_two_seconds_with_its_own_code(fault: Accounts, tmp_path: Path, server: str, how: str) -> None:
+    port = free_port()
+    stopped = ServerProcess(port) if server == "stopped" else None
+    if server == "slow":
+        fault.server(port=port, rule=lambda _: Scripted(delay_s=30.0))
+    code, expected = HOW[how]
+    try:
+        if stopped is not None:
+            stopped.process.send_signal(signal.SIGSTOP)
+        variables = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{port}")
+        command = [sys.executable, "-c", ENDS.format(how=code)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
+        assert time.monotonic() - float(done.stdout) <= 2.3  # and what starting to wait for it takes
+        assert done.returncode == expected
+    finally:
+        if stopped is not None:
+            stopped.end()
