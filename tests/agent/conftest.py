@@ -13,10 +13,10 @@ from builders import RecordingSender
 class Recorded:
     """A run under test: train with it, `finish()` it, and look at what it handed to the sender."""
 
-    def __init__(self, folder: Path, model: Any, start_step: int | None, optimizer: Any) -> None:
+    def __init__(self, folder: Path, model: Any, start_step: int | None, optimizer: Any, **settings: Any) -> None:
         from perfagent.session import Run
 
-        self.sender = RecordingSender(folder)
+        self.sender = RecordingSender(folder, **settings)
         self.run = Run(
             self.sender.config,
             name=None,
@@ -53,8 +53,8 @@ def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
 
     made: list[Recorded] = []
 
-    def start(model: Any = None, *, start_step: int | None = None, optimizer: Any = None) -> Recorded:
-        made.append(Recorded(tmp_path, model, start_step, optimizer))
+    def start(model: Any = None, *, start_step: int | None = None, optimizer: Any = None, **settings: Any) -> Recorded:
+        made.append(Recorded(tmp_path, model, start_step, optimizer, **settings))
         return made[-1]
 
     yield start

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 from builders import job_environment
 
+from perfagent.delivery.spool import Spool
+
 SCRIPT = Path(__file__).parents[1] / "data" / "scripts" / "bit_equality.py"
 
 
@@ -24,3 +26,15 @@ def digest(folder: Path, *arguments: str) -> str:
 def test_training_is_bit_equal_with_and_without_the_agent(tmp_path, threads):
     assert digest(tmp_path, threads) == digest(tmp_path, threads, "--attach")
     assert any((tmp_path / "record").rglob("*.frames")), "the agent recorded nothing: there was nothing to compare"
+
+
+def test_training_is_bit_equal_when_gradients_weights_and_units_are_looked_at_in_every_step(tmp_path):
+    assert digest(tmp_path, "1") == digest(tmp_path, "1", "--attach-everything")
+    (source,) = (tmp_path / "record").iterdir()
+    spool = Spool.open(source, recording=True)
+    names: set[str] = set()
+    while (outgoing := spool.next()) is not None:
+        names.update(name for group in outgoing.groups for name in group.values)
+        spool.ack(outgoing.seq)
+    spool.abandon()
+    assert {"grad_norm/0.weight", "update_ratio/0.weight", "dead_share/2", "grad/zero_share"} <= names

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from builders import until
 from torch import nn
 
 from perfagent.signals.gradients import Plan, gradients_of, norms
@@ -104,3 +105,190 @@ def test_nan_is_counted_before_clipping_spreads_it(record):
     assert all(p.grad.isnan().all() for p in model.parameters())
     optimizer.step()
     assert recorded.of("grad/nonfinite") == [(1, 1)]
+
+
+# ---- layers, shares, counts ---------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def everything(record):
+    """everything(model, optimizer): a run that looks at gradients, weights and units in every step."""
+
+    def start(model, optimizer=None):
+        recorded = record(model, optimizer=optimizer, overhead_budget_pct=1e9)
+        recorded.run._progress.health.deeper = 1
+        return recorded
+
+    return start
+
+
+def small():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def train(model, optimizer, steps=3):
+    """One list of the norm of each parameter's gradient a step."""
+    seen = []
+    for _ in range(steps):
+        model(torch.randn(4, 8)).square().mean().backward()
+        seen.append([float(p.grad.norm()) for p in model.parameters() if p.grad is not None])
+        optimizer.step()
+        optimizer.zero_grad()
+    return seen
+
+
+def test_every_layer_has_its_norm_in_every_step(everything):
+    model = small()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    recorded = everything(model)
+    seen = train(model, optimizer)
+    for place, (name, _) in enumerate(model.named_parameters()):
+        norms_of_layer = recorded.of(f"grad_norm/{name}")
+        assert norms_of_layer == [(step, pytest.approx(row[place], rel=1e-6)) for step, row in enumerate(seen, start=1)]
+    assert all(0 < ratio < 1 for _, ratio in recorded.of("update/ratio"))
+    assert [step for step, _ in recorded.of("update_ratio/0.weight")] == [1, 2, 3]
+    assert [step for step, _ in recorded.of("dead/share")] == [2, 3], "the model is known after its first step"
+
+
+def test_layers_are_known_before_clipping_too(everything):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2)
+    recorded = everything(model)
+    before = []
+    for _ in range(3):
+        (100 * model(torch.randn(4, 8)).square().mean()).backward()
+        before.append(float(model[0].weight.grad.norm()))
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    assert recorded.of("grad_norm/0.weight") == [(step, pytest.approx(before[step - 1], rel=1e-6)) for step in (2, 3)]
+
+
+def test_clipping_another_optimizers_gradients_says_nothing_of_ours(everything):
+    generator, critic = small(), nn.Linear(8, 1)
+    ours, other = torch.optim.SGD(generator.parameters(), lr=1e-2), torch.optim.SGD(critic.parameters(), lr=1e-2)
+    recorded = everything(generator, ours)
+    true = []
+    for _ in range(2):
+        (1000 * critic(torch.randn(4, 8)).square().mean()).backward()
+        nn.utils.clip_grad_norm_(critic.parameters(), 1.0)
+        other.step()
+        generator(torch.randn(4, 8)).square().mean().backward()
+        true.append(math.sqrt(sum(float(p.grad.square().sum()) for p in generator.parameters())))
+        ours.step()
+        ours.zero_grad()
+        other.zero_grad()
+    assert recorded.of("grad/norm") == [(step, pytest.approx(norm, rel=1e-6)) for step, norm in enumerate(true, start=1)]
+
+
+def test_shares_of_gradients_that_are_zero_or_vanish(everything):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = everything(model)
+    model(torch.randn(4, 8)).mean().backward()
+    model.bias.grad.zero_()
+    model.weight.grad.fill_(1e-8)
+    optimizer.step()
+    assert recorded.of("grad/zero_share") == [(1, 0.5)]
+    assert recorded.of("grad/vanishing_share") == [(1, 0.5)]
+
+
+def test_parameters_without_a_gradient_are_neither_zero_nor_named(everything):
+    model = small()
+    model[0].requires_grad_(False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = everything(model)
+    train(model, optimizer, 1)
+    assert recorded.of("grad/zero_share") == [(1, 0.0)]
+    assert not recorded.of("grad_norm/0.weight")
+    assert recorded.of("grad_norm/2.weight")
+
+
+def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    recorded = everything(model)
+    told = []
+    recorded.run._progress.health.on_nonfinite = lambda step, names: told.append((step, names))
+    for _ in range(2):
+        model(torch.randn(4, 8)).square().mean().backward()
+        model[2].weight.grad[0, :5] = float("nan")
+        model[2].weight.grad[0, 5] = float("inf")
+        optimizer.step()
+        optimizer.zero_grad()
+        nn.init.ones_(model[2].weight)
+        until(lambda: recorded.rows.extend(recorded.sender.drain()) or not recorded.sender.rows, why="the row never became ready")
+    assert recorded.of("grad_nonfinite/2.weight") == [(2, 6.0)], "which are bad is known a step later, and then they are counted"
+    assert told == [(1, ["2.weight"]), (2, ["2.weight"])]
+    assert recorded.of("grad/nonfinite") == [(1, 1.0), (2, 1.0)]
+
+
+def test_numbers_are_counted_at_once_when_the_loss_is_none(everything):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    recorded = everything(model)
+    (model(torch.randn(4, 8)).mean() * float("nan")).backward()
+    optimizer.step()
+    assert recorded.of("grad_nonfinite/2.weight") == [(1, 16.0)]
+
+
+def test_gradients_that_a_fused_optimizer_unscales_are_told_unscaled(everything):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    recorded = everything(model)
+    model(torch.randn(4, 8)).square().mean().backward()
+    true = float(model[0].weight.grad.norm()) / 8
+    optimizer.grad_scale, optimizer.found_inf = torch.tensor(8.0), torch.tensor(0.0)  # as GradScaler leaves it to them
+    optimizer.step()
+    assert recorded.of("grad_norm/0.weight") == [(1, pytest.approx(true, rel=1e-6))]
+
+
+def test_a_model_of_many_parameters_stays_below_the_limit_of_names(everything):
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(700)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    recorded = everything(model)
+    for _ in range(2):
+        (model(torch.randn(4, 2)).mean() * float("nan")).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    recorded.finish()
+    names = {name for _, values in recorded.rows for name in values}
+    assert len(names) < 700
+    assert recorded.run._progress.health.deeper == 1
+
+
+def test_a_plan_is_made_anew_for_other_parameters():
+    model = small()
+    optimizer = torch.optim.SGD(model[2].parameters(), lr=0.1)
+    plan = Plan.of(optimizer, model)
+    assert plan.fits(list(model[2].parameters()))
+    optimizer.add_param_group({"params": list(model[0].parameters())})
+    assert not plan.fits([p for group in optimizer.param_groups for p in group["params"]])
+
+
+def test_a_sparse_gradient_in_a_model_of_plain_parameters():
+    model = nn.Sequential(nn.Embedding(10, 2, sparse=True), nn.Linear(2, 1))
+    model(torch.tensor([3, 3])).sum().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    plan = Plan.of(optimizer, model)
+    true = math.sqrt(sum(float(p.grad.to_dense().square().sum()) for p in model.parameters()))
+    gradients = [p.grad for p in model.parameters()]
+    for _ in range(2):
+        assert result(gradients, plan) == (pytest.approx(true), 0)
+
+
+def test_passes_of_several_ranks_fall_on_the_same_steps(record):
+    """Two ranks whose passes cost differently still have steps in common: periods are powers of two, counted from 0."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    p, health = recorded.run._progress, recorded.run._progress.health
+    train(model, optimizer, 1)
+    health._plan.world = 2
+    due = []
+    for cost_ns, completed in ((300_000, 5), (700_000, 7), (2_000_000, 100)):
+        p.completed, health._cost_ns = completed, cost_ns
+        health.finish(p, optimizer, 10_000_000)
+        due.append(p.measure_at)
+    assert due == [8, 16, 128]

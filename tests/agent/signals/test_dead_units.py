@@ -1,0 +1,111 @@
+"""Units that are zero for a whole batch, counted by hooks that are gone when the model's call returns."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from perfagent.hooks import guard
+from perfagent.signals.dead_units import MOST_MODULES, DeadUnits, activations_of
+
+
+@pytest.fixture(autouse=True)
+def nothing_was_compiled(monkeypatch):
+    """What other tests compiled in this process."""
+    import torch._dynamo.eval_frame as eval_frame
+
+    monkeypatch.setattr(eval_frame, "cached_backends", {})
+
+
+def looked_at(model, batch):
+    """Dead shares by module, and the output."""
+    found = {}
+    probe = DeadUnits(model, lambda shares: found.update(shares.shares()))
+    assert probe
+    output = probe.call(model, (batch,), {})
+    assert not guard.failures
+    return found, output
+
+
+def dead(layer, units):
+    with torch.no_grad():
+        layer.bias[:units] = -1e6
+    return layer
+
+
+def test_units_that_are_zero_for_every_sample_are_dead():
+    model = nn.Sequential(dead(nn.Linear(8, 10), 3), nn.ReLU(), nn.Linear(10, 4))
+    with torch.no_grad():
+        model[0].bias[3:] = 1e6
+    found, output = looked_at(model, torch.randn(16, 8))
+    assert found == {"1": pytest.approx(0.3)}
+    assert output.shape == (16, 4)
+    assert output.requires_grad
+
+
+def test_a_unit_that_lives_for_one_sample_is_not_dead():
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    batch = -torch.ones(4, 2)
+    batch[3, 0] = 0.5
+    assert looked_at(model, batch)[0] == {"1": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("first", "batch", "share"),
+    [
+        (dead(nn.Conv2d(3, 8, 3), 2), torch.randn(2, 3, 6, 6), 0.25),
+        (dead(nn.Conv1d(3, 8, 3), 2), torch.randn(2, 3, 16), 0.25),
+        (dead(nn.Linear(3, 8), 2), torch.randn(2, 5, 3), 0.25),
+    ],
+    ids=["channels of an image", "channels of a signal", "features of a token"],
+)
+def test_units_are_channels_or_features(first, batch, share):
+    with torch.no_grad():
+        first.bias[2:] = 1e3
+    assert looked_at(nn.Sequential(first, nn.ReLU()), batch)[0] == {"1": share}
+
+
+def test_nan_is_not_dead():
+    model = nn.Sequential(nn.Identity(), nn.ReLU())
+    assert looked_at(model, torch.full((4, 2), float("nan")))[0] == {"1": 0.0}
+
+
+def test_nothing_is_left_on_the_model():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
+    before = {name: sorted(module.__dict__) for name, module in model.named_modules()}
+    looked_at(model, torch.randn(2, 4))
+    assert not any(module._forward_hooks for module in model.modules())
+    assert {name: sorted(module.__dict__) for name, module in model.named_modules()} == before
+    copy.deepcopy(model)
+    pickle.loads(pickle.dumps(model))
+
+
+def test_a_call_that_fails_leaves_nothing_either():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(5, 1))
+    probe = DeadUnits(model, lambda _: None)
+    with pytest.raises(RuntimeError, match="shapes"):
+        probe.call(model, (torch.randn(2, 4),), {})
+    assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_compiled_models_are_left_alone():
+    model = nn.Sequential(nn.Linear(4, 4), nn.ReLU())
+    assert activations_of(model)
+    compiled = torch.compile(model, backend="aot_eager")
+    assert not activations_of(model)
+    assert not activations_of(compiled)
+
+
+def test_a_deep_model_is_looked_at_in_places():
+    model = nn.Sequential(*(nn.ReLU() for _ in range(1000)))
+    names = [name for name, _ in activations_of(model)]
+    assert MOST_MODULES // 2 < len(names) <= MOST_MODULES
+    assert int(names[-1]) > 900
+
+
+def test_a_model_without_relu_has_no_such_series():
+    assert not DeadUnits(nn.Sequential(nn.Linear(4, 4), nn.GELU()), lambda _: None)

@@ -1,0 +1,61 @@
+"""Names of parameters, and how many of them become one row of a heat map."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from perfagent.signals.layers import MOST_LAYERS, Layers, names_of
+from perfagent.wire import MAX_NAME_BYTES
+
+
+def test_each_parameter_of_a_small_model_is_a_row():
+    names = [f"blocks.{i}.{kind}" for i in range(10) for kind in ("weight", "bias")]
+    layers = Layers(names)
+    assert layers.names == tuple(names)
+    assert layers.of == list(range(20))
+
+
+def test_parameters_of_a_module_share_a_row_when_there_are_too_many():
+    names = [f"blocks.{i}.{part}.{kind}" for i in range(64) for part in ("q", "k", "v") for kind in ("weight", "bias")]
+    layers = Layers(names)
+    assert len(layers.names) == 192
+    assert layers.names[:3] == ("blocks.0.q", "blocks.0.k", "blocks.0.v")
+    assert layers.of[:4] == [0, 0, 1, 1]
+
+
+def test_deep_models_are_cut_where_few_enough_rows_are_left():
+    names = [f"model.layers.{i}.mlp.experts.{e}.w{w}.weight" for i in range(48) for e in range(64) for w in (1, 2, 3)]
+    layers = Layers([*names, "lm_head.weight"])
+    assert len(layers.names) == 49
+    assert layers.names[0] == "model.layers.0.mlp.experts"
+    assert layers.names[-1] == "lm_head"
+
+
+def test_a_flat_list_of_very_many_is_put_together_by_neighbors():
+    layers = Layers([str(i) for i in range(10_000)])
+    assert len(layers.names) <= MOST_LAYERS
+    assert layers.of == sorted(layers.of)
+
+
+def test_wrappers_leave_no_trace_in_names():
+    model = nn.DataParallel(nn.Sequential(nn.Linear(2, 2)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert names_of(optimizer, model) == ["0.weight", "0.bias"]
+    compiled = torch.compile(model.module, backend="eager")
+    assert names_of(optimizer, compiled) == ["0.weight", "0.bias"]
+
+
+def test_the_optimizer_tells_names_where_no_model_is_known():
+    model = nn.Linear(2, 2)
+    assert names_of(torch.optim.SGD(model.named_parameters(), lr=0.1), None) == ["weight", "bias"]
+    unnamed = torch.optim.SGD([{"params": [model.weight]}, {"params": [model.bias]}], lr=0.1)
+    assert names_of(unnamed, None) == ["group0.0", "group1.0"]
+
+
+def test_a_very_long_name_still_fits_on_the_wire():
+    model: nn.Module = nn.Linear(1, 1)
+    for _ in range(100):
+        model = nn.ModuleDict({"层层": model})
+    for name in names_of(torch.optim.SGD(model.parameters(), lr=0.1), model):
+        assert len(f"grad_square_sum/{name}".encode()) <= MAX_NAME_BYTES

@@ -1,0 +1,127 @@
+"""Sharded gradients: what the ranks send adds up to the norm of the whole gradient, and nothing counts twice."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import free_port, job_environment
+from torch import nn
+
+from perfagent.signals.sharding import copies_of
+
+HERE = Path(__file__).parent
+KINDS = ("fsdp2", "fsdp2_with_a_replicated_parameter", "hybrid", "tensor_parallel")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank wrote: kind of sharding -> with and without the agent -> what happened."""
+    folder = tmp_path_factory.mktemp("sharded")
+    port = str(free_port())
+    jobs = []
+    for rank in (0, 1):
+        environment = job_environment(
+            folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
+        )  # fmt: skip
+        command = [sys.executable, str(HERE / "sharded_job.py"), str(folder)]
+        jobs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
+    for job in jobs:
+        _, said = job.communicate(timeout=150)
+        assert job.returncode == 0, said[-3000:]
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+def series(said: dict[str, Any], name: str) -> dict[int, float]:
+    return {step: values[name] for step, values in said["with"]["rows"] if name in values}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_parts_of_all_ranks_add_up_to_the_norm(ranks: list[dict[str, Any]], kind: str) -> None:
+    ranks = [said[kind] for said in ranks]
+    assert all(not said["with"]["failures"] for said in ranks)
+    true = ranks[0]["with"]
+    for step, norm in enumerate(true["norms"], start=1):
+        parts = [series(said, "grad/local_square_sum")[step] for said in ranks]
+        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
+        for layer, of_layer in true["layers"][step - 1].items():
+            squares = [series(said, f"grad_square_sum/{layer}").get(step, 0.0) for said in ranks]
+            assert math.sqrt(sum(squares)) == pytest.approx(of_layer, rel=1e-5, abs=1e-9)
+    assert not any(series(said, "grad/norm") for said in ranks), "no rank knows the norm"
+    assert all(0.0 < ratio < 1.0 for said in ranks for ratio in series(said, "update/ratio").values())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, Any]], kind: str) -> None:
+    for said in ranks:
+        assert said[kind]["with"]["losses"] == said[kind]["without"]["losses"]
+        assert said[kind]["with"]["weights"] == said[kind]["without"]["weights"]
+
+
+def test_replicated_gradients_are_known_to_each_rank_and_their_layers_are_sent_once(ranks: list[dict[str, Any]]) -> None:
+    ranks = [said["ddp"] for said in ranks]
+    for said in ranks:
+        assert list(series(said, "grad/norm").values()) == pytest.approx(said["with"]["norms"], rel=1e-5)
+        assert not series(said, "grad/local_square_sum")
+        assert said["with"]["losses"] == said["without"]["losses"]
+    assert [bool(series(said, "grad_norm/0.weight")) for said in ranks] == [True, False]
+
+
+class Mesh:
+    """As many ranks as it says, in dimensions that have names."""
+
+    def __init__(self, root: Mesh | None = None, **dimensions: int) -> None:
+        self.mesh_dim_names = tuple(dimensions)
+        self._sizes = list(dimensions.values())
+        self._root = root
+
+    def size(self, dimension: int | None = None) -> int:
+        return math.prod(self._sizes) if dimension is None else self._sizes[dimension]
+
+    def _get_root_mesh(self) -> Mesh:
+        return self._root or self
+
+
+class Placed:
+    def __init__(self, mesh: Mesh, *placements: str) -> None:
+        self.device_mesh = mesh
+        self.placements = [Placement(kind) for kind in placements]
+
+
+class Placement:
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def is_replicate(self) -> bool:
+        return self.kind == "replicate"
+
+    def is_partial(self) -> bool:
+        return self.kind == "partial"
+
+
+def test_copies_are_counted_by_mesh_and_placement() -> None:
+    plain = nn.Parameter()
+    fsdp, tensor = Mesh(dp=8), Mesh(dp=4, tp=2)
+    assert copies_of([Placed(fsdp, "shard"), plain], 8) == [1.0, 8.0]
+    assert copies_of([Placed(tensor, "shard", "replicate"), Placed(tensor, "shard", "shard"), plain], 8) == [2.0, 1.0, 8.0]
+    inner = Mesh(tensor, tp=2)
+    assert copies_of([Placed(inner, "shard")], 8) == [4.0], "data parallelism that the mesh of the parameter does not show"
+
+
+def test_stages_of_a_pipeline_hold_other_layers_not_copies() -> None:
+    root = Mesh(pp=2, dp=2, tp=2)
+    inner = Mesh(root, dp=2, tp=2)
+    assert copies_of([Placed(inner, "shard", "replicate"), nn.Parameter()], 8) == [2.0, 4.0]
+
+
+def test_where_copies_cannot_be_known_nothing_is_said() -> None:
+    assert copies_of([Placed(Mesh(tp=2), "shard")], 8) is None, "a mesh of some ranks, and nobody says what the others hold"
+    assert copies_of([Placed(Mesh(dp=8), "partial")], 8) is None
+    assert copies_of([nn.Parameter()], 8) is None
