@@ -15,29 +15,44 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.samplers.folders import FolderSampler
-from perfagent.samplers.gpu.library import Library, load
-from perfagent.samplers.host import HostReader
-from perfagent.samplers.process import ProcessReader, WorkerReader
-from perfagent.signals.memory import allocator
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
+    from perfagent.samplers.gpu.library import Library
+    from perfagent.samplers.host import HostReader
+    from perfagent.samplers.process import ProcessReader, WorkerReader
 
 __all__ = ["Sampler"]
 
+_IMPORTS = (
+    "perfagent.samplers.host",
+    "perfagent.samplers.process",
+    "perfagent.samplers.gpu.sampler",
+    "perfagent.signals.memory",
+    *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
+)
+"""What the sender's thread imports before a fork can come between."""
 ELECTION_S = 10.0
 HUNG_S = 2.0
 """NVML answers in microseconds or, when a GPU fell off the bus, never."""
+
+
+class _Readers(NamedTuple):
+    """Made on the sender's thread: what they import and open costs the training thread nothing."""
+
+    host: HostReader
+    process: ProcessReader
+    workers: WorkerReader
 
 
 class Sampler:
     """`Sampler(sender, step=lambda: current_step).install()`.
 
     step: the step that a sample belongs to. device: ordinal of this rank's CUDA device, or None while it has none; asked on both
-    threads. library: starts NVML (a test passes its own).
+    threads. library: starts NVML (a test passes its own, and its own host).
     """
 
     def __init__(
@@ -46,7 +61,7 @@ class Sampler:
         *,
         step: Callable[[], int],
         device: Callable[[], int | None] | None = None,
-        library: Callable[[], tuple[Library | None, str]] = load,
+        library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -55,8 +70,8 @@ class Sampler:
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
         self._device = device or self._guess_device
-        self._library = library
-        self._host, self._process, self._workers = host or HostReader(), ProcessReader(), WorkerReader()
+        self._library, self._host = library, host
+        self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir, clock=clock)
         self.period_s = self._config.sample_s
         """The governor may stretch it."""
@@ -72,7 +87,7 @@ class Sampler:
         os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     def install(self) -> None:
-        self._sender.imports.append("perfagent.samplers.gpu.sampler")
+        self._sender.imports += _IMPORTS
         self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
         self._sender.add_slow_source(self.folders.poll)
@@ -80,31 +95,49 @@ class Sampler:
     def poll(self) -> None:
         """On the sender thread, at every tick."""
         now = self._clock()
+        readers = self._readers or self._open()
         if now < self._next:
-            if self._host.tight and self._elected:  # the kernel may kill us before the next second: leave the last word
-                self._emit(self._host.memory(now) | self._process.memory())
+            if readers.host.tight and self._elected:  # the kernel may kill us before the next second: leave the last word
+                self._emit(readers.host.memory(now) | readers.process.memory())
             return
         self._next = _following(self._next, now, self.period_s)
-        values = self._process.read(now)
-        values.update(self._workers.read(now))
+        values = readers.process.read(now)
+        values.update(readers.workers.read(now))
         if not self._elected and now - self._started > ELECTION_S:
             self._started = now
             self._elected = self._elect(late=True)
         if self._elected:
-            values.update(self._host.read(now))
+            values.update(readers.host.read(now))
+        self._tell_if_hung(now)
+        values.update(self._allocator())
+        self._emit(values)
+
+    def _open(self) -> _Readers:
+        from perfagent.samplers.host import HostReader
+        from perfagent.samplers.process import ProcessReader, WorkerReader
+
+        self._readers = _Readers(self._host or HostReader(), ProcessReader(), WorkerReader())
+        return self._readers
+
+    def _allocator(self) -> dict[str, float]:
+        device = self._device()
+        if device is None:
+            return {}
+        from perfagent.signals.memory import allocator
+
+        return allocator(device, free_bytes=None if self._gpus is None else self._gpus.free_bytes)
+
+    def _tell_if_hung(self, now: float) -> None:
         hung = 0.0 < self._gpu_since < now - HUNG_S
         if hung and not self._gpu_hung:
             self._sender.event("gpu", {"what": "unavailable", "reason": "NVML does not answer"}, step=self._step())
         self._gpu_hung = hung
-        device = self._device()
-        if device is not None:
-            values.update(allocator(device, free_bytes=None if self._gpus is None else self._gpus.free_bytes))
-        self._emit(values)
 
     def poll_gpu(self) -> None:
         """On the courier's thread, about twice a second."""
         if self._gpus is None:
-            from perfagent.samplers.gpu.sampler import GpuSampler  # not on the training thread, which makes us
+            from perfagent.samplers.gpu.library import load
+            from perfagent.samplers.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(
                 self._emit,
@@ -114,12 +147,14 @@ class Sampler:
                 elected=lambda: self._elected,
                 period_s=lambda: self.period_s,
                 environ=self._environ,
-                library=self._library,
+                library=self._library or load,
                 clock=self._clock,
             )
         self._gpu_since = self._clock()
-        self._gpus.poll()
-        self._gpu_since = 0.0
+        try:
+            self._gpus.poll()
+        finally:
+            self._gpu_since = 0.0
 
     def _emit(self, values: dict[str, float]) -> None:
         """The values of this moment as a row; any thread."""
@@ -165,7 +200,7 @@ class Sampler:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
-        for reader in (self._host, self._process, self._workers):
+        for reader in self._readers or ():
             reader.close()
 
 

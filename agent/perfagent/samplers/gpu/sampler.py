@@ -106,8 +106,9 @@ class GpuSampler:
             count = int(library.nvmlDeviceGetCount())
         for index in range(count):
             with contextlib.suppress(library.NVMLError, DeviceLost):  # one device that is gone must not hide the others
-                found.append(Gpu(library, index, library.nvmlDeviceGetHandleByIndex(index)))
-        self._slices = {gpu.index: slices(library, gpu) for gpu in found}
+                gpu = Gpu(library, index, library.nvmlDeviceGetHandleByIndex(index))
+                self._slices[index] = slices(library, gpu)
+                found.append(gpu)
         self._visible = visible(found, self._environ, self._slices_of)
         self._events = XidEvents(library)
         self._found = found
