@@ -14,13 +14,13 @@ from types import ModuleType
 from typing import Any
 
 from perfagent import frameworks
-from perfagent.hooks import checkpoint, evaluation
+from perfagent.hooks import checkpoint, communication, evaluation, transfer
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced
 from perfagent.hooks.step import after_step, before_step, watch_clear, watch_norm, watch_scaler_step, watch_unscale
 
-__all__ = ["TESTED", "install", "installed", "remove", "when_torch_is_imported"]
+__all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
 
 logger = logging.getLogger("perfagent")
 TESTED = ((2, 11), (2, 14))
@@ -65,6 +65,12 @@ def install() -> bool:
     return True
 
 
+def install_late() -> None:
+    """What is watched only where it is used, after the first step: the waits of several ranks, copies to a device."""
+    for install in (communication.install, transfer.install):
+        guarded(install)(_patch)
+
+
 def remove() -> None:
     """Takes every hook out again."""
     while _undo:
@@ -72,12 +78,16 @@ def remove() -> None:
 
 
 def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original = getattr(owner, name)
+    original, inherited = getattr(owner, name), name not in vars(owner)
     watched = not_traced(watch(original))
     setattr(owner, name, watched)
 
     def undo() -> None:
-        if getattr(owner, name) is watched:  # someone may have patched on top of us: then ours stays below, and passes through
+        if getattr(owner, name) is not watched:
+            return  # someone patched on top of us: ours stays below, and passes through
+        if inherited:
+            delattr(owner, name)
+        else:
             setattr(owner, name, original)
 
     _undo.append(undo)

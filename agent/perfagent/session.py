@@ -289,6 +289,8 @@ class Run:
         self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
         if torch.cuda.is_initialized():
             self._cuda_device = torch.cuda.current_device()
+            self._progress.stream = torch.cuda.current_stream().cuda_stream
+        instrument.install_late()
         self._watch_model()
 
     def _known_model(self) -> Any:

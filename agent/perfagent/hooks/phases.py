@@ -8,6 +8,7 @@ torch.save is one checkpoint.
 from __future__ import annotations
 
 import functools
+import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
@@ -17,7 +18,7 @@ from typing import Any
 from perfagent.hooks.account import PHASE
 from perfagent.hooks.progress import Progress, now, state
 
-__all__ = ["COUNTED", "Span", "tell", "watch_phase"]
+__all__ = ["COUNTED", "Span", "device_mark", "tell", "watch_phase"]
 
 COUNTED = ("checkpoint", "eval", "comm", "h2d")
 """Phases in which data waits and forward passes are part of the phase, not of the training step."""
@@ -66,6 +67,13 @@ def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, 
             return
         p.told_phases[name] = at, step
     p.on_event("phase", {"name": name, "begin_step": begin_step, "duration_s": duration_s}, step=step)
+
+
+def device_mark(p: Progress) -> Any:
+    """A mark of the device clock, where work on the current stream holds up the computation; None on other streams."""
+    if p.clock is None or p.stream is None or sys.modules["torch"].cuda.current_stream().cuda_stream != p.stream:
+        return None
+    return p.clock.mark()
 
 
 def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> Any:

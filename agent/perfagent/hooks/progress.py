@@ -81,6 +81,7 @@ class Progress(_EveryStep):
         "seen_backward",
         "skipped",
         "steppers",
+        "stream",
         "told_phases",
         "unscaled",
         "user_losses",
@@ -135,6 +136,7 @@ class Progress(_EveryStep):
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
+        self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
         self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step
         # log() before anything is known about steps

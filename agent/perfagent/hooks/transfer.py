@@ -1,0 +1,66 @@
+"""Copies from the host to the device, `phase/h2d_s`: `Tensor.to` and `Tensor.cuda`, from the first step on, where CUDA is used.
+
+A process that does not use CUDA is left alone. What counts is the time of the copy on the stream that computes, between two
+events: a copy on a stream of its own (a prefetcher) overlaps, and moving a module before the first step is no part of a step.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from perfagent.hooks.account import PHASE
+from perfagent.hooks.guard import failed, failures, keep_out_of_frames
+from perfagent.hooks.phases import device_mark
+from perfagent.hooks.progress import Progress, now, state
+
+__all__ = ["install"]
+
+Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+
+
+def install(patch: Patch) -> None:
+    """Watches the copies of a process that uses CUDA; does nothing in another."""
+    torch = sys.modules["torch"]
+    if torch.cuda.is_initialized():
+        patch(torch.Tensor, "to", watch_copy)
+        patch(torch.Tensor, "cuda", watch_copy)
+        keep_out_of_frames()
+
+
+def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
+    """A method of Tensor that may copy it to a device."""
+
+    @functools.wraps(original)
+    def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if (
+            p is None or p.clock is None or not self.is_cpu or p.phase_depth or p.data_depth or failures or p.thread != get_ident()
+        ):
+            return original(self, *args, **kwargs)
+        began, event = now(), _mark(p)
+        copied = original(self, *args, **kwargs)
+        if event is not None:
+            _note(p, began, event, copied)
+        return copied
+
+    return copy
+
+
+def _mark(p: Progress) -> Any:
+    try:
+        return device_mark(p)
+    except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+        failed(__name__, error)
+        return None
+
+
+def _note(p: Progress, began: int, event: Any, copied: Any) -> None:
+    ended = _mark(p) if copied.is_cuda else None
+    if ended is not None:
+        p.trace.append((PHASE, began, now(), "h2d", event, ended))
+    elif p.clock is not None:
+        p.clock.release([event])
