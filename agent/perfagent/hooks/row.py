@@ -116,7 +116,7 @@ class StepRow(NamedTuple):
                 return False
             if self.roots > 1 and p.completed < self.step + 2 and self._undecided() and not self._bad():
                 return False
-        return (self.rare is None or self.rare.ready()) and (not waiting() or self._arrived())
+        return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived())
 
     def _arrived(self) -> bool:
         """Whether what was on its way from a device has come."""

@@ -1,0 +1,211 @@
+"""Phases by events of a device: a fake clock stands for CUDA, the training is real.
+
+The fake device works through what it is given in order and takes as long as the test says, however long the host takes.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from perfagent.hooks.progress import state
+from perfagent.hooks.transfer import watch_copy
+from torch import nn
+
+MAIN, OTHER = 1, 2
+
+
+class Event:
+    """Recorded at a moment of the device; passed once the device has come so far."""
+
+    def __init__(self, device: Device) -> None:
+        self.device, self.at = device, 0.0
+
+    def record(self) -> None:
+        self.at = self.device.now
+
+    def query(self) -> bool:
+        return self.device.done >= self.at
+
+    def elapsed_time(self, other: Event) -> float:
+        return (other.at - self.at) * 1e3
+
+
+class Device:
+    """now: how much work it was given, in seconds; done: how much of it is over."""
+
+    def __init__(self) -> None:
+        self.now = self.done = 0.0
+        self.made = 0
+        self.free: list[Event] = []
+        self.stream = MAIN
+
+    def work(self, seconds: float) -> None:
+        self.now += seconds
+
+    # what DeviceClock has
+
+    def mark(self) -> Event:
+        if self.free:
+            event = self.free.pop()
+        else:
+            self.made += 1
+            event = Event(self)
+        event.record()
+        return event
+
+    def seconds(self, begin: Event, end: Event) -> float:
+        assert end.query(), "read before the device had come so far"
+        return begin.elapsed_time(end) / 1e3
+
+    def release(self, events: list[Event]) -> None:
+        self.free.extend(events)
+
+
+@pytest.fixture
+def device(monkeypatch):
+    device = Device()
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda *_: SimpleNamespace(cuda_stream=device.stream))
+    return device
+
+
+class Worker(torch.autograd.Function):
+    """Keeps the device busy in forward and backward."""
+
+    @staticmethod
+    def forward(ctx, x, device):
+        ctx.device = device
+        device.work(0.03)
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.device.work(0.06)
+        return gradient, None
+
+
+class Net(nn.Linear):
+    def __init__(self, device):
+        super().__init__(4, 1)
+        self.device = device
+
+    def forward(self, x):
+        return Worker.apply(super().forward(x), self.device)
+
+
+class Batch:
+    """Stands for a tensor on the host whose copy to the device takes a while."""
+
+    def __init__(self, device: Device, data: torch.Tensor) -> None:
+        self.device, self.data = device, data
+        self.is_cpu, self.is_cuda = True, False
+
+
+def to_device(batch: Batch, where: str) -> SimpleNamespace:
+    batch.device.work(0.02)
+    return SimpleNamespace(data=batch.data, is_cpu=where == "cpu", is_cuda=where == "cuda")
+
+
+def train(record, device, copy, steps=4):
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    p = state.current
+    p.clock, p.stream = device, MAIN
+    for _ in range(steps):
+        x = copy(Batch(device, torch.ones(2, 4)))
+        model(x).square().mean().backward()
+        optimizer.step()
+        device.work(0.005)
+    device.done = device.now
+    return dict(recorded.steps())
+
+
+def test_phases_are_the_device_s_time_and_copies_are_one(record, device):
+    copy = watch_copy(to_device)
+    steps = train(record, device, lambda batch: copy(batch, "cuda").data)
+    for number, values in steps.items():
+        if number > 1:
+            assert values["phase/h2d_s"] == pytest.approx(0.02)
+            assert values["phase/forward_s"] == pytest.approx(0.03)
+            assert values["phase/backward_s"] == pytest.approx(0.06)
+
+
+def test_a_copy_inside_the_forward_pass_is_taken_off_it(record, device):
+    copy = watch_copy(to_device)
+
+    class Copies(Net):
+        def forward(self, batch):
+            return super().forward(copy(batch, "cuda").data)
+
+    model = Copies(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for _ in range(3):
+        model(Batch(device, torch.ones(2, 4))).square().mean().backward()
+        optimizer.step()
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 1:
+            assert values["phase/h2d_s"] == pytest.approx(0.02)
+            assert values["phase/forward_s"] == pytest.approx(0.03)
+
+
+def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device):
+    copy = watch_copy(to_device)
+
+    def prefetch(batch):
+        device.stream = OTHER
+        try:
+            return copy(batch, "cuda").data
+        finally:
+            device.stream = MAIN
+
+    assert not any("phase/h2d_s" in values for values in train(record, device, prefetch).values())
+
+
+def test_a_tensor_that_stays_on_the_host_is_no_copy_and_leaks_no_event(record, device):
+    copy = watch_copy(to_device)
+    steps = train(record, device, lambda batch: copy(batch, "cpu").data, steps=40)
+    assert not any("phase/h2d_s" in values for values in steps.values())
+    assert device.made <= 40 * 7, "an event that was not needed is used again"
+    assert len(device.free) == device.made
+
+
+def test_a_row_waits_for_the_device_and_not_the_training_for_it(record, device):
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    rows = [row for row in recorded.sender.rows if hasattr(row, "trace")]
+    assert rows
+    assert not any(row.ready() for row in rows if row.step > 1), "the device has done nothing yet"
+    device.done = device.now
+    assert [number for number, _ in recorded.steps()] == [1, 2, 3]
+
+
+def test_the_watched_copy_is_no_graph_break(monkeypatch):
+    original = torch.Tensor.to
+    monkeypatch.setattr(torch.Tensor, "to", watch_copy(original), raising=False)
+    from perfagent.hooks.guard import keep_out_of_frames
+
+    keep_out_of_frames()
+    torch._dynamo.reset()
+    compiled = torch.compile(lambda x: x.to(torch.float64) * 2, backend="eager", fullgraph=True)
+    assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0, dtype=torch.float64))
+
+
+def test_a_process_without_cuda_is_left_alone(record):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    record(model)
+    for _ in range(2):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+    assert "to" not in vars(torch.Tensor)
+    assert "cuda" not in vars(torch.Tensor)
