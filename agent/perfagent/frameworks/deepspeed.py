@@ -155,10 +155,10 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self, loss, *args, **kwargs)
         began, trace = now(), p.trace
         p.backward_depth = 1
-        _begin(p, loss, began)
+        at = _begin(p, loss, began)
         try:
             result = original(self, loss, *args, **kwargs)
-            _note_loss(p, trace, result)
+            _note_loss(p, trace, at, result)
         finally:
             p.backward_depth = 0
             p.trace.append((BACKWARD_END, now(), None if p.clock is None else p.clock.mark()))
@@ -168,17 +168,18 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @guarded
-def _begin(p: Progress, loss: Any, began: int) -> None:
+def _begin(p: Progress, loss: Any, began: int) -> int:
     p.trace.append((BACKWARD, began, begin_pass(p, loss), None, False))
+    return len(p.trace) - 1
 
 
 @guarded
-def _note_loss(p: Progress, trace: list[Entry], result: Any) -> None:
-    """result: the loss as a part of its window, unscaled: such parts add up."""
+def _note_loss(p: Progress, trace: list[Entry], at: int | None, result: Any) -> None:
+    """result: the loss as a part of its window, unscaled: such parts add up. at: place of the pass in the trace."""
     value = _taken(result)
-    if value is None or trace is not p.trace or trace[-1][0] != BACKWARD:
+    if value is None or at is None or trace is not p.trace:
         return
-    trace[-1] = (*trace[-1][:3], value, True)
+    trace[at] = (*trace[at][:3], value, True)
     p.roots += 1
 
 
