@@ -1,3 +1,3 @@
 """What the agent finds out only when something is wrong, or when it is asked: where a NaN came from, what filled the memory, what
-every thread is doing, what a few steps consist of. Nothing here runs in a healthy step; nothing here is imported before it is needed.
+every thread is doing, what a few steps consist of. Nothing here runs in a healthy step or is imported before it is needed.
 """

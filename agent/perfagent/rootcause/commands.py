@@ -52,21 +52,25 @@ class Commands:
 
     def poll(self) -> None:
         """Every tick: a profile that is under way."""
-        profile = self._profile
-        if profile is None:
-            return
-        profile.poll()
-        if profile.done:
-            self._profile = None
-            if profile.problem:
-                self._answer(profile.command, "profile", "refused", profile.problem)
-            else:
-                self._answer(profile.command, "profile", "done", profile=profile.id)
+        if self._profile is not None:
+            self._profile.poll()
+            self._tell_if_done()
 
     def close(self) -> None:
-        """The run ends. On the thread that ends it."""
+        """The run ends. On the thread that ends it; what is recorded goes with the sender's last tick."""
         if self._profile is not None:
             self._profile.close()
+            self._tell_if_done()
+
+    def _tell_if_done(self) -> None:
+        profile = self._profile
+        if profile is None or not profile.done:
+            return
+        self._profile = None
+        if profile.problem:
+            self._answer(profile.command, "profile", "refused", profile.problem)
+        else:
+            self._answer(profile.command, "profile", "done", profile=profile.id)
 
     def _stacks(self, identity: str, parameters: Mapping[str, Any]) -> None:
         from perfagent.rootcause.stacks import all_stacks
@@ -82,7 +86,8 @@ class Commands:
         steps = parameters.get("steps", 5)
         p = self._investigator.progress
         if isinstance(steps, bool) or not isinstance(steps, int) or not 1 <= steps <= MOST_STEPS:
-            self._answer(identity, "profile", "refused", f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}")
+            why = f"steps must be a whole number from 1 to {MOST_STEPS}, not {steps!r:.40}"
+            self._answer(identity, "profile", "refused", why)
         elif self._profile is not None:
             self._answer(identity, "profile", "refused", "a profile of this process is under way; ask again when it is done")
         elif p.last is None:
@@ -95,7 +100,7 @@ class Commands:
 
     def _sampling(self, identity: str, parameters: Mapping[str, Any]) -> None:
         budget, period = parameters.get("overhead_budget_pct"), parameters.get("sample_s")
-        changed = {}
+        changed: dict[str, Any] = {}
         if _number(budget) and 0.01 <= budget <= 50:  # type: ignore[operator]
             self._investigator.progress.governor.set_budget(float(budget))  # type: ignore[arg-type]
             changed["overhead_budget_pct"] = budget

@@ -1,4 +1,4 @@
-"""Which operator of a step made the first NaN, read from the graph that autograd kept for backward. CPU only, before backward runs.
+"""Which operator of a step made the first NaN, read from the graph that autograd kept for backward. On the CPU, before it runs.
 
 Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
 first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
@@ -24,8 +24,8 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
     """{"operator"?, "read_by"?, "read_as"?, "after"?, "of"?}; names: parameters by id().
 
     operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a parameter. read_by: the
-    first operator that read it, and as what. of: a parameter that the operator uses; after: the last one used before it. None where
-    the graph cannot be read: no graph, too large, or held by activation checkpointing, which would run the model again.
+    first operator that read it, and as what. of: a parameter that the operator uses; after: the last one used before it. None
+    where the graph cannot be read: there is none, it is too large, or activation checkpointing would run the model again.
     """
     if loss.grad_fn is None or _checkpointed():
         return None
@@ -48,7 +48,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
             break
     if producer is None:
         producer = loss.grad_fn if reader is None else _input_of(reader, read[0])
-    at = producer if producer is not None else reader
+    at: Any = producer if producer is not None else reader
     found: dict[str, Any] = {}
     if producer is not None:
         found["operator"] = _name(producer)

@@ -7,7 +7,6 @@ unless there are any. The sender's thread calls `judged`, `obey` and `poll`. The
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping

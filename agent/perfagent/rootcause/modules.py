@@ -18,15 +18,23 @@ from perfagent.hooks.guard import not_traced
 from perfagent.rootcause.batch import Fingerprint, tensors_in
 from perfagent.rootcause.containment import contained
 
-__all__ = ["OutputChecks", "walk"]
+__all__ = ["OutputChecks", "is_closed", "walk"]
 
 MOST_MODULES = 4000
 _CALL = "_compiled_call_impl"
 
 
+def is_closed(module: Any) -> bool:
+    """Whether what lies below a module is not to be touched: it is compiled or scripted, or DataParallel copies its `__dict__`."""
+    torch = sys.modules["torch"]
+    own = module.__dict__.get(_CALL)
+    compiled = own is not None and not type(own).__module__.startswith("perfagent.")
+    compiled = compiled or type(module).__name__ == "OptimizedModule"
+    return compiled or isinstance(module, (torch.jit.ScriptModule, torch.nn.DataParallel))
+
+
 def walk(model: Any) -> Iterator[tuple[str, Any]]:
     """(name, module) of what can be looked at: nothing below a compiled or scripted module. Wrappers' own names are left out."""
-    torch = sys.modules["torch"]
     seen: set[int] = set()
     waiting: list[tuple[str, Any]] = [("", model)]
     count = 0
@@ -37,9 +45,7 @@ def walk(model: Any) -> Iterator[tuple[str, Any]]:
         seen.add(id(module))
         count += 1
         yield name, module
-        own = module.__dict__.get(_CALL)
-        compiled = (own is not None and not type(own).__module__.startswith("perfagent.")) or type(module).__name__ == "OptimizedModule"
-        if compiled or isinstance(module, (torch.jit.ScriptModule, torch.nn.DataParallel)):
+        if is_closed(module):
             continue
         children = [(child_name, child) for child_name, child in module.__dict__.get("_modules", {}).items() if child is not None]
         for child_name, child in reversed(children):

@@ -1,7 +1,7 @@
 """Where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
-What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still those
-that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss on a
+What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
+those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss on a
 device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the outputs of all
 modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
 """
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.device import Reading, collect
 from perfagent.rootcause.batch import Fingerprint, in_callers
 from perfagent.rootcause.graph import first_bad_operator
-from perfagent.rootcause.modules import OutputChecks, walk
+from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -108,12 +108,12 @@ class Inquiry:
         named: list[tuple[str, Any]] = []
         if model is not None:
             for module_name, module in walk(model):
-                parameters = module.named_parameters() if _is_whole(module) else module.__dict__.get("_parameters", {}).items()
+                parameters = module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
                 named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
         primary = self._progress.primary() if self._progress.primary is not None else None
         if not named and primary is not None:
-            groups = enumerate(primary.param_groups)
-            named = [(f"group {number}, parameter {place}", p) for number, group in groups for place, p in enumerate(group["params"])]
+            for number, group in enumerate(primary.param_groups):
+                named += [(f"group {number}, parameter {place}", p) for place, p in enumerate(group["params"])]
         self._names = {}
         for name, p in named:
             self._names.setdefault(id(p), name)  # shared weights go by their first name
@@ -179,14 +179,6 @@ class Inquiry:
         return {name: type(module).__name__ for name, module in walk(model)} if model is not None else {}
 
 
-def _is_whole(module: Any) -> bool:
-    """Whether `walk` does not go below it, so that it speaks for its children too."""
-    torch = sys.modules["torch"]
-    own = module.__dict__.get("_compiled_call_impl")
-    compiled = own is not None and not type(own).__module__.startswith("perfagent.")
-    return compiled or type(module).__name__ == "OptimizedModule" or isinstance(module, (torch.jit.ScriptModule, torch.nn.DataParallel))
-
-
 class _Nonfinite:
     """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps still on the device."""
 
@@ -238,7 +230,8 @@ class _Nonfinite:
         if self._bad is None:
             self._settle()
         assert self._bad is not None
-        return {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": self._bad[-1]["name"] if self._bad else None}
+        last = self._bad[-1]["name"] if self._bad else None
+        return {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": last}
 
 
 def _joined(module: str, parameter: str) -> str:
@@ -303,8 +296,9 @@ def _sentence(found: dict[str, Any]) -> str:
             where = f"after module {found['after_module']!r}"
         if "operator" in operator:
             read = f"; {operator['read_by']} read it" if "read_by" in operator else ""
-            return f"In step {step} the operator {operator['operator']} {where} made the first non-finite value from finite inputs{read}."
-        return f"In step {step} the operator {operator['read_by']} {where} was the first to read a non-finite value, which came from outside."
+            made = f"the operator {operator['operator']} {where} made the first non-finite value from finite inputs"
+            return f"In step {step} {made}{read}."
+        return f"In step {step} a non-finite value came from outside; the operator {operator['read_by']} {where} read it first."
     if cause in ("module", "spread") and "first_module" in found:
         first = found["first_module"]
         inputs = "its inputs were finite" if first["inputs_finite"] else "its inputs were non-finite already"
@@ -318,8 +312,8 @@ def _sentence(found: dict[str, Any]) -> str:
     if cause == "spread":
         return f"After step {found['looked_after_step']} every parameter was non-finite."
     if cause == "gradient":
-        return (
-            f"In step {step} {found['gradients']['nonfinite']} of {found['gradients']['of']} gradients were non-finite; nearest to the "
-            f"loss is that of {found['parameter']!r}. Parameters stayed finite."
-        )
-    return f"Parameters, gradients and the next {found['steps_checked_after']} steps were finite: what was bad in step {step} did not come back."
+        bad, of = found["gradients"]["nonfinite"], found["gradients"]["of"]
+        nearest = f"nearest to the loss is that of {found['parameter']!r}"
+        return f"In step {step} {bad} of {of} gradients were non-finite; {nearest}. Parameters stayed finite."
+    good = f"Parameters, gradients and the outputs of the next {found['steps_checked_after']} steps were finite"
+    return f"{good}: what was bad in step {step} did not come back."

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
     "inactive_split_bytes.all.current", "num_alloc_retries", "num_ooms",
 )  # fmt: skip
+_OF_PROCESS = {"VmRSS": "rss_bytes", "VmSize": "virtual_bytes", "VmHWM": "peak_rss_bytes"}
+_OF_HOST = {"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}
 LAST_STEPS = 8
 MOST_TEXT = 4000
 
@@ -79,7 +82,8 @@ def remedies(
     plans.append(("Halve the batch size and double gradient accumulation.", activations // 2 if activations else None))
     if not dtypes or "float32" in dtypes:
         plans.append(("Train in mixed precision (torch.autocast, bf16).", activations // 2 if activations else None))
-    plans.append(("Checkpoint activations (torch.utils.checkpoint) in the repeated blocks.", 2 * activations // 3 if activations else None))
+    kept_third = 2 * activations // 3 if activations else None
+    plans.append(("Checkpoint activations (torch.utils.checkpoint) in the repeated blocks.", kept_third))
     if world_size > 1:
         shared = (parameters + gradients + state) * (world_size - 1) // world_size
         plans.append((f"Shard parameters, gradients and optimizer state over the {world_size} ranks (FSDP2, ZeRO-3).", shared or None))
@@ -199,19 +203,15 @@ def _host() -> dict[str, int]:
     from perfagent.samplers import cgroup
 
     found: dict[str, int] = {}
-    try:
-        with open("/proc/self/status", encoding="ascii") as status:
-            for line in status:
-                name, _, value = line.partition(":")
-                if name in ("VmRSS", "VmSize", "VmHWM"):
-                    found[{"VmRSS": "rss_bytes", "VmSize": "virtual_bytes", "VmHWM": "peak_rss_bytes"}[name]] = 1024 * int(value.split()[0])
-        with open("/proc/meminfo", encoding="ascii") as meminfo:
-            for line in meminfo:
-                name, _, value = line.partition(":")
-                if name in ("MemTotal", "MemAvailable"):
-                    found[{"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}[name]] = 1024 * int(value.split()[0])
-    except OSError:
-        return found
+    for path, names in ((Path("/proc/self/status"), _OF_PROCESS), (Path("/proc/meminfo"), _OF_HOST)):
+        try:
+            lines = path.read_text(encoding="ascii", errors="replace").splitlines()
+        except OSError:  # no Linux
+            continue
+        for line in lines:
+            name, _, value = line.partition(":")
+            if name in names:
+                found[names[name]] = 1024 * int(value.split()[0])
     group = cgroup.find()
     if group is not None and group.limit_bytes is not None:
         found["limit_bytes"] = group.limit_bytes

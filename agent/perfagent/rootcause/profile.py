@@ -1,8 +1,8 @@
 """torch.profiler for a few steps, begun and ended between steps on the training thread, because asked for.
 
 Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running, ours is
-refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by the
-sender's thread. The values that training computes are the same; its speed, while the profiler runs and once when it stops, is not.
+refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by
+the sender's thread. What training computes is the same; its speed, while the profiler runs and when it stops, is not.
 """
 
 from __future__ import annotations
@@ -188,7 +188,8 @@ class Profile:
             plain.unlink(missing_ok=True)
         if sizes[1] > MOST_TRACE_BYTES:
             packed.unlink()
-            summary["trace_left_out"] = f"the trace has {sizes[1] >> 20} MiB; {MOST_TRACE_BYTES >> 20} are sent: ask for fewer steps"
+            most = MOST_TRACE_BYTES >> 20
+            summary["trace_left_out"] = f"the trace has {sizes[1] >> 20} MiB; up to {most} are sent: ask for fewer steps"
             return Upload(self._investigator.sender, summary, None, step=self._last)
         summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
         return Upload(self._investigator.sender, summary, packed, step=self._last)

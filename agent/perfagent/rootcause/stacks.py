@@ -1,7 +1,7 @@
 """What every thread of this process is doing: Python stacks taken from the sender's thread, while the training thread may hang.
 
 A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what it waits in
-is asked of the kernel, where there is a /proc. Local variables are not read. Nothing here takes a lock that another thread may hold.
+is asked of the kernel, where there is a /proc. Local variables are not read, and no lock is taken that another thread may hold.
 """
 
 from __future__ import annotations
@@ -21,12 +21,14 @@ _OWN = ("perfagent-sender", "perfagent-courier")
 
 
 def all_stacks(training: int) -> list[dict[str, Any]]:
-    """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}], the training thread first,
-    the innermost frame last. training: its ident. The agent's own threads are left out."""
+    """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}].
+
+    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out.
+    """
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
     known: dict[int, Any] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
-    found = []
+    found: list[dict[str, Any]] = []
     for ident, frame in sys._current_frames().items():
         thread = known.get(ident)
         name = thread.name if thread is not None else f"thread {ident}"

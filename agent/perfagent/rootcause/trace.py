@@ -22,8 +22,10 @@ __all__ = ["Recorded", "compress", "gaps", "operators", "record"]
 MOST_OPERATORS = 100
 MOST_GAPS = 20
 _YIELD_EVERY = 5000  # events, after which the interpreter is offered to the training thread
-_OWN_WORDS = ("cpu_op", "kernel", "fwdbwd", "ac2g", "cuda_runtime", "cuda_driver", "gpu_memcpy", "gpu_memset", "Trace", "overhead")
-_NAME = re.compile(r'^(\s*"name": )("(?:[^"\\]|\\.)*")(.*)$', re.DOTALL)
+_OWN_WORDS = (
+    "cpu_op", "kernel", "fwdbwd", "ac2g", "cuda_runtime", "cuda_driver", "gpu_memcpy", "gpu_memset", "Trace", "overhead",
+)  # fmt: skip
+_NAME = re.compile(r'^(\s*"name": )"(.*)"(,?\s*)$', re.DOTALL)
 
 
 class Event(Protocol):
@@ -63,7 +65,8 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
         if str(event.device_type()).endswith("CPU"):
             if event.is_async():
                 continue
-            one = Recorded(event.name(), event.start_ns(), event.end_ns(), event.start_thread_id(), bool(event.is_user_annotation()))
+            span = event.start_ns(), event.end_ns()
+            one = Recorded(event.name(), *span, event.start_thread_id(), bool(event.is_user_annotation()))
             cpu.append(one)
             if event.correlation_id():
                 by_correlation[event.correlation_id()] = one
@@ -81,41 +84,64 @@ def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
 
     An operator's own time is what is left without those it called. A recursive one counts each time only once in its total.
     """
-    table: dict[str, list[float]] = {}  # calls, self cpu, total cpu, self device, total device; ns
+    table: dict[str, _Sums] = {}
     for mine in _by_thread(cpu).values():
-        open_: list[tuple[Recorded, list[float]]] = []  # with [time of children, device time below]
-
-        def close() -> None:
-            done, (children, device) = open_.pop()  # noqa: B023 - used up before the next turn
-            own_device = float(sum(end - start for start, end in done.kernels))
-            row = table.setdefault(done.name, [0.0] * 5)
-            span = done.end - done.start
-            row[0] += 1
-            row[1] += span - children
-            row[3] += own_device
-            if not any(above.name == done.name for above, _ in open_):  # noqa: B023
-                row[2] += span
-                row[4] += own_device + device
-            if open_:  # noqa: B023
-                open_[-1][1][0] += span  # noqa: B023
-                open_[-1][1][1] += own_device + device  # noqa: B023
-
+        open_: list[_Call] = []
         for event in mine:
-            while open_ and open_[-1][0].end <= event.start:
-                close()
-            open_.append((event, [0.0, 0.0]))
+            while open_ and open_[-1].event.end <= event.start:
+                _close(open_, table)
+            open_.append(_Call(event))
         while open_:
-            close()
-    rows = [
-        {
-            "name": name, "calls": int(row[0]), "self_cpu_s": row[1] / 1e9, "total_cpu_s": row[2] / 1e9,
-            **({"self_device_s": row[3] / 1e9, "total_device_s": row[4] / 1e9} if row[4] else {}),
-        }
-        for name, row in table.items()
-        if not name.startswith("ProfilerStep#")
-    ]  # fmt: skip
-    rows.sort(key=lambda row: -max(row["self_cpu_s"], row.get("self_device_s", 0.0)))
-    return rows[:MOST_OPERATORS]
+            _close(open_, table)
+    listed = [(name, sums) for name, sums in table.items() if not name.startswith("ProfilerStep#")]
+    listed.sort(key=lambda item: -max(item[1].self_cpu, item[1].self_device))
+    return [{"name": name, **sums.shown()} for name, sums in listed[:MOST_OPERATORS]]
+
+
+@dataclass(slots=True)
+class _Sums:
+    """Of one operator, in nanoseconds."""
+
+    calls: int = 0
+    self_cpu: int = 0
+    total_cpu: int = 0
+    self_device: int = 0
+    total_device: int = 0
+
+    def shown(self) -> dict[str, Any]:
+        found: dict[str, Any] = {"calls": self.calls, "self_cpu_s": self.self_cpu / 1e9, "total_cpu_s": self.total_cpu / 1e9}
+        if self.total_device:
+            found |= {"self_device_s": self.self_device / 1e9, "total_device_s": self.total_device / 1e9}
+        return found
+
+
+@dataclass(slots=True)
+class _Call:
+    """An operator that is being looked through. below: CPU time of what it called; device: device time of that."""
+
+    event: Recorded
+    below: int = 0
+    device: int = 0
+    called: list[str] = field(default_factory=list)
+
+
+def _close(open_: list[_Call], table: dict[str, _Sums]) -> None:
+    """The innermost operator has ended: its times go into the table and into the one that called it."""
+    call = open_.pop()
+    name, span = call.event.name, call.event.end - call.event.start
+    device = sum(end - start for start, end in call.event.kernels)
+    sums = table.setdefault(name, _Sums())
+    # an operator whose only call is one of its own name (a number that becomes a tensor) is one call, as in torch's table
+    sums.calls += call.called != [name]
+    sums.self_cpu += span - call.below
+    sums.self_device += device
+    if not any(above.event.name == name for above in open_):
+        sums.total_cpu += span
+        sums.total_device += device + call.device
+    if open_:
+        open_[-1].below += span
+        open_[-1].device += device + call.device
+        open_[-1].called.append(name)
 
 
 def gaps(cpu: list[Recorded], device: list[tuple[int, int, str]], thread: int, began: int, ended: int) -> dict[str, Any]:
@@ -158,6 +184,14 @@ def _by_thread(cpu: list[Recorded]) -> dict[int, list[Recorded]]:
     return threads
 
 
+def _unquoted(name: str) -> str:
+    """A name as Kineto wrote it: it leaves quotes as they are, which would end the text, and the file, too early."""
+    try:
+        return str(json.loads(f'"{name}"'))
+    except ValueError:
+        return name
+
+
 def compress(source: Path, target: Path) -> tuple[int, int]:
     """The trace as gzip; what users named (annotations, Python functions) goes through redaction. Bytes before and after."""
     size = 0
@@ -170,7 +204,7 @@ def compress(source: Path, target: Path) -> tuple[int, int]:
             if '"cat":' in line:
                 foreign = not any(f'"{word}"' in line for word in _OWN_WORDS)
             elif foreign and (found := _NAME.match(line)) is not None:
-                text = found[1] + json.dumps(redacted_text(json.loads(found[2]))) + found[3]
+                text = found[1] + json.dumps(redacted_text(_unquoted(found[2]))) + found[3]
             raw = text.encode()
             size += len(raw)
             out.write(raw)

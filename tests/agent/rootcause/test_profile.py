@@ -1,0 +1,302 @@
+"""torch.profiler on command: what is recorded is right, whole and harmless."""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from perfagent.rootcause import trace
+from perfagent.rootcause.upload import Upload
+
+
+OPTIONS = ("shapes", "memory", "python")
+
+
+def summary_of(job: Any) -> dict[str, Any]:
+    (found,) = [data for data in job.events("profile") if "payload" not in data]
+    return found
+
+
+def trace_of(job: Any) -> dict[str, Any]:
+    pieces = [data for data in job.events("profile") if "payload" in data]
+    raw = b"".join(data["payload"] for data in sorted(pieces, key=lambda data: data["part"]))
+    summary = summary_of(job)
+    assert len(pieces) == summary["parts"]
+    assert hashlib.sha256(raw).hexdigest() == summary["sha256"]
+    loaded: dict[str, Any] = json.loads(gzip.decompress(raw))
+    return loaded
+
+
+def answers(job: Any, identity: str = "c1") -> list[tuple[str, str]]:
+    return [(data["state"], data.get("message", "")) for data in job.events("command") if data["command"] == identity]
+
+
+def test_a_profile_covers_exactly_the_steps_that_were_asked_for(train):
+    job = train()
+    job.steps(3)
+    job.command("profile", steps=4)
+    job.steps(8)
+    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    summary = summary_of(job)
+    assert (summary["first_step"], summary["last_step"], summary["command"]) == (5, 8, "c1")
+    names = [event["name"] for event in trace_of(job)["traceEvents"]]
+    assert sorted(name for name in names if name.startswith("ProfilerStep#")) == [f"ProfilerStep#{step}" for step in (5, 6, 7, 8)]
+    calls = {row["name"]: row["calls"] for row in summary["operators"]}
+    assert calls["aten::addmm"] == 5 * 4, "five linear layers, four steps"
+    assert calls["Optimizer.step#AdamW.step"] == 4
+
+
+def test_the_trace_is_what_perfetto_reads(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=2)
+    job.steps(5)
+    loaded = trace_of(job)
+    spans = [event for event in loaded["traceEvents"] if event.get("ph") == "X"]
+    assert len(spans) > 100
+    for event in spans:
+        assert {"name", "ts", "dur", "pid", "tid"} <= event.keys()
+        assert event["dur"] >= 0
+
+
+def test_operator_times_are_those_of_torchs_own_table():
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 8))
+    optimizer = torch.optim.AdamW(model.parameters())
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler:
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+            optimizer.step()
+    cpu, device = trace.record(profiler.profiler.kineto_results.events())
+    assert device == []
+    ours = {row["name"]: row for row in trace.operators(cpu)}
+    torchs = {row.key: row for row in profiler.key_averages()}
+    assert len(ours) > 30
+    for name, row in ours.items():
+        assert row["calls"] == torchs[name].count, name
+        assert row["self_cpu_s"] * 1e6 == pytest.approx(torchs[name].self_cpu_time_total, rel=1e-6, abs=1.0), name
+        assert row["total_cpu_s"] * 1e6 >= row["self_cpu_s"] * 1e6 - 1.0
+
+
+def test_the_profile_changes_no_loss_and_no_weight(make_net, record):
+    def trained(profiled: bool) -> list[Any]:
+        torch.manual_seed(11)
+        model = make_net()
+        model.blocks[1] = nn.Sequential(nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.3))
+        optimizer = torch.optim.AdamW(model.parameters())
+        recorded = record(model) if profiled else None
+        losses = []
+        for step in range(1, 16):
+            optimizer.zero_grad()
+            loss = model(torch.randn(6, 8)).square().mean()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            if recorded is not None:
+                if step == 3:
+                    for callback in recorded.sender.on_command:
+                        callback({"id": "c", "kind": "profile", "params": {"steps": 5, **dict.fromkeys(OPTIONS, True)}})
+                recorded.rows += recorded.sender.drain()
+                recorded.run._investigator.poll()
+        if recorded is not None:
+            assert any("operators" in data for kind, data, _ in recorded.sender.events if kind == "profile")
+        return [losses, [tensor.clone() for tensor in model.state_dict().values()], torch.get_rng_state()]
+
+    plain, profiled = trained(False), trained(True)
+    assert plain[0] == profiled[0]
+    assert all(torch.equal(one, other) for one, other in zip(plain[1], profiled[1], strict=True))
+    assert torch.equal(plain[2], profiled[2])
+
+
+def test_a_second_profile_while_one_runs_is_refused(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", "c1", steps=3)
+    job.command("profile", "c2", steps=3)
+    job.steps(7)
+    job.command("profile", "c3", steps=1)
+    job.steps(4)
+    assert answers(job, "c2") == [("refused", "a profile of this process is under way; ask again when it is done")]
+    assert [state for state, _ in answers(job, "c1")] == ["accepted", "done"]
+    assert [state for state, _ in answers(job, "c3")] == ["accepted", "done"], "one after the other"
+
+
+def test_where_the_script_has_its_own_profiler_ours_is_refused(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=2)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        job.steps(3)
+    assert sum(row.count for row in own.key_averages() if row.key == "aten::addmm") == 15
+    assert [state for state, _ in answers(job)] == ["accepted", "refused"]
+    assert "the script has a torch profiler of its own running" in answers(job)[1][1]
+
+
+def test_where_the_script_starts_its_own_ours_gives_way(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=50)
+    job.steps(3)
+    assert torch.autograd._profiler_enabled()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+        job.steps(2)
+    assert sum(row.count for row in own.key_averages() if row.key == "aten::addmm") == 10
+    assert not torch.autograd._profiler_enabled()
+    assert "the script started a torch profiler of its own" in answers(job)[1][1]
+    assert torch.autograd.profiler._enable_profiler.__module__ != "perfagent.rootcause.profile"
+    job.command("profile", "c2", steps=2)
+    job.steps(5)
+    assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"]
+
+
+def test_a_training_that_ends_in_the_middle_leaves_no_profiler_behind(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=50)
+    job.steps(3)
+    job.recorded.finish()
+    assert not torch.autograd._profiler_enabled()
+    assert answers(job)[-1] == ("refused", "the training ended before its 50 steps were over")
+
+
+def test_before_the_first_step_there_is_nothing_to_profile(train):
+    job = train()
+    job.command("profile", steps=2)
+    assert answers(job) == [("refused", "this process has not completed a step of a torch optimizer yet")]
+
+
+@pytest.mark.parametrize("steps", [0, 101, 2.5, True, "5", None])
+def test_steps_that_make_no_sense_are_refused(train, steps):
+    job = train()
+    job.steps(1)
+    job.command("profile", steps=steps)
+    assert answers(job)[0][0] == "refused"
+
+
+def test_what_a_user_named_goes_through_redaction(tmp_path: Path):
+    model = nn.Linear(4, 4)
+    named = torch.profiler.record_function('stage "one" api_key=sk-abcdefghijklmnopqrstuv')
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profiler, named:
+        model(torch.randn(2, 4))
+    plain, packed = tmp_path / "t.json", tmp_path / "t.json.gz"
+    profiler.export_chrome_trace(str(plain))
+    trace.compress(plain, packed)
+    text = gzip.decompress(packed.read_bytes()).decode()
+    names = [event["name"] for event in json.loads(text)["traceEvents"]]
+    assert "sk-abcdefghij" not in text
+    assert any(name.startswith('stage "one" api_key=') for name in names)
+    assert "aten::linear" in names
+
+
+def test_a_large_trace_goes_piece_by_piece_and_the_file_is_gone_after(tmp_path: Path, record):
+    sender = record().sender
+    file = tmp_path / "trace.gz"
+    content = bytes(range(256)) * 5000
+    file.write_bytes(content)
+    upload = Upload(sender, {"profile": "p1"}, file, step=3)
+    turns = 1
+    while not upload.poll():
+        turns += 1
+    pieces = [data for kind, data, _ in sender.events if kind == "profile" and "payload" in data]
+    assert turns == 4, "three pieces, one a tick, and the end"
+    assert b"".join(data["payload"] for data in pieces) == content
+    assert not file.exists()
+
+
+def test_what_is_left_when_the_run_ends_goes_at_once(tmp_path: Path, record):
+    sender = record().sender
+    file = tmp_path / "trace.gz"
+    file.write_bytes(bytes(2_000_000))
+    upload = Upload(sender, {"profile": "p1"}, file, step=3)
+    sender.closing_at = 1.0
+    assert upload.poll()
+    assert sum(len(data["payload"]) for kind, data, _ in sender.events if "payload" in data) == 2_000_000
+
+
+# ---- the CUDA door: events as Kineto would give them
+
+
+@dataclass
+class Fake:
+    """One event of Kineto. link: correlation of the operator that launched a kernel."""
+
+    title: str
+    start: int
+    end: int
+    device: str = "DeviceType.CPU"
+    correlation: int = 0
+    link: int = 0
+    thread: int = 1
+
+    def name(self) -> str:
+        return self.title
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def end_ns(self) -> int:
+        return self.end
+
+    def start_thread_id(self) -> int:
+        return self.thread
+
+    def device_type(self) -> str:
+        return self.device
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def linked_correlation_id(self) -> int:
+        return self.link
+
+    def is_async(self) -> bool:
+        return False
+
+    def is_user_annotation(self) -> bool:
+        return False
+
+
+GPU = "DeviceType.CUDA"
+EVENTS = [
+    Fake("aten::linear", 0, 100, correlation=1),
+    Fake("aten::addmm", 10, 90, correlation=2),
+    Fake("aten::relu", 100, 120, correlation=3),
+    Fake("gemm_kernel", 50, 450, GPU, link=2),
+    Fake("relu_kernel", 650, 700, GPU, link=3),
+]
+
+
+def test_time_on_a_device_belongs_to_the_operator_that_launched_it():
+    cpu, device = trace.record(EVENTS)
+    rows = {row["name"]: row for row in trace.operators(cpu)}
+    assert rows["aten::addmm"]["self_device_s"] == rows["aten::addmm"]["total_device_s"] == 400e-9
+    assert (rows["aten::linear"]["self_device_s"], rows["aten::linear"]["total_device_s"]) == (0.0, 400e-9)
+    assert (rows["aten::linear"]["self_cpu_s"], rows["aten::linear"]["total_cpu_s"]) == pytest.approx((20e-9, 100e-9))
+    assert [name for _, _, name in device] == ["gemm_kernel", "relu_kernel"]
+    assert next(iter(rows)) == "aten::addmm", "the largest of the own times first, on whichever side"
+
+
+def test_gaps_on_the_device_are_named_by_what_ran_before_and_after():
+    cpu, device = trace.record(EVENTS)
+    found = trace.gaps(cpu, device, 1, 0, 1000)
+    assert (found["of"], found["busy_s"], found["idle_pct"]) == ("device", 450e-9, 55.0)
+    first, second, third = found["longest"]
+    assert (first["s"], first["after"], first["before"]) == (300e-9, "relu_kernel", "the end")
+    assert (second["s"], second["after"], second["before"]) == (200e-9, "gemm_kernel", "relu_kernel")
+    assert (third["s"], third["after"]) == (50e-9, "the beginning")
+
+
+def test_a_recursive_operator_counts_each_time_once():
+    cpu, _ = trace.record([Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)])
+    rows = {row["name"]: row for row in trace.operators(cpu)}
+    assert rows["a"]["calls"] == 3
+    assert rows["a"]["total_cpu_s"] == pytest.approx(150e-9)
+    assert rows["a"]["self_cpu_s"] == pytest.approx((40 + 40 + 50) * 1e-9)
