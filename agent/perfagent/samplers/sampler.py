@@ -136,6 +136,7 @@ class Sampler:
     def poll_gpu(self) -> None:
         """On the courier's thread, about twice a second."""
         if self._gpus is None:
+            from perfagent.samplers.gpu.claims import Claims
             from perfagent.samplers.gpu.library import load
             from perfagent.samplers.gpu.sampler import GpuSampler
 
@@ -147,6 +148,7 @@ class Sampler:
                 elected=lambda: self._elected,
                 period_s=lambda: self.period_s,
                 environ=self._environ,
+                claims=Claims(Path(self._config.state_dir) / "jobs", self._identity.job_key),
                 library=self._library or load,
                 clock=self._clock,
             )

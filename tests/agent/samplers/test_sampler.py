@@ -16,6 +16,7 @@ from perfagent.identity import Identity
 from perfagent.samplers.cgroup import ControlGroup
 from perfagent.samplers.gpu.library import load
 from perfagent.samplers.host import HostReader
+from perfagent.samplers.kernel_file import KernelFile
 from perfagent.samplers.sampler import Sampler
 
 NO_GROUP = ControlGroup(usage=None, limit_bytes=None, inactive=None, events=None, cores=None)
@@ -189,8 +190,11 @@ def test_without_a_driver_the_package_is_not_even_imported(tmp_path: Path) -> No
 def test_a14_a_forked_child_lets_go_of_the_nodes_lock(tmp_path: Path) -> None:
     sampler, _, _ = make(tmp_path, world_size=2, job_key="job")
     assert sampler._lock_fd >= 0
+    sampler.poll()
+    files = [file for reader in sampler._readers or () for file in vars(reader).values() if isinstance(file, KernelFile)]
+    assert [file for file in files if file._fd >= 0]
     child = os.fork()
     if child == 0:
-        os._exit(0 if sampler._lock_fd == -1 else 1)
+        os._exit(0 if sampler._lock_fd == -1 and all(file._fd < 0 for file in files) else 1)
     assert os.waitpid(child, 0)[1] == 0
     assert sampler._lock_fd >= 0

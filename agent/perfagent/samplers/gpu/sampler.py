@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.interval import Interval
 from perfagent.samplers.gpu.library import DeviceLost, Door, Library, load
@@ -33,7 +34,7 @@ class GpuSampler:
 
     emit: takes the values of one moment; tell: takes what happened (an event's data). ordinal: CUDA's number of this rank's
     device, or None while it has none. step: the step in progress. elected: whether this rank speaks for the node. period_s: how
-    often values are sent. library: starts NVML (a test passes its own).
+    often values are sent. claims: which boards the other ranks report. library: starts NVML (a test passes its own).
     """
 
     def __init__(
@@ -46,12 +47,13 @@ class GpuSampler:
         elected: Callable[[], bool],
         period_s: Callable[[], float],
         environ: Mapping[str, str],
+        claims: Claims,
         library: Callable[[], tuple[Library | None, str]] = load,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._emit, self._tell, self._clock = emit, tell, clock
         self._ordinal, self._step, self._elected, self._period_s = ordinal, step, elected, period_s
-        self._environ, self._start = environ, library
+        self._environ, self._claims, self._start = environ, claims, library
         self._found: list[Gpu] | None = None
         self._slices: dict[int, list[Gpu]] = {}
         self._visible: list[Gpu] = []
@@ -72,6 +74,8 @@ class GpuSampler:
             return
         if self._own is None:
             self._own = self._choose()
+            if self._own is not None:
+                self._claims.claim(self._own.board)
         now = self._clock()
         report, rare = now >= self._next, now >= self._next_rare
         if report:
@@ -80,7 +84,7 @@ class GpuSampler:
         if rare:
             self._next_rare = now + RARE_EVERY_S
         values: dict[str, float] = {}
-        watched = self._watched()
+        watched = self._watched(now)
         for gpu, prefix in watched:
             try:
                 self._read(gpu, prefix, values, now, report=report, rare=rare)
@@ -133,18 +137,18 @@ class GpuSampler:
             return found
         return self._visible[ordinal] if 0 <= ordinal < len(self._visible) else None
 
-    def _watched(self) -> list[tuple[Gpu, str]]:
+    def _watched(self, now: float) -> list[tuple[Gpu, str]]:
         """Devices and the prefix of their names."""
         watched = [(self._own, "gpu/")] if self._own is not None and self._own.board not in self._lost else []
         if self._elected():
-            taken = {gpu.board for gpu in self._of_ranks()} | self._lost
+            taken = {gpu.board for gpu in self._of_ranks()} | self._claims.taken(now) | self._lost
             if self._own is not None:
                 taken.add(self._own.board)
             watched += [(gpu, f"node_gpu{gpu.index}/") for gpu in self._found or [] if gpu.board not in taken]
         return watched
 
     def _of_ranks(self) -> list[Gpu]:
-        """Devices that other ranks of this node report themselves: rank by rank, as launchers place them."""
+        """Devices that other ranks of this node will report, before they say so: rank by rank, as launchers place them."""
         words = (self._environ.get("LOCAL_WORLD_SIZE") or "1").strip()
         local = int(words) if words.isdigit() else 1
         return self._visible[:local] if local > 1 else []

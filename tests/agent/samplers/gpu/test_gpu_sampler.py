@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running
 
+from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.sampler import GpuSampler
 from perfagent.wire import CATALOGUE, metric
 
@@ -14,7 +16,14 @@ class Watch:
     """A sampler with a clock of our own, and what it emitted and told."""
 
     def __init__(
-        self, library: FakeNvml, *, ordinal: int | None = 0, elected: bool = True, environ: Mapping[str, str] | None = None
+        self,
+        library: FakeNvml,
+        *,
+        ordinal: int | None = 0,
+        elected: bool = True,
+        environ: Mapping[str, str] | None = None,
+        folder: Path | None = None,
+        key: str = "job",
     ) -> None:
         self.now, self.step, self.ordinal = 100.0, 1, ordinal
         self.rows: list[dict[str, float]] = []
@@ -27,6 +36,7 @@ class Watch:
             elected=lambda: elected,
             period_s=lambda: 1.0,
             environ=environ or {},
+            claims=Claims(folder or Path(), key if folder else None),
             library=library.load,
             clock=lambda: self.now,
         )
@@ -96,6 +106,16 @@ def test_own_and_others_of_the_node_are_told_apart() -> None:
     assert second["gpu/utilization_pct"] == 10.0
     assert "node_gpu2/utilization_min_pct" not in first
     assert first["node_gpu3/utilization_pct"] == 30.0
+
+
+def test_ranks_that_see_only_their_own_gpu_are_not_told_twice(tmp_path: Path) -> None:
+    boards = [FakeGpu(uuid=f"GPU-{n}") for n in range(3)]
+    second = Watch(FakeNvml(*boards), elected=False, environ={"CUDA_VISIBLE_DEVICES": "1"}, folder=tmp_path)
+    other_job = Watch(FakeNvml(*boards), environ={"CUDA_VISIBLE_DEVICES": "2"}, folder=tmp_path, key="another")
+    for watch in (second, other_job):
+        watch.poll()
+    first = Watch(FakeNvml(*boards), environ={"CUDA_VISIBLE_DEVICES": "0"}, folder=tmp_path)
+    assert {name.partition("/")[0] for name in first.poll()} == {"gpu", "node_gpu2"}
 
 
 def test_a_process_without_cuda_speaks_for_the_node_only() -> None:
