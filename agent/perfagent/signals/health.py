@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DEEPER", "Health"]
 
-DEEPER = 8
+DEEPER = 16
 _gradient = operator.attrgetter("grad")
 
 
