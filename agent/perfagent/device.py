@@ -48,6 +48,7 @@ class Reading:
 Value = float | Reading
 _pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
 _made = 0
+_elsewhere = False
 
 
 def take(tensor: torch.Tensor) -> Value | None:
@@ -59,11 +60,12 @@ def take(tensor: torch.Tensor) -> Value | None:
 
 def collect(tensor: torch.Tensor) -> Reading | None:
     """All values of a small tensor, later. A tensor on the CPU is taken as it is: it must be the caller's own."""
-    global _made
+    global _made, _elsewhere
     kind = tensor.device.type
     tensor = tensor.detach()
     if kind == "cpu":
         return Reading(tensor, None, None)
+    _elsewhere = True
     if kind != "cuda":  # no pinned path: the sender's thread reads a private copy, and only that thread waits
         return None if kind == "meta" else Reading(tensor.clone(), None, None)
     torch = sys.modules["torch"]
@@ -86,7 +88,7 @@ def collect(tensor: torch.Tensor) -> Reading | None:
 
 def waiting() -> bool:
     """Whether any value of this process ever was on its way from a device: where not, all are there."""
-    return _made > 0
+    return _elsewhere
 
 
 def ready(value: Value | None) -> bool:

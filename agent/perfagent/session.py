@@ -103,6 +103,8 @@ class Run:
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
+        self._progress.reader.investigator = self._investigator
+        self._sender.reader = self._progress.reader
         self._undo_forward: Any = None
         self._undo_step: Any = None
         self._refused = 0
@@ -328,7 +330,7 @@ class Run:
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
             p.user_losses[step] = number
         else:
-            p.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
+            p.reader.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
 
     def _refuse(self, given: Any) -> None:
         self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1

@@ -56,8 +56,6 @@ class Columns:
             else:
                 step, time, monotonic, metrics = row
                 names = tuple(metrics)
-                self.user_rows += 1
-                self.user_values += len(names)
                 if self._plain(names, metrics) and type(step) is int:
                     shapes.setdefault(names, []).append((step, time, monotonic, [*metrics.values()]))
                     continue
@@ -77,6 +75,27 @@ class Columns:
             else:
                 groups.append(group)
         return merge(groups) if len(groups) > len(shapes) else groups
+
+    def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
+        if len(row) == 5:
+            step, time, monotonic, names, values = row
+            if self._known(names) and _NUMBERS.issuperset(map(type, values)):
+                return row
+            metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
+        else:
+            step, time, monotonic, metrics = row
+            names = tuple(metrics)
+            self.user_rows += 1
+            self.user_values += len(names)
+            if self._plain(names, metrics) and type(step) is int:
+                return row
+        found = self._checked(step, time, monotonic, metrics)
+        if found is None:
+            return None
+        self._known(found[0])
+        (step, time, monotonic, values), names = found[1], found[0]
+        return step, time, monotonic, names, values
 
     def _plain(self, names: tuple[Any, ...], metrics: Mapping[Any, Any]) -> bool:
         """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the time."""

@@ -14,14 +14,17 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.columns import Columns, is_urgent, merge
+from perfagent.delivery.columns import Columns
 from perfagent.delivery.courier import Courier, Job
+from perfagent.delivery.drafts import Draft, groups_of, is_pressing, rows_of
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
+from perfagent.hooks.reading import Note
+from perfagent.hooks.row import StepRow
 from perfagent.identity import process_start
 from perfagent.redaction import redacted
 from perfagent.wire import Event, Group, encode
@@ -37,6 +40,9 @@ _log = logging.getLogger("perfagent")
 HEARTBEAT_S = 5.0
 DEFERRED_S = 60.0
 LAST_ROWS_S = 0.25
+READ_S = 2.0
+MOST_DRAFTED = 4096
+"""Rows of one tick that are written down as they were noted; more become columns at once."""
 ORPHAN_AGE_S = 7 * 86400.0
 URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
@@ -70,7 +76,10 @@ class Dispatcher:
             max_bytes=config.max_spool_bytes,
             max_memory_bytes=config.max_memory_bytes,
             recording=config.record is not None,
+            read=self._read,
         )
+        self._all_written = True
+        """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
         self._orphan: Spool | None = None
         self._orphans: list[Any] | None = None
@@ -81,7 +90,7 @@ class Dispatcher:
         self._retry_at = 0.0
         self._last_cut = 0.0
         self._last_sent = 0.0
-        self._last_sync = 0.0
+        self._last_sync = self._last_read = 0.0
         self._deferred_since = 0.0
         self._step = 0
         self._told_gone = 0
@@ -127,6 +136,8 @@ class Dispatcher:
                     f"perfagent: {source.name} failed three times and is off: {source.error}",
                 )
         self._drain(now)
+        if now - self._last_read >= READ_S:
+            self.spool.read_drafts()  # no frame was cut meanwhile, and drafts take more memory than columns
         for request in self.sender.flushes:
             request.drained = True
         if now - self._last_sync >= 1.0 and (self._failures or self.sender.config.record is not None):
@@ -148,11 +159,11 @@ class Dispatcher:
         for _ in range(len(self.sender.rows)):
             head: Any = self.sender.rows[0]
             if type(head) is tuple:  # a row as it is; a StepRow is a tuple too, but must be asked
-                rows.append(head)
+                self._take(head, rows)
             else:
                 try:
                     if head.ready():
-                        rows.append(head.row())
+                        self._take(self._noted(head, rows), rows)
                     else:
                         self._deferred_since = self._deferred_since or now
                         if now - self._deferred_since < DEFERRED_S and not last:
@@ -179,47 +190,78 @@ class Dispatcher:
             self._urgent = self._urgent or event["kind"] in URGENT
         if not rows and not events:
             return
-        groups = self._grouped(rows)
         self.sender.logged = self._columns.user_rows, self._columns.user_values
+        self.sender.counters["rows"] += len(rows)
+        self.sender.counters["events"] += len(events)
+        self._urgent = self._urgent or any(map(is_pressing, rows))
+        try:
+            written = self._write(rows, events, now)
+        except BaseException:
+            self.sender.counters["lost_samples"] += sum(group.samples for group in self._read([([], rows)]))
+            self.sender.counters["dropped_events"] += len(events)
+            raise
+        if not written and self.spool.error is not None:
+            self._all_written = False
+            self.sender.tell(
+                "disk",
+                logging.WARNING,
+                f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
+                f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
+            )
+
+    def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
+        """Adds a row, or what may be stored of it."""
+        try:
+            checked = row if isinstance(row, Note) else self._columns.checked(row)
+        except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
+            self.sender.counters["dropped"] += 1
+            return
+        if checked is not None:
+            rows.append(checked)
+
+    def _noted(self, head: Any, rows: list[Any]) -> tuple[Any, ...]:
+        """What can be written down of a row that had to be asked."""
+        if not isinstance(head, StepRow):
+            return head.row()  # type: ignore[no-any-return]
+        if head.plain():
+            return head.note()
+        self.spool.read_drafts()  # notes are read in the order of their steps
+        rows[:] = rows_of(rows, self.sender.reader, self._lost)
+        return head.row()
+
+    def _write(self, rows: list[Any], events: list[Event], now: float) -> bool:
+        """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
+        written = True
+        if rows and len(rows) <= MOST_DRAFTED:
+            try:
+                written = self.spool.draft(self.sender.reader.context(), rows, now=now)
+                rows = []
+            except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
+                self.spool.read_drafts()
+        if rows or events:
+            written = self.spool.append(self._read([([], rows)]), events, now=now) and written
+        return written
+
+    def _read(self, drafts: Sequence[Draft]) -> list[Group]:
+        """Makes columns of drafts, and counts."""
+        self._last_read = time.monotonic()
+        rows = rows_of((row for _, noted in drafts for row in noted), self.sender.reader, self._lost)
+        groups = groups_of(rows, self._columns, self._lost)
         self._tell_refused()
         samples = sum(group.samples for group in groups)
-        self.sender.counters["rows"] += len(rows)
         self.sender.counters["samples"] += samples
-        self.sender.counters["events"] += len(events)
-        self._urgent = self._urgent or any(is_urgent(group) for group in groups)
-        if groups or events:
-            try:
-                written = self.spool.append(groups, events, now=now)
-            except BaseException:
-                self.sender.counters["lost_samples"] += samples
-                self.sender.counters["dropped_events"] += len(events)
-                raise
-            if written:
-                self.sender.counters["spooled"] += samples
-            elif self.spool.error is not None:
-                self.sender.tell(
-                    "disk",
-                    logging.WARNING,
-                    f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
-                    f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
-                )
+        if self._all_written:
+            self.sender.counters["spooled"] += samples
+        self._all_written = True
+        return groups
+
+    def _lost(self, row: Any) -> None:  # noqa: ARG002
+        self.sender.counters["dropped"] += 1
 
     def _gone(self) -> int:
         """Samples (or whole rows, while they are that) that will never be stored."""
         ours, spools = self.sender.counters, self.spool.counters
         return sum([ours[name] for name in GONE]) + spools["dropped"] + spools["thinned"]
-
-    def _grouped(self, rows: list[Any]) -> list[Group]:
-        try:
-            return self._columns.groups(rows)
-        except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
-            groups = []
-            for row in rows:
-                try:
-                    groups += self._columns.groups([row])
-                except Exception:  # noqa: BLE001
-                    self.sender.counters["dropped"] += 1
-            return merge(groups)
 
     def _tell_refused(self) -> None:
         refused = self._columns.refused

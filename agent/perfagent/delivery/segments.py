@@ -3,7 +3,7 @@
     <root>/<source>/        0700, files 0600
       lock                  flock'ed by the process that owns the source; free means that its process is dead
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
-      00000001.ticks        what was drained every 150 ms
+      00000001.ticks        what was drained every 150 ms, as it was noted
       00000002.frames       whole frames, compressed
 
 A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in
@@ -30,6 +30,7 @@ import msgspec
 
 __all__ = [
     "BAD_RECORD",
+    "DRAFT",
     "FRAME",
     "FRAMING",
     "HEADER",
@@ -54,7 +55,7 @@ __all__ = [
 
 MAGIC = b"perfagent spool 1\n"
 FRAMING = struct.Struct("<IIc")  # length of the payload, CRC-32 of kind and payload, kind
-HEADER, TICK, FRAME = b"H", b"T", b"F"
+HEADER, TICK, DRAFT, FRAME = b"H", b"T", b"D", b"F"
 MAX_RECORD = 64 * 2**20
 SEGMENT_BYTES = 8 * 2**20
 RETRY_S = 1.0

@@ -28,6 +28,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from perfagent.hooks.reading import StepReader
+
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
     from perfagent.delivery.columns import AnyRow
@@ -89,6 +91,8 @@ class Sender:
         self.disabled = config.disabled
         self.cpu_s = 0.0
         """CPU seconds that both threads have used so far (for the governor)."""
+        self.reader = StepReader()
+        """Reads what was noted of steps; the session puts its own here."""
         self.logged = (0, 0)
         """log() calls so far, and their values (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)

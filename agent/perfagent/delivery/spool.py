@@ -23,13 +23,16 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from perfagent.delivery.backlog import Backlog, Kept, Part, squeezed
 from perfagent.delivery.columns import merge
+from perfagent.delivery.drafts import Draft, Read, left_behind
 from perfagent.delivery.segments import (
     BAD_RECORD,
+    DRAFT,
     FRAME,
     FRAMING,
     HEADER,
@@ -75,8 +78,9 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Pending:
-    """Ticks that belong to no frame yet."""
+    """Ticks that belong to no frame yet. drafts: those that are not read yet."""
 
+    drafts: list[Draft] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     size: int = 0
@@ -89,10 +93,12 @@ class _Tick:
     number: int
     groups: list[Group]
     events: list[Event]
+    draft: Draft | None = None
 
 
 _encoder = msgspec.msgpack.Encoder()
 _tick_decoder = msgspec.msgpack.Decoder(tuple[int, list[Group], list[Event]])
+_draft_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any]])
 
 
 class Spool:
@@ -111,8 +117,11 @@ class Spool:
         max_bytes: int = 512 * 2**20,
         max_memory_bytes: int = 8 * 2**20,
         recording: bool = False,
+        read: Read = left_behind,
     ) -> None:
+        """read: makes groups of drafts."""
         self.folder, self.header, self.recording = folder, header, recording
+        self._read = read
         self.counters: Counter[str] = Counter()
         self.files = Segments(folder, header, self.counters)
         self._backlog = Backlog(
@@ -163,6 +172,7 @@ class Spool:
                 self.files.old_ticks.append((path, ticks[-1].number if len(ticks) > before else 0))
         state = self.files.state
         self._backlog.kept.extend(frames[seq] for seq in sorted(frames) if seq > state.acked and seq not in replaced)
+        self._read_left(ticks)
         held = [tick for tick in ticks if state.mark_from < tick.number <= state.mark_upto]
         if held and state.marked > state.acked and state.marked not in frames and state.marked not in replaced:
             self._inflight = Outgoing(state.marked, merge(g for t in held for g in t.groups), [e for t in held for e in t.events])
@@ -174,6 +184,16 @@ class Spool:
         header = self.header
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
         header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in ticks))
+
+    def _read_left(self, ticks: list[_Tick]) -> None:
+        """Drafts on the disk become groups, in their order, as far as they were not acknowledged."""
+        covered = self.files.state.mark_from
+        for tick in ticks:
+            if tick.draft is not None and tick.number > covered:
+                try:
+                    tick.groups = self._read([tick.draft])
+                except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
+                    self.counters["corrupt"] += 1
 
     def _read_file(self, path: Path, ticks: list[_Tick], frames: dict[int, Kept], replaced: set[int]) -> None:
         """Collects the records of one file. A torn tail is cut off; where something else is broken, what is whole before it
@@ -232,6 +252,9 @@ class Spool:
             ours.closed = ours.closed or header.closed
         elif kind == TICK:
             ticks.append(_Tick(*_tick_decoder.decode(payload)))
+        elif kind == DRAFT:
+            number, context, rows = _draft_decoder.decode(payload)
+            ticks.append(_Tick(number, [], [], (context, rows)))
         elif kind == FRAME:
             old, kept = self._backlog.read(payload, path, offset)
             replaced.add(old)
@@ -254,6 +277,28 @@ class Spool:
         written = self.files.append("ticks", framed(TICK, _encoder.encode((number, groups, events))))
         self._add_pending(groups, events, number, now)
         return bool(written)
+
+    def draft(self, context: list[Any], rows: list[Any], *, now: float) -> bool:
+        """Takes what was noted in one tick; it is read when a frame is cut. True when it is on the disk.
+
+        Raises TypeError, ValueError or OverflowError for what is no plain data; nothing is kept of it then.
+        """
+        payload = _encoder.encode((self.header.next_tick, context, rows))
+        number = self.header.next_tick
+        self.header.next_tick += 1
+        written = self.files.append("ticks", framed(DRAFT, payload))
+        pending = self._pending
+        pending.drafts.append((context, rows))
+        pending.size += len(payload)
+        pending.last = number
+        pending.since = min(pending.since, now)
+        return bool(written)
+
+    def read_drafts(self) -> None:
+        """Makes columns of what was drafted since the last time."""
+        drafts, self._pending.drafts = self._pending.drafts, []
+        if drafts:
+            self._pending.groups += self._read(drafts)
 
     def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:
         pending = self._pending
@@ -324,6 +369,7 @@ class Spool:
             return self._inflight
         if not self._pending.last:
             return None
+        self.read_drafts()
         pending, self._pending = self._pending, _Pending()
         frame = Outgoing(self._take_seq(), merge(pending.groups), pending.events)
         first = max(self.files.state.mark_upto, self._inflight_upto)
@@ -407,6 +453,7 @@ class Spool:
         due = pending.last and (force or now - pending.since >= KEEP_S or pending.size >= FRAME_BYTES)
         if not due:
             return
+        self.read_drafts()
         frame = self._inflight
         if frame is not None and self._from_ticks:
             (kept,) = self._backlog.hold([(frame.seq, self._inflight_upto, False, frame.groups, frame.events)])

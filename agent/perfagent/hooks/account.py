@@ -19,6 +19,7 @@ What a step's trace may hold, in the order in which it happened (time in ns; eve
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfagent.device import Value
@@ -98,7 +99,7 @@ class Account:
         self.feeding = 0
         """The loader whose batches are followed by backward passes, by its id; 0 from the end of its epoch on."""
 
-    def read(self, trace: list[Entry], *, device: bool = False) -> Breakdown:
+    def read(self, trace: Sequence[Entry], *, device: bool = False) -> Breakdown:
         """device: the entries carry events of a device clock."""
         step = Breakdown()
         if device:
@@ -180,7 +181,7 @@ class Account:
                         inside_ns += spent
         return step
 
-    def trains(self, trace: list[Entry]) -> bool:
+    def trains(self, trace: Sequence[Entry]) -> bool:
         """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
         self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
         return self._training_only
@@ -264,13 +265,13 @@ def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end:
         device.setdefault(phase, []).append((begin, end))
 
 
-def events_of(trace: list[Entry]) -> list[Any]:
+def events_of(trace: Sequence[Entry]) -> list[Any]:
     """The events of the device clock in a trace, those of its last entry last."""
     events = [event for entry in trace if entry[0] == PHASE for event in entry[4:] if event is not None]
     return events + [entry[2] for entry in trace if entry[0] not in _HOST_TIMED and entry[2] is not None]
 
 
-def roots_of(trace: list[Entry]) -> list[Root]:
+def roots_of(trace: Sequence[Entry]) -> list[Root]:
     """What the step minimized: the roots since another optimizer stepped, or those before where there are none since."""
     roots: list[Root] = []
     earlier: list[Root] = []

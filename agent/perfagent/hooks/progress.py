@@ -19,7 +19,8 @@ from typing import Any
 
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.account import OPTIMIZER_END, Account, Entry, Root
+from perfagent.hooks.account import OPTIMIZER_END, Entry, Root
+from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.signals.health import Health
 
@@ -69,12 +70,12 @@ class Progress(_EveryStep):
         "hooks_ns",
         "investigator",
         "inside_roots",
-        "loss_by_user",
         "model_size",
         "on_event",
         "on_first_step",
         "pass_ns",
         "primary",
+        "reader",
         "scaled",
         "scaler_scale",
         "scaling",
@@ -105,7 +106,8 @@ class Progress(_EveryStep):
         self.measure_at = start_step  # gradients are measured when this many steps are completed
         self.completed = start_step
         self.rows = rows
-        self.account = Account()
+        self.reader = StepReader()
+        self.account = self.reader.account
         self.governor = governor
         self.step_end = 0
         self.last: StepRow | None = None
@@ -113,7 +115,6 @@ class Progress(_EveryStep):
         self.hooks_ns = 0.0  # and all else, counted by the sender's
         # loss
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
-        self.loss_by_user = False
         self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
         self.inside_roots = False
         # gradients

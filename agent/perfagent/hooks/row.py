@@ -1,7 +1,7 @@
-"""Rows on their way from the training thread to the sender: what was noted there becomes names and values here.
+"""Rows on their way from the training thread to the sender.
 
-The training thread stores references; everything else (which loss rule applies, which phases are known, device values) happens
-in `row()` on the sender's thread, once the row is ready.
+The training thread stores references. On the sender's thread, once all that belongs to a step is there, it becomes a note, which
+is plain data; what the note says in names and values is worked out in reading.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.cost import step_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.account import DATA, FORWARD, Breakdown, Entry, events_of, forward_passes, roots_of
+from perfagent.hooks.account import DATA, FORWARD, Entry, events_of, forward_passes, roots_of
+from perfagent.hooks.reading import Note, Row
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
@@ -24,9 +25,7 @@ _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
 the spool, so that a kill loses no more than it would anyway."""
 _EARLY_S = 5.0
-_NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
-_SAME = 1e-3
-"""Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
+_as_note = tuple.__new__
 
 
 class Extra(Protocol):
@@ -139,93 +138,40 @@ class StepRow(NamedTuple):
             and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
         )
 
-    def row(self) -> tuple[int, float, float, tuple[str, ...], list[float]]:
-        """The finished row; once, when ready."""
+    def plain(self) -> bool:
+        """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
+        or an evaluation may be in it."""
+        return self.progress.clock is None and type(self.trace) is list and not waiting()
+
+    def note(self) -> Note:
+        """What can be written down of it; once, when ready."""
         p = self.progress
         ended = self.trace[-1][1]
-        trace = self.trace if type(self.trace) is list else p.account.evaluations.fold(p, self.step, self.trace)
-        parts = p.account.read(trace, device=p.clock is not None)
-        values: dict[str, float] = {}
-        loss = self._seen_loss(parts)
-        if loss is not None and not p.loss_by_user:
-            values["loss"] = loss
-        if self.lr is not None:
-            values["lr"] = value_of(self.lr)
-        p.hooks_ns += step_ns(len(self.trace))
-        seconds = (ended - self.began) / 1e9 if self.began else 0.0
-        if seconds:
-            values["step_time_s"] = seconds
-            if parts.samples:
-                values["samples_per_s"] = parts.samples / seconds
-            tokens = parts.tokens + (parts.embedded_tokens if p.account.embedded else 0)
-            if tokens:
-                values["tokens_per_s"] = tokens / seconds
-        self._add_phases(values, parts, seconds)
-        when = self.step, time.time() - (time.perf_counter_ns() - ended) / 1e9, ended / 1e9
+        wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
+        rare: dict[str, float] | None = None
         if self.rare is not None:
-            self.rare.add(values, p, when)
-        if p.investigator is not None:
-            p.investigator.judged(self.step, values)
-        return *when, _interned(tuple(values)), [*values.values()]
+            rare = {}
+            self.rare.add(rare, p, (self.step, wall, ended / 1e9))
+        passes = 0
+        if self.roots > 1 and p.last is not None and p.account.averages is None:
+            passes = forward_passes(p.last.trace)
+        p.hooks_ns += step_ns(len(self.trace))
+        user_loss = self._user_loss() if p.user_losses else None
+        return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
-    def _seen_loss(self, parts: Breakdown) -> float | None:
-        """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
-        p = self.progress
-        loss = value_of(parts.root) if self.roots == 1 and parts.root is not None else self._combined(parts)
-        if not p.user_losses:
-            return loss
-        for step in [*p.user_losses]:  # a copy first: the training thread may be adding to it
+    def _user_loss(self) -> float | None:
+        losses = self.progress.user_losses
+        for step in [*losses]:  # a copy first: the training thread may be adding to it
             if step < self.step:
-                p.user_losses.pop(step, None)
-        user_loss = p.user_losses.pop(self.step, None)
-        if user_loss is None or loss is None:
-            return loss
-        if math.isfinite(user_loss) and math.isfinite(loss) and not _alike(user_loss, loss):
-            p.loss_by_user = True  # the user means something else by "loss": that series is theirs from here on
-        return None
+                losses.pop(step, None)
+        return losses.pop(self.step, None)
 
-    def _combined(self, parts: Breakdown) -> float | None:
-        """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
-        up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
-        roots = roots_of(self.trace)
-        if len(roots) <= 1:
-            return value_of(roots[0].value) if roots and roots[0].value is not None else None
-        values = [value_of(root.value) for root in roots if root.value is not None]
-        average = False
-        if not roots[0].divided:
-            account, latest = self.progress.account, self.progress.last
-            batches = parts.batches or parts.forwards
-            if not batches and account.averages is None and latest is not None:
-                batches = forward_passes(latest.trace)
-            if batches:
-                account.averages = batches >= len(values)
-            average = bool(account.averages)
-        total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
-        return total / len(values) if average else total
-
-    def _add_phases(self, values: dict[str, float], parts: Breakdown, seconds: float) -> None:
-        first = len(values)
-        if parts.data_ns is not None:
-            values["phase/data_s"] = parts.data_ns / 1e9
-        clock = self.progress.clock
-        if clock is not None:
-            for name, pairs in parts.device.items():
-                values[f"phase/{name}_s"] = sum(clock.seconds(begin, end) for begin, end in pairs)
-            for name, begin, end in parts.device_inside:
-                if f"phase/{name}_s" in values:
-                    values[f"phase/{name}_s"] -= clock.seconds(begin, end)
-            clock.release(events_of(self.trace))
-        else:
-            if parts.forward_ns is not None:
-                values["phase/forward_s"] = parts.forward_ns / 1e9
-            if parts.backward_ns:
-                values["phase/backward_s"] = parts.backward_ns / 1e9
-            if parts.optimizer_ns:
-                values["phase/optimizer_s"] = parts.optimizer_ns / 1e9
-        for name, spent in parts.phases_ns.items():
-            values[f"phase/{name}_s"] = values.get(f"phase/{name}_s", 0.0) + spent / 1e9
-        if seconds and "phase/forward_s" in values:
-            values["phase/other_s"] = max(0.0, seconds - sum([*values.values()][first:]))
+    def row(self) -> Row:
+        """The finished row; once, when ready. For what cannot be written down before."""
+        p, note = self.progress, self.note()
+        if type(self.trace) is not list:
+            note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace))
+        return p.reader.row(note, p.clock)
 
 
 class LoggedLater:
@@ -268,12 +214,3 @@ class EarlyLog:
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:
     return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}
-
-
-def _alike(a: float, b: float) -> bool:
-    return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b))
-
-
-def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """One tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
-    return _NAMES.setdefault(names, names)

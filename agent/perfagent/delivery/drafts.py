@@ -1,0 +1,92 @@
+"""Rows as they were noted: on the disk within 200 ms, and made into columns once a second.
+
+Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every time: so
+a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What a killed process left as drafts
+is read by whoever sends it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from perfagent.delivery.columns import Columns, merge
+from perfagent.hooks.account import BACKWARD
+from perfagent.hooks.reading import Note, StepReader
+from perfagent.wire import Group
+
+__all__ = ["Draft", "Read", "groups_of", "is_pressing", "left_behind", "rows_of"]
+
+Draft = tuple[list[Any], list[Any]]
+"""What a reader must know besides, and the rows: a `Note`, a row with its names, or a user's row."""
+Read = Callable[[Sequence[Draft]], list[Group]]
+_NOTE = len(Note._fields)
+
+
+def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
+    """The rows with their notes read. lost: is told of a row that cannot be read."""
+    found: list[tuple[Any, ...]] = []
+    for row in rows:
+        if len(row) != _NOTE:
+            found.append(row)
+            continue
+        try:
+            found.append(reader.row(row))
+        except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
+            lost(row)
+    return found
+
+
+def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+    try:
+        return columns.groups(rows)
+    except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
+        groups = []
+        for row in rows:
+            try:
+                groups += columns.groups([row])
+            except Exception:  # noqa: BLE001
+                lost(row)
+        return merge(groups)
+
+
+def left_behind(drafts: Sequence[Draft]) -> list[Group]:
+    """The groups in the drafts of another process, as they came from its files."""
+    reader = StepReader()
+    rows: list[tuple[Any, ...]] = []
+    for context, noted in drafts:
+        reader.restore(context)
+        rows += rows_of(map(_typed, noted), reader, _forgotten)
+    return groups_of(rows, Columns(), _forgotten)
+
+
+def _forgotten(row: Any) -> None:
+    """A note of another process that cannot be read, although its record's checksum is right."""
+
+
+def _typed(row: Sequence[Any]) -> tuple[Any, ...]:
+    """Files know lists only."""
+    if len(row) == _NOTE:
+        return Note(*row)
+    if len(row) == 5:
+        step, time, monotonic, names, values = row
+        return step, time, monotonic, tuple(names), values
+    return tuple(row)
+
+
+def is_pressing(row: Any) -> bool:
+    """Whether a row holds what must not wait for the next frame: a loss or gradient value that is not finite."""
+    if len(row) == _NOTE:
+        if row.rare is not None and (row.rare.get("grad/nonfinite") or _bad_gradient(row.rare)):
+            return True
+        return any(entry[0] == BACKWARD and entry[3] is not None and entry[3] - entry[3] != 0.0 for entry in row.trace)
+    values = row[4] if len(row) == 5 else row[3].values()
+    if math.isfinite(sum(values)):  # a sum is finite only if every term is
+        return len(row) == 5 and "grad/nonfinite" in row[3] and bool(row[4][row[3].index("grad/nonfinite")])
+    named = zip(row[3], row[4], strict=False) if len(row) == 5 else row[3].items()
+    return any((name == "loss" or name.startswith("grad/")) and not math.isfinite(value) for name, value in named)
+
+
+def _bad_gradient(values: dict[str, float]) -> bool:
+    return any(name.startswith("grad/") and not math.isfinite(value) for name, value in values.items())

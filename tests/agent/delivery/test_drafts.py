@@ -1,0 +1,162 @@
+"""Drafts: what a tick writes down as it was noted, and what another process reads of it."""
+
+from __future__ import annotations
+
+import math
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from builders import job_environment
+
+from perfagent.delivery.drafts import is_pressing, left_behind
+from perfagent.delivery.spool import Header, Spool
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END
+from perfagent.hooks.reading import Note, StepReader
+
+MS = 1_000_000
+
+
+def note(step: int, loss: float = 0.5, **changes: object) -> Note:
+    """A step of 10 ms: 1 data, 3 forward, 4 backward, 1 optimizer, 1 anything else."""
+    began = 100 * MS + 10 * MS * step
+    trace = [
+        (DATA, began, began + MS, 7, (32, None, False)),
+        (FORWARD, began + MS, None, True, None),
+        (BACKWARD, began + 4 * MS, None, loss, False),
+        (BACKWARD_END, began + 8 * MS, None),
+        (OPTIMIZER, began + 8 * MS, None),
+        (OPTIMIZER_END, began + 9 * MS, None),
+    ]
+    last = began - MS
+    return Note(step, 1000.0 + step, last, 1, 0.1, None, 0, trace, None)._replace(**changes)
+
+
+def header() -> Header:
+    return Header(source="s", project="p", rank=0, server=None, run="r", attempt=1)
+
+
+def values(groups: list[object]) -> dict[str, list[float]]:
+    found: dict[str, list[float]] = {}
+    for group in groups:
+        for name in group.values:
+            found.setdefault(name, []).extend(group.column(name))
+    return found
+
+
+def test_a_draft_that_a_dead_process_left_is_read_as_it_would_have_been_itself(tmp_path):
+    user = (4, 1004.0, 2.0, {"accuracy": 0.5, "epoch": 1})
+    rows = [note(1), note(2, math.nan), note(3, rare={"grad/norm": 2.5}), user, (4, 1004.0, 2.0, ("host/cpu_pct",), [12.0])]
+    context = StepReader().context()
+    spool = Spool(tmp_path / "s", header())
+    assert spool.draft(context, rows, now=0.0)
+    spool.abandon()  # gone without a word
+    outgoing = Spool.open(tmp_path / "s").next()
+    assert outgoing is not None
+    found = values(outgoing.groups)
+    assert repr(found) == repr(values(left_behind([(context, rows)])))
+    assert found["phase/forward_s"] == pytest.approx([0.003] * 3)
+    assert found["phase/data_s"] == pytest.approx([0.001] * 3)
+    assert found["samples_per_s"] == pytest.approx([3200.0] * 3)
+    assert math.isnan(found["loss"][1]) or math.isnan(sum(found["loss"]))
+    assert (found["grad/norm"], found["accuracy"], found["epoch"], found["host/cpu_pct"]) == ([2.5], [0.5], [1.0], [12.0])
+
+
+def test_drafts_and_columns_keep_their_order_in_one_frame(tmp_path):
+    spool = Spool(tmp_path / "s", header())
+    spool.draft(StepReader().context(), [note(1), note(2)], now=0.0)
+    spool.draft(StepReader().context(), [note(3)], now=0.2)
+    outgoing = spool.next()
+    assert outgoing is not None
+    assert [step for group in outgoing.groups for step in group.steps()] == [1, 2, 3]
+    spool.ack(outgoing.seq)
+    assert spool.next() is None
+
+
+def test_what_was_sent_before_a_kill_keeps_its_number_and_the_rest_gets_the_next(tmp_path):
+    spool = Spool(tmp_path / "s", header())
+    spool.draft(StepReader().context(), [note(1)], now=0.0)
+    first = spool.next()
+    spool.draft(StepReader().context(), [note(2)], now=0.2)
+    spool.abandon()
+    again = Spool.open(tmp_path / "s")
+    resent = again.next()
+    assert resent is not None
+    assert first is not None
+    assert (resent.seq, values(resent.groups)) == (first.seq, values(first.groups))
+    again.ack(resent.seq)
+    rest = again.next()
+    assert rest is not None
+    assert rest.seq == first.seq + 1
+    assert [step for group in rest.groups for step in group.steps()] == [2]
+
+
+def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path):
+    spool = Spool(tmp_path / "s", header())
+    with pytest.raises(OverflowError):
+        spool.draft(StepReader().context(), [(1, 0.0, 0.0, {"large": 2**70})], now=0.0)
+    assert not spool.has_pending
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        note(1, math.nan),
+        note(1, -math.inf),
+        note(1, rare={"grad/norm": math.inf}),
+        note(1, rare={"grad/nonfinite": 3.0}),
+        (1, 0.0, 0.0, {"loss": math.nan, "x": 1}),
+        (1, 0.0, 0.0, ("grad/nonfinite",), [1.0]),
+    ],
+)
+def test_a_bad_loss_or_gradient_does_not_wait_for_the_next_frame(row):
+    assert is_pressing(row)
+
+
+@pytest.mark.parametrize("row", [note(1), note(1, rare={"grad/nonfinite": 0.0}), (1, 0.0, 0.0, {"accuracy": math.nan})])
+def test_everything_else_does(row):
+    assert not is_pressing(row)
+
+
+KILLED = """
+    import os, sys, time, torch, perfagent
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = perfagent.attach(model, optimizer)
+    for _ in range(200):
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        run.log({"mine": loss.item()})
+        print(loss.item(), flush=True)
+        time.sleep(0.002)
+    time.sleep(0.45)  # two ticks, and less than it takes until a frame is cut
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_killed_job_left_every_step_that_it_noted(tmp_path):
+    """Losses to the last digit, from a folder that only drafts were written to in the end."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(KILLED), encoding="utf-8")
+    environment = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
+    command = [sys.executable, str(script)]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == -signal.SIGKILL, done.stderr[-2000:]
+    (folder,) = {path.parent for path in (tmp_path / "state").rglob("*.ticks")}
+    spool = Spool.open(folder)
+    losses: dict[int, float] = {}
+    mine: dict[int, float] = {}
+    while (outgoing := spool.next()) is not None:
+        for group in outgoing.groups:
+            for into, name in ((losses, "loss"), (mine, "mine")):
+                if name in group.values:
+                    into.update(zip(group.steps(), group.column(name), strict=True))
+        spool.ack(outgoing.seq)
+    printed = {step: float(line) for step, line in enumerate(done.stdout.split(), start=1)}
+    assert losses == printed
+    assert mine == printed
