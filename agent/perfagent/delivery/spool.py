@@ -296,9 +296,9 @@ class Spool:
 
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
-        drafts, self._pending.drafts = self._pending.drafts, []
-        if drafts:
-            self._pending.groups += self._read(drafts)
+        if self._pending.drafts:
+            self._pending.groups += self._read(self._pending.drafts)
+            self._pending.drafts = []
 
     def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:
         pending = self._pending

@@ -303,7 +303,7 @@ def test_a21_a_source_that_raises_is_switched_off_after_three_times(
 
 
 @pytest.mark.fault
-@pytest.mark.parametrize("method", ["append", "next", "hold", "ack"])
+@pytest.mark.parametrize("method", ["draft", "read_drafts", "next", "hold", "ack"])
 @pytest.mark.parametrize("error", [RuntimeError("fault"), MemoryError()])
 def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_spooled(
     tmp_path: Path, transport: RecordingTransport, method: str, error: Exception, monkeypatch: pytest.MonkeyPatch
@@ -328,7 +328,7 @@ def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_sp
     assert sender.flush(20)
     assert sender.counters["errors"] == 1
     stored = steps(list(transport.stored.values()))
-    assert stored == ([2] if method == "append" else [1, 2])  # what was drained into a failing append never was on the disk
+    assert stored == ([2] if method == "draft" else [1, 2])  # what was drained into a failing draft never was on the disk
     sender.close("finished")
 
 
