@@ -341,7 +341,7 @@ def test_a21_a_loop_that_fails_twice_switches_the_agent_off_with_one_warning(
     def fail(*_: Any, **__: Any) -> Any:
         raise RuntimeError("broken")
 
-    monkeypatch.setattr(sender.spool, "append", fail)
+    monkeypatch.setattr(sender.spool, "draft", fail)
     with caplog.at_level(logging.WARNING, "perfagent"):
         sender.start()
         for step in range(3):
