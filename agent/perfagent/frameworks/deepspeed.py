@@ -6,7 +6,7 @@ overflow, so the optimizer hooks would count wrong: they are silent inside `engi
 gone by then, but DeepSpeed has computed their global norm for itself. What `engine.backward` returns is the loss divided by the
 accumulation steps and not yet multiplied by the loss scale. No collective is issued here, and nothing waits for the device.
 
-An engine that steps a plain torch optimizer (stage 0 in full precision) needs nothing but the usual hooks.
+An engine that steps a plain torch optimizer (stage 0 in full precision) needs the usual hooks, and its clipping watched.
 """
 
 from __future__ import annotations
@@ -43,6 +43,8 @@ def install(framework: ModuleType, patch: Patch) -> None:
     patch(engine, "backward", watch_backward)
     if hasattr(engine, "scale"):
         patch(engine, "scale", watch_scale)
+    if hasattr(framework, "clip_grad_norm_"):
+        patch(framework, "clip_grad_norm_", watch_clip)
     keep_out_of_frames()
 
 
@@ -195,3 +197,24 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
         return scaled
 
     return scale
+
+
+def watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    """The engine's own clipping, which it uses without ZeRO: when the optimizer steps, the gradients are clipped ones."""
+
+    @functools.wraps(original)
+    def clip_grad_norm_(*args: Any, **kwargs: Any) -> Any:
+        total = original(*args, **kwargs)
+        p = state.current
+        if p is not None and p.thread == get_ident():
+            _clipped(p, total)
+        return total
+
+    return clip_grad_norm_
+
+
+@guarded
+def _clipped(p: Progress, total: Any) -> None:
+    value = _taken(total)
+    if value is not None:
+        p.clip_norm, p.clip_count, p.unusual = [value], sys.maxsize, True  # of all the engine's parameters

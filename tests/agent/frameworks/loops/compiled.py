@@ -1,0 +1,41 @@
+"""torch.compile: attached before, attached after. The number of graphs is part of what a loop produces."""
+
+from __future__ import annotations
+
+import torch
+from models import Points, classifier
+from script import Script, norm_of
+from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.utils.data import DataLoader
+
+
+def attached_before(script: Script) -> None:
+    """The agent comes first, the compiler sees a process with hooks in it."""
+    model = classifier()
+    script.attach(model)
+    _train(script, model, first=0)
+
+
+def attached_after(script: Script) -> None:
+    """The model is compiled and has run when the agent comes."""
+    _train(script, classifier(), first=2)
+
+
+def _train(script: Script, model: nn.Sequential, first: int) -> None:
+    torch._dynamo.reset()
+    graphs = CompileCounterWithBackend("aot_eager")
+    compiled = torch.compile(model, backend=graphs)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    for number, (x, y) in enumerate(DataLoader(Points(8 * (6 + first)), batch_size=8), start=1):
+        if first and number == first + 1:
+            script.attach(compiled, optimizer)
+        loss = nn.functional.cross_entropy(compiled(x), y)
+        loss.backward()
+        norm = norm_of(model.parameters())
+        optimizer.step()
+        optimizer.zero_grad()
+        if number > first:
+            script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
+    script.produced(model)
+    script.produced(nn.ParameterList([torch.tensor(float(graphs.frame_count))]))

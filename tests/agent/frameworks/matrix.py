@@ -1,0 +1,174 @@
+"""The matrix of docs/compatibility.md: which loop is trained for each row, and what of it must be captured.
+
+`python matrix.py` prints the document; scripts/compatibility writes it; test_compatibility_table.py fails when they differ. This
+module knows no framework: it is data.
+"""
+
+# ruff: noqa: E501 - a row of a table is one line
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+
+COLUMNS = {
+    "steps": "Steps",
+    "loss": "Loss",
+    "lr": "Rate",
+    "grad/norm": "Norm",
+    "samples_per_s": "Samples/s",
+    "tokens_per_s": "Tokens/s",
+    "phase/data_s": "Data",
+    "phase/forward_s": "Forward",
+    "phase/backward_s": "Backward",
+    "phase/optimizer_s": "Optimizer",
+    "amp": "Scale, skipped",
+    "end": "End",
+    "one run": "One run",
+    "bit-equal": "Bit-equal",
+}
+"""Column -> heading. Names of series are those of the catalogue."""
+
+REASONS = {
+    "no loader": "the script has no DataLoader",
+    "no tokens": "the batches are no tokens",
+    "full precision": "nothing is scaled",
+    "one process": "there is one process",
+    "no training": "the script has no optimizer, backward pass or batches",
+}
+"""Why there is nothing to capture."""
+
+_NO_TOKENS = {"tokens_per_s": "no tokens"}
+_NO_LOADER = {"phase/data_s": "no loader"}
+_FULL = {"amp": "full precision"}
+_ALONE = {"one run": "one process"}
+_NO_TRAINING = dict.fromkeys(
+    ("lr", "grad/norm", "samples_per_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s"), "no training"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One real training. absent: column -> key of REASONS; the test demands that nothing is captured there.
+
+    ranks: processes over gloo. sharded: each rank holds a part of the gradients, and the parts, squared and added, are the norm.
+    norm_from: the first step whose norm is known.
+    """
+
+    family: str
+    name: str
+    module: str
+    function: str
+    options: dict[str, str] = field(default_factory=dict)
+    ranks: int = 1
+    absent: dict[str, str] = field(default_factory=dict)
+    sharded: bool = False
+    norm_from: int = 1
+
+    @property
+    def id(self) -> str:
+        return "-".join([self.module, self.function, *self.options.values()])
+
+
+def _one(family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object) -> Row:
+    less = _NO_TOKENS | _FULL if absent is None else absent
+    return Row(family=family, name=name, module=module, function=function, absent=less | _ALONE, **more)  # type: ignore[arg-type]
+
+
+def _two(family: str, name: str, module: str, function: str, absent: dict[str, str] | None = None, **more: object) -> Row:
+    less = _NO_TOKENS | _FULL if absent is None else absent
+    return Row(family=family, name=name, module=module, function=function, absent=less, ranks=2, **more)  # type: ignore[arg-type]
+
+
+PLAIN, COMPILE, PRECISION, SEVERAL = "Plain torch", "torch.compile", "Mixed precision", "Several models or optimizers"
+PARALLEL, DEEPSPEED, TRAINERS = "torch.distributed, two ranks", "DeepSpeed, two ranks", "Trainers"
+
+ROWS = (
+    _one(PLAIN, "DataLoader, AdamW, clipping, scheduler", "plain", "loader_and_scheduler"),
+    _one(PLAIN, "own batches of tokens, SGD, attach(model)", "plain", "own_batches", _FULL | _NO_LOADER),
+    _one(PLAIN, "accumulation, loss divided, short last window", "plain", "accumulation_divided"),
+    _one(PLAIN, "accumulation, loss as it is", "plain", "accumulation_plain"),
+    _one(PLAIN, "evaluation in between", "plain", "evaluation_between"),
+    _one(PLAIN, "LBFGS, closure", "plain", "closure", _NO_TOKENS | _FULL | _NO_LOADER),
+    _one(
+        PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients", _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING
+    ),
+    _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
+    _one(SEVERAL, "two models, one optimizer", "several", "several_models"),
+    _one(SEVERAL, "GAN", "several", "adversarial"),
+    _one(PRECISION, "float16, GradScaler, an overflow", "precision", "half_with_scaler", _NO_TOKENS),
+    _one(PRECISION, "bfloat16 autocast", "precision", "brain_float"),
+    _one(COMPILE, "attached before", "compiled", "attached_before"),
+    _one(COMPILE, "attached after", "compiled", "attached_after"),
+    _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
+    _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
+    _one(TRAINERS, "Lightning, automatic, accumulation", "with_lightning", "automatic", options={"accumulate": "4"}),
+    _one(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
+    _one(TRAINERS, "Accelerate, accumulate()", "with_accelerate", "accumulate"),
+    _two(PARALLEL, "DDP", "parallel", "data_parallel"),
+    _two(PARALLEL, "DDP, no_sync, clipping", "parallel", "data_parallel_accumulation"),
+    _two(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
+    _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True),
+    _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded", options={"clip": "0.5"}, sharded=True, norm_from=2),
+    _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
+    _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
+    _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
+    _two(DEEPSPEED, "no ZeRO", "zero", "zero", options={"stage": "0"}),
+    _two(DEEPSPEED, "ZeRO-2, bfloat16, its scheduler", "zero", "zero_brain_float"),
+    _two(DEEPSPEED, "ZeRO-1, float16, overflows", "zero", "zero_half", _NO_TOKENS),
+    _two(DEEPSPEED, "ZeRO-1, GAN of two engines", "zero", "zero_adversarial"),
+)
+
+_HEAD = """\
+# Compatibility
+
+Written by `scripts/compatibility` from the matrix that the tests run (tests/agent/frameworks/matrix.py); do not edit by hand.
+
+Every row is a real training of some steps, done twice in one process: without the agent and with it. **Every cell is an
+assertion** of tests/agent/frameworks/test_matrix.py, which compares what was captured with what the script itself knows of its
+steps: *yes* means that it is there and right; a letter means that there is nothing to capture, for the reason below the table,
+and that nothing is reported.
+
+| column | what *yes* means |
+|---|---|
+| Steps | every optimizer step has its number, from 1 on without a gap, steps that a scaler skipped included |
+| Loss | of every step, bit-equal to the script's; to 1 part in 10⁶ where micro-batches are added up in another order |
+| Rate | the learning rate of every step |
+| Norm | the norm of all gradients that the main optimizer takes, after unscaling and before clipping, to 1 part in 10⁵: with DDP, FSDP2 and ZeRO the norm that a single process finds on the joined batches |
+| Samples/s, Tokens/s | times the step time, exactly what the script consumed |
+| Data, Forward, Backward, Optimizer | the phase of every step from the second on; together no longer than the step |
+| Scale, skipped | the loss scale of every step and the number of skipped steps, exactly |
+| End | the run is `finished` when the script is |
+| One run | all ranks are one run, each with its own rank, and node samples come from one of them |
+| Bit-equal | losses, learning rates, norms, final weights, the state of both random generators and (with torch.compile) the number of graphs are the same without the agent and with it |
+
+"""
+_TAIL = """
+Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Phases
+agree with the script's timers: tests/e2e/test_foreign_scripts.py. What was not tried: real accelerators here (docs/gpu.md),
+DeepSpeed's pipeline engine, ZeRO offload, Megatron.
+
+Known limits: the norm is measured here in every step; in a real job as often as the overhead budget allows, unless clipping or
+DeepSpeed computes it anyway. FSDP2 with clipping has one from its second step on. A loss that the script divides by the number
+of micro-batches is added up; Accelerate divides a short last window by the full number, so that is the loss it minimizes. With
+`zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and none is reported.
+"""
+
+
+def document() -> str:
+    """docs/compatibility.md."""
+    letters = {reason: chr(ord("a") + place) for place, reason in enumerate(REASONS)}
+    lines = [f"| | {' | '.join(COLUMNS.values())} |", f"|---|{'---|' * len(COLUMNS)}"]
+    family = ""
+    for row in ROWS:
+        if row.family != family:
+            family = row.family
+            lines.append(f"| **{family}** |{' |' * len(COLUMNS)}")
+        cells = [letters[row.absent[column]] if column in row.absent else "yes" for column in COLUMNS]
+        lines.append(f"| {row.name} | {' | '.join(cells)} |")
+    notes = "  \n".join(f"{letter}: {REASONS[reason]}" for reason, letter in letters.items())
+    return f"{_HEAD}" + "\n".join(lines) + f"\n\n{notes}\n{_TAIL}"
+
+
+if __name__ == "__main__":
+    sys.stdout.write(document())
