@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import httpx
@@ -278,6 +279,7 @@ class RecordingSender:
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
         self.disabled, self.cpu_s = False, 0.0
         self.closing_at: float | None = None
+        self.spool = SimpleNamespace(backlog=False)
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...

@@ -26,6 +26,8 @@ SUMMARIES = {
     "show": "verdict, findings and latest values of a run",
     "export": "write a run's samples as JSON lines, CSV or Parquet",
     "delete": "delete a run",
+    "profile": "profile some steps of a running training",
+    "stacks": "show what every thread of a running training is doing",
     "watch": "follow a run in the terminal",
     "compare": "compare two runs",
     "backtest": "judge recorded curves with the rules",

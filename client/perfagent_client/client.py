@@ -215,6 +215,37 @@ class Client:
     def alerts(self, run: str | None = None, *, state: str | None = None, severity: str | None = None) -> list[Alert]:
         return _part(Alert, "alerts")(self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity)))
 
+    def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
+        """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands then."""
+        body = {"kind": kind, **_query(ranks=ranks), **params}
+        order: dict[str, Any] = self.request("POST", _run_path(run, "/commands"), body=body)
+        return order
+
+    def commands(self, run: str) -> list[dict[str, Any]]:
+        """What the run was asked for, newest first, with the answers of its processes."""
+        found: list[dict[str, Any]] = self.request("GET", _run_path(run, "/commands"))["commands"]
+        return found
+
+    def profiles(self, run: str) -> list[dict[str, Any]]:
+        """Profiles, newest first, with the largest operators of each."""
+        found: list[dict[str, Any]] = self.request("GET", _run_path(run, "/profiles"))["profiles"]
+        return found
+
+    def operators(self, run: str, profile: str) -> dict[str, Any]:
+        """One profile with all its operators."""
+        found: dict[str, Any] = self.request("GET", _run_path(run, f"/profiles/{quote(profile, safe='')}/operators"))
+        return found
+
+    def trace(self, run: str, profile: str) -> Iterator[bytes]:
+        """The gzip file of a profile's trace, in pieces."""
+        with _Stream(self, _run_path(run, f"/profiles/{quote(profile, safe='')}"), {}) as answer:
+            yield from answer.iter_raw()
+
+    def stacks(self, run: str, *, command: str | None = None) -> dict[str, Any]:
+        """{"stacks": one a rank, "groups": ranks at the same place}: the newest, or those of one command."""
+        found: dict[str, Any] = self.request("GET", _run_path(run, "/stacks"), params=_query(command=command))
+        return found
+
     def export(self, run: str) -> Iterator[LogRow]:
         """Every sample of a run, streamed; floats are exactly those that were logged."""
         with self._stream(run, "jsonl") as answer:

@@ -16,7 +16,7 @@ from perfagent.errors import ConfigError
 from perfagent.wire import Finding, Latest, RunSummary, to_json
 from perfagent_client.client import Client
 
-__all__ = ["delete", "export", "runs", "show"]
+__all__ = ["add_options", "delete", "export", "output", "print_json", "runs", "show"]
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
@@ -26,14 +26,14 @@ def runs(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--state", help="only in this state: running, finished, failed ...")
     parser.add_argument("--tag", help="only with this tag")
     parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (default 50)")
-    _options(parser)
+    add_options(parser)
     parser.set_defaults(run=_runs)
 
 
 def show(parser: argparse.ArgumentParser) -> None:
     parser.description = "Shows one run: its verdict, what was found, and its newest figures."
     parser.add_argument("name_or_id", metavar="RUN")
-    _options(parser)
+    add_options(parser)
     parser.set_defaults(run=_show)
 
 
@@ -42,7 +42,7 @@ def export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name_or_id", metavar="RUN")
     parser.add_argument("--format", choices=("jsonl", "csv", "parquet"), default="jsonl", help="default jsonl")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write here instead of standard output")
-    _options(parser, as_json=False)
+    add_options(parser, as_json=False)
     parser.set_defaults(run=_export)
 
 
@@ -50,11 +50,11 @@ def delete(parser: argparse.ArgumentParser) -> None:
     parser.description = "Deletes a run with everything that belongs to it. Needs an administrator's key or the admin token."
     parser.add_argument("name_or_id", metavar="RUN")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the server's data folder, where the admin token lies")
-    _options(parser)
+    add_options(parser)
     parser.set_defaults(run=_delete)
 
 
-def _options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
+def add_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
     parser.add_argument(
         "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else http://127.0.0.1:8420)"
     )
@@ -68,7 +68,7 @@ def _positive(text: str) -> int:
     return int(text)
 
 
-def _print_json(value: Any) -> None:
+def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value).decode() + "\n")
 
 
@@ -80,7 +80,7 @@ def _runs(arguments: argparse.Namespace) -> int:
             )
         )
     if arguments.json:
-        _print_json({"runs": found})
+        print_json({"runs": found})
     elif not found:
         print("no runs")
     else:
@@ -104,7 +104,7 @@ def _show(arguments: argparse.Namespace) -> int:
     if arguments.json:
         summary = json.loads(to_json(run))
         figures = {name: item.value for name, item in latest.items()}
-        _print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "alerts": alerts})
+        print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "alerts": alerts})
         return 0
     print(f"{run.name}  ({run.project}, {run.run})")
     print(
@@ -141,7 +141,7 @@ def _export(arguments: argparse.Namespace) -> int:
         run = client.find(arguments.name_or_id)
         pieces = client.export_bytes(run.run, arguments.format)
         first = next(pieces, b"")  # an error of the server comes before a file is touched
-        with _output(arguments.output) as file:
+        with output(arguments.output) as file:
             file.write(first)
             for piece in pieces:
                 file.write(piece)
@@ -149,7 +149,7 @@ def _export(arguments: argparse.Namespace) -> int:
 
 
 @contextlib.contextmanager
-def _output(path: Path | None) -> Iterator[BinaryIO]:
+def output(path: Path | None) -> Iterator[BinaryIO]:
     """Standard output, or a file that appears under its name only when it is complete."""
     if path is None:
         yield sys.stdout.buffer
@@ -179,7 +179,7 @@ def _delete(arguments: argparse.Namespace) -> int:
         run = client.find(arguments.name_or_id)
         client.delete(run.run)
     if arguments.json:
-        _print_json({"run": run.run, "deleted": True})
+        print_json({"run": run.run, "deleted": True})
     else:
         print(f"{run.name} ({run.run}) is deleted")
     return 0

@@ -109,8 +109,8 @@ class OrderedSource:
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired; of several processes the one that
-    is furthest from done counts."""
+    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired; of several processes that of the
+    one furthest from done."""
 
     id: str
     kind: str
@@ -167,7 +167,7 @@ class Orders:
         self, run: str, kind: str, params: Mapping[str, Any], *, ranks: Sequence[int] | None = None, who: str, why: str = "",
         also: Callable[[Connection], object] | None = None,
     ) -> Order:  # fmt: skip
-        """Asks a run for something. also: written in the same transaction. Raises WireError when that cannot be; blocks for a commit."""
+        """Asks a run for something, and waits for the commit. also: written with it. Raises WireError when it cannot be asked."""
         return self._database.write(self._issuing(run, kind, params, ranks, who, why, also))
 
     def ask(self, run: str, kind: str, *, rule: str, why: str, ranks: Sequence[int] | None = None) -> Future[Order] | None:
@@ -302,7 +302,9 @@ class Orders:
                 select(command).where(command.c.run == run).order_by(command.c.created.desc()).limit(limit)
             ).mappings().all()  # fmt: skip
             each = connection.execute(
-                select(command_source).where(command_source.c.command.in_([row["id"] for row in rows])).order_by(command_source.c.rank)
+                select(command_source)
+                .where(command_source.c.command.in_([row["id"] for row in rows]))
+                .order_by(command_source.c.rank)
             ).all()
         return [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
 

@@ -304,7 +304,7 @@ class Spool:
         pending = self._pending
         pending.groups.extend(groups)
         pending.events.extend(events)
-        pending.size += sum(map(raw_size, groups)) + 256 * len(events)
+        pending.size += sum(map(raw_size, groups)) + sum(256 + len(event.data.get("payload", b"")) for event in events)
         pending.last = number
         pending.since = min(pending.since, now)
 

@@ -54,6 +54,7 @@ class Investigator:
         self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
         self._inquiries = 0
+        self._bad_step = -1  # the newest one that was looked into
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
         self._age_told = 0.0
@@ -116,7 +117,7 @@ class Investigator:
         self.history.append(kept)
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
-            if "loss" in values and not self._watchful and (self._inquiry is None or step > self._inquiry.step):
+            if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than what they tell of
                 self._watchful = True
         elif self._watchful and self._inquiries < MOST_INQUIRIES:
             from perfagent.rootcause.nonfinite import Inquiry
@@ -172,6 +173,7 @@ class Investigator:
 
     def _open(self, inquiry: Inquiry) -> None:
         self._inquiries += 1
+        self._bad_step = inquiry.step
         self._inquiry = inquiry
         self.add(inquiry)
 

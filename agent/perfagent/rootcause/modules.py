@@ -25,7 +25,7 @@ _CALL = "_compiled_call_impl"
 
 
 def is_closed(module: Any) -> bool:
-    """Whether what lies below a module is not to be touched: it is compiled or scripted, or DataParallel copies its `__dict__`."""
+    """Whether what lies below is not to be touched: the module is compiled or scripted, or DataParallel copies its `__dict__`."""
     torch = sys.modules["torch"]
     own = module.__dict__.get(_CALL)
     compiled = own is not None and not type(own).__module__.startswith("perfagent.")

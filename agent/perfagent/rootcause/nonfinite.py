@@ -1,9 +1,9 @@
 """Where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
 What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
-those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss on a
-device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the outputs of all
-modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
+those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss
+on a device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the
+outputs of all modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Inquiry:
 
 
 class _Nonfinite:
-    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps still on the device."""
+    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read yet."""
 
     def __init__(self, named: Iterable[tuple[str, Any]]) -> None:
         torch = sys.modules["torch"]

@@ -78,7 +78,8 @@ def remedies(
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
     plans: list[tuple[str, int | None]] = []
     if on_device and unused > 0.1 * (sum(categories.values()) or 1):
-        plans.append(("Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: reserved memory is in pieces that fit nothing.", unused))
+        pieces = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: what is reserved is in pieces that fit nothing."
+        plans.append((pieces, unused))
     plans.append(("Halve the batch size and double gradient accumulation.", activations // 2 if activations else None))
     if not dtypes or "float32" in dtypes:
         plans.append(("Train in mixed precision (torch.autocast, bf16).", activations // 2 if activations else None))
@@ -86,7 +87,8 @@ def remedies(
     plans.append(("Checkpoint activations (torch.utils.checkpoint) in the repeated blocks.", kept_third))
     if world_size > 1:
         shared = (parameters + gradients + state) * (world_size - 1) // world_size
-        plans.append((f"Shard parameters, gradients and optimizer state over the {world_size} ranks (FSDP2, ZeRO-3).", shared or None))
+        over = f"Shard parameters, gradients and optimizer state over the {world_size} ranks (FSDP2, ZeRO-3)."
+        plans.append((over, shared or None))
     if state:
         plans.append(("Keep the optimizer's state in 8 bits (bitsandbytes), or use one with less state.", 3 * state // 4))
     found = []
@@ -184,7 +186,7 @@ def _capacity(device: str) -> int | None:
 
 
 def _segments(device: str) -> list[dict[str, int]]:
-    """The allocator's largest segments and how much of each is free: whether a hole is large enough is what fragmentation means."""
+    """The allocator's largest segments and the largest hole in each: that none is large enough is what fragmentation means."""
     torch = sys.modules["torch"]
     segments = [one for one in torch.cuda.memory_snapshot() if one.get("device") == _ordinal(device)]
     segments.sort(key=lambda one: -int(one["total_size"]))

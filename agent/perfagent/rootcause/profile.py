@@ -158,6 +158,7 @@ class Profile:
                 self._abandon(f"what was recorded could not be read: {type(error).__name__}: {error}")
                 return
         if self._upload.poll():
+            self.problem = self._upload.problem
             self.done = True
 
     def _work_out(self) -> Upload:

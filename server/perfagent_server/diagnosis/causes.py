@@ -35,7 +35,10 @@ def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | 
 
 
 def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
-    """Puts causes of a finding into its evidence as `causes`, the earliest step first; the first one's sentence ends its message."""
+    """Puts what explains a finding into its evidence as `causes`, the earliest step first, whose sentence ends the message.
+
+    False when there was nothing to add.
+    """
     known = list(finding.evidence.get("causes", ()))
     ranks = {entry["rank"] for entry in known}
     fresh = [

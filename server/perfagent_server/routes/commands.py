@@ -54,9 +54,9 @@ def ask(
     run: KnownRun, asked: Annotated[dict[str, Any], Body()], request: Request, services: ServicesDep,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while it runs, and
-    says what became of it: see GET. profile: torch.profiler for `steps` steps. stacks: what every thread is doing. sampling: the
-    agent's share of the step time, and how often host and device are sampled. flush: send at once."""
+    """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while it runs,
+    and says what became of it: see GET. profile: torch.profiler for `steps` steps. stacks: what every thread is doing. sampling:
+    the agent's share of the step time, and how often host and device are sampled. flush: send at once."""
     given = dict(asked)
     kind, ranks = given.pop("kind", None), given.pop("ranks", None)
     if kind is None:
@@ -68,7 +68,8 @@ def ask(
     if ranks is None:
         ranks = [0] if kind == "profile" else None
     elif not isinstance(ranks, list) or not ranks or not all(type(rank) is int and 0 <= rank < 2**31 for rank in ranks):
-        raise ApiError(422, "invalid", f"ranks is {ranks!r:.80}; a list of whole numbers from 0 on, or nothing, is needed", "ranks")
+        message = f"ranks is {ranks!r:.80}; a list of whole numbers from 0 on, or nothing, is needed"
+        raise ApiError(422, "invalid", message, "ranks")
     audit = record(request, identity, "run.command", f"{run} {kind}")
     try:
         order = services.orders.issue(run, kind, params, ranks=ranks, who=identity.who, also=audit)

@@ -37,7 +37,7 @@ class SameStack:
 
 @dataclass
 class StackList:
-    """groups: the ranks by what their training threads were doing, the smallest group first: in a hang, that is the odd one out."""
+    """groups: ranks by what their training threads were doing, the smallest group first: in a hang, that is the odd one out."""
 
     stacks: list[Stacks]
     groups: list[SameStack]
@@ -86,7 +86,8 @@ def stacks(run: KnownRun, services: ServicesDep, command: str | None = None) -> 
 def _grouped(found: list[Stacks]) -> list[SameStack]:
     groups: dict[tuple[str, ...], list[int]] = {}
     for one in found:
-        frames = next((thread.get("frames") for thread in one.threads if isinstance(thread, dict) and thread.get("training")), None)
+        training = [thread for thread in one.threads if isinstance(thread, dict) and thread.get("training")]
+        frames = training[0].get("frames") if training else None
         if isinstance(frames, list):
             groups.setdefault(tuple(str(frame) for frame in frames), []).append(one.rank)
     return [SameStack(ranks, list(frames)) for frames, ranks in sorted(groups.items(), key=lambda item: (len(item[1]), item[1]))]

@@ -21,7 +21,7 @@ from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
 from perfagent_server.store.tables import command_source, event, profile, profile_part
 
-__all__ = ["ANSWERS", "Profiles", "StoredProfile", "Stacks", "lasting", "stacks_of", "take"]
+__all__ = ["ANSWERS", "Profiles", "Stacks", "StoredProfile", "lasting", "stacks_of", "take"]
 
 ANSWERS = ("accepted", "done", "refused")
 MOST_PROFILES = 50
@@ -95,7 +95,7 @@ def _insert_new(connection: Connection, table: Any, **values: Any) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class StoredProfile:
-    """One profile. trace: "complete", "arriving", or "none" (its summary says why); operators: with calls and times in seconds."""
+    """One profile. trace: "complete", "arriving", or "none" (note says why); operators: with calls, and times in seconds."""
 
     id: str
     command: str
@@ -166,7 +166,8 @@ def _shown(row: Mapping[Any, Any], *, operators: int | None) -> StoredProfile:
     trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
     return StoredProfile(
         id=row["id"], command=str(summary.get("command") or ""), rank=row["rank"], attempt=row["attempt"],
-        first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace, trace_bytes=int(row["bytes"]),
+        first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace,
+        trace_bytes=int(row["bytes"]),
         duration_s=took if isinstance(took, float) else None,
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
         note=str(summary.get("trace_left_out") or ""),

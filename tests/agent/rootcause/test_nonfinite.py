@@ -156,6 +156,21 @@ def test_one_bad_stretch_is_one_finding_and_three_are_the_most(train):
     assert [found["since_step"] for found in job.events("finding")] == [4, 13, 22]
 
 
+def test_rows_that_are_read_after_the_finding_begin_no_second_look(train):
+    """The sender's thread looks five times a second: by then the bad step, those before it and those after lie there together."""
+    job = train()
+    look, job.look = job.look, lambda: None
+    job.steps(5)
+    with torch.no_grad():
+        job.model.head.bias[0] = math.nan
+    job.steps(4)
+    job.run._investigator.poll()
+    look()
+    job.look = look
+    job.steps(4)
+    assert evidence(job)["parameter"] == "head.bias"
+
+
 def test_a_run_that_stops_at_its_nan_still_tells_what_is_known(train):
     job = train()
     job.steps(5)
@@ -218,7 +233,7 @@ def test_a_compiled_model_is_looked_at_from_outside_and_not_compiled_again(train
     torch._dynamo.reset()
     compiled = []
 
-    def backend(graph: Any, inputs: Any) -> Any:  # noqa: ARG001
+    def backend(graph: Any, inputs: Any) -> Any:
         compiled.append(graph)
         return graph.forward
 

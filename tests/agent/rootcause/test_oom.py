@@ -1,4 +1,4 @@
-"""Memory that runs out for real, at every place where a hook sees it pass; and on a GPU behind a fake of torch.cuda's counters."""
+"""Memory that runs out for real, wherever a hook sees it pass; and on a GPU, behind a fake of torch.cuda's counters."""
 
 from __future__ import annotations
 
@@ -100,7 +100,8 @@ def test_one_that_passes_no_hook_is_looked_into_at_the_end_and_the_state_is_oom(
     import sys
 
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    done = subprocess.run([sys.executable, "-c", SCRIPT], env=environment, capture_output=True, text=True, timeout=120, check=False)
+    command = [sys.executable, "-c", SCRIPT]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 1
     assert "can't allocate memory" in done.stderr
     recording = Recording(tmp_path / "record")

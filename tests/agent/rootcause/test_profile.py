@@ -16,7 +16,6 @@ from torch import nn
 from perfagent.rootcause import trace
 from perfagent.rootcause.upload import Upload
 
-
 OPTIONS = ("shapes", "memory", "python")
 
 
@@ -295,8 +294,23 @@ def test_gaps_on_the_device_are_named_by_what_ran_before_and_after():
 
 
 def test_a_recursive_operator_counts_each_time_once():
-    cpu, _ = trace.record([Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)])
+    events = [Fake("a", 0, 100), Fake("a", 10, 60), Fake("b", 20, 30), Fake("c", 70, 80), Fake("a", 0, 50, thread=2)]
+    cpu, _ = trace.record(events)
     rows = {row["name"]: row for row in trace.operators(cpu)}
     assert rows["a"]["calls"] == 3
     assert rows["a"]["total_cpu_s"] == pytest.approx(150e-9)
     assert rows["a"]["self_cpu_s"] == pytest.approx((40 + 40 + 50) * 1e-9)
+
+
+def test_pieces_wait_for_the_frames_before_them_and_a_file_too_large_for_the_end_is_given_up(tmp_path: Path, record):
+    sender = record().sender
+    file = tmp_path / "trace.gz"
+    file.write_bytes(bytes(14 * 512 * 1024))
+    upload = Upload(sender, {"profile": "p1"}, file, step=3)
+    sender.spool.backlog = True
+    assert not upload.poll()
+    assert [kind for kind, _, _ in sender.events].count("profile") == 1, "the summary alone"
+    sender.closing_at = 1.0
+    assert upload.poll()
+    assert "the training ended before its trace (14 pieces) was sent" in upload.problem
+    assert not file.exists()

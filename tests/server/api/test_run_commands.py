@@ -33,7 +33,8 @@ def ask(client: TestClient, **body: Any) -> Any:
 
 
 def next_frame(client: TestClient, seq: int, rank: int = 0, *events: Event) -> list[dict[str, Any]]:
-    commands: list[dict[str, Any]] = send(client, frame({"loss": [1.0]}, seq=seq, rank=rank, first_step=seq, events=events))["commands"]
+    sent = frame({"loss": [1.0]}, seq=seq, rank=rank, first_step=seq, events=events)
+    commands: list[dict[str, Any]] = send(client, sent)["commands"]
     return commands
 
 
@@ -204,9 +205,17 @@ def test_a_profile_without_a_trace_says_why(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "the trace has 80 MiB")
 
 
-@pytest.mark.parametrize("odd", [{"profile": "../x", "part": 1, "payload": b"x"}, {"profile": "ok", "part": 10**6, "payload": b"x"},
-                                 {"profile": "ok", "part": 1, "payload": "text"}, {"profile": "ok", "part": 1, "payload": b"x" * 2**21},
-                                 {"profile": 7}, {"profile": "ok", "parts": "many", "operators": "none"}])  # fmt: skip
+ODD: list[dict[str, Any]] = [
+    {"profile": "../x", "part": 1, "payload": b"x"},
+    {"profile": "ok", "part": 10**6, "payload": b"x"},
+    {"profile": "ok", "part": 1, "payload": "text"},
+    {"profile": "ok", "part": 1, "payload": b"x" * 2**21},
+    {"profile": 7},
+    {"profile": "ok", "parts": "many", "operators": "none"},
+]
+
+
+@pytest.mark.parametrize("odd", ODD)
 def test_odd_pieces_cost_the_frame_nothing(client: TestClient, odd: dict[str, Any]) -> None:
     start(client)
     next_frame(client, 2, 0, Event(kind="profile", time=float("nan"), data=odd))

@@ -11,8 +11,10 @@ from perfagent.wire import Event
 from perfagent_server.alerts.life import Change
 from perfagent_server.rules.evaluator import Evaluator
 
+NAN = ("nonfinite_loss", "nonfinite_gradient")
 
-def finding(step: int, message: str, *, rules: tuple[str, ...] = ("nonfinite_loss", "nonfinite_gradient"), **evidence: Any) -> Event:
+
+def finding(step: int, message: str, *, rules: tuple[str, ...] = NAN, **evidence: Any) -> Event:
     data = {
         "rule": rules[0], "explains": list(rules), "severity": "critical", "message": message, "since_step": step,
         "evidence": {"step": step, **evidence},
