@@ -1,0 +1,153 @@
+"""Nested data without secrets, and without anything that MessagePack cannot carry: no objects, no cycles, no endless sizes.
+
+It may be handed what a training script is changing at this moment, so nothing here trusts it to hold still; and nothing here
+calls code of the user's (no `__str__`, no properties): printing a tensor would wait for the device.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import sys
+from collections.abc import Mapping
+from pathlib import PurePath
+from types import BuiltinFunctionType, FunctionType
+from typing import Any
+
+from perfagent.redaction.names import HIDDEN, may_stay, random_looking, secret_key, weak_key
+from perfagent.redaction.text import redacted_arguments, redacted_lines, redacted_text
+
+__all__ = ["redacted"]
+
+MAX_ITEMS = 2_000
+MAX_DEPTH = 12
+MAX_ALL = 20_000
+"""Values in one structure, all levels together."""
+_PRINTABLE = {
+    ("datetime", "datetime"), ("datetime", "date"), ("datetime", "timedelta"), ("uuid", "UUID"), ("decimal", "Decimal"),
+    ("fractions", "Fraction"), ("builtins", "range"), ("builtins", "complex"), ("torch", "device"), ("torch", "dtype"),
+    ("torch", "Size"), ("torch", "memory_format"), ("torch", "layout"),
+}  # fmt: skip
+"""Types whose text costs nothing and says all."""
+_RECORDS = frozenset(("Namespace", "SimpleNamespace", "PretrainedConfig", "PreTrainedConfig"))
+"""Classes, by name, whose objects are no more than their attributes."""
+
+
+def redacted(value: Any) -> Any:
+    """The same structure without secrets; large ones are shortened, objects become their fields or the name of their type."""
+    return _Walk().value(value, 0)
+
+
+class _Walk:
+    """One structure; `room` is what it may still grow by."""
+
+    def __init__(self) -> None:
+        self.room = MAX_ALL
+
+    def value(self, value: Any, depth: int) -> Any:
+        self.room -= 1
+        if value is None or value is True or value is False:
+            return value
+        kind = type(value)
+        if kind is str:
+            return redacted_text(value)
+        if kind is float:
+            return value
+        if kind is int:
+            return value if -(2**63) <= value < 2**63 else _shorter(value)
+        try:
+            return self._other(value, depth)
+        except Exception:  # noqa: BLE001 - somebody else's object, or a dict that another thread is changing
+            return f"[{kind.__name__}]"
+
+    def _other(self, value: Any, depth: int) -> Any:
+        kind = type(value)
+        if isinstance(value, enum.Enum):
+            return self.value(value.value, depth + 1) if isinstance(value.value, (str, int, float)) else str(value.name)
+        if isinstance(value, str):
+            return redacted_text(str.__str__(value))
+        if isinstance(value, float):
+            return float.__float__(value)
+        if isinstance(value, int):
+            return self.value(int.__int__(value), depth)
+        if isinstance(value, PurePath):
+            return redacted_text(str(value))
+        if isinstance(value, (bytes, bytearray, memoryview)):
+            return f"[{len(value)} bytes]"
+        if depth >= MAX_DEPTH or self.room <= 0:
+            return f"[{kind.__name__}]"
+        if kind.__module__.startswith("omegaconf."):  # as it is written: resolving runs code, and reads secrets from elsewhere
+            value = sys.modules["omegaconf"].OmegaConf.to_container(value, resolve=False)
+        if isinstance(value, Mapping):
+            return self._mapping(value, depth)
+        if isinstance(value, tuple) and hasattr(kind, "_fields"):
+            return self._mapping(dict(zip(kind._fields, value, strict=False)), depth)
+        if isinstance(value, (list, tuple, set, frozenset)):
+            return self._items(value, depth)
+        if isinstance(value, (type, FunctionType, BuiltinFunctionType)):
+            return f"{value.__module__}.{value.__qualname__}".removeprefix("builtins.")
+        return self._object(value, depth)
+
+    def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
+        result: dict[str, Any] = {}
+        for key, item in list(value.items()):
+            if len(result) >= MAX_ITEMS or self.room <= 0:
+                result["..."] = f"{len(value) - len(result)} more"
+                break
+            plain = str(key) if isinstance(key, (str, int, float, enum.Enum, type(None))) else type(key).__name__
+            name = redacted_text(plain)[:256]
+            if _hides(plain, item):
+                result[name] = HIDDEN
+            elif name in ("command", "argv") and isinstance(item, (list, tuple)):
+                result[name] = redacted_arguments(word for word in item if isinstance(word, str))
+            elif name == "lines" and isinstance(item, list):
+                result[name] = redacted_lines(line for line in item if isinstance(line, str))
+            else:
+                result[name] = self.value(item, depth + 1)
+        return result
+
+    def _items(self, value: Any, depth: int) -> list[Any]:
+        everything = list(value)
+        if len(everything) == 2 and isinstance(everything[0], str) and _hides(everything[0], everything[1]):
+            return [everything[0], HIDDEN]  # a pair, as lists of headers have them
+        items: list[Any] = []
+        for item in everything[:MAX_ITEMS]:
+            if self.room <= 0:
+                break
+            items.append(self.value(item, depth + 1))
+        return items if len(items) == len(everything) else [*items, f"{len(everything) - len(items)} more"]
+
+    def _object(self, value: Any, depth: int) -> Any:
+        """What has fields becomes a dict of them; of all else only the type is told."""
+        kind = type(value)
+        if (kind.__module__, kind.__qualname__) in _PRINTABLE:
+            return redacted_text(str(value))
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.generic):
+            return self.value(value.item(), depth + 1)
+        own = getattr(value, "__dict__", None)
+        if dataclasses.is_dataclass(kind):
+            names = [field.name for field in dataclasses.fields(kind)]
+            if isinstance(own, dict):
+                return self._mapping({name: own[name] for name in names if name in own}, depth)
+            return self._mapping({name: getattr(value, name) for name in names}, depth)  # slots
+        if isinstance(own, dict) and not _RECORDS.isdisjoint(base.__name__ for base in kind.__mro__):
+            return self._mapping({name: item for name, item in own.items() if not name.startswith("_")}, depth)
+        if isinstance(own, dict) and (hasattr(kind, "model_fields") or hasattr(kind, "__attrs_attrs__")):  # pydantic, attrs
+            return self._mapping(own, depth)
+        return f"[{kind.__name__}]"
+
+
+def _hides(key: str, item: Any) -> bool:
+    """Whether the value under this name is left out. Numbers and switches stay, unless they may be a password."""
+    if item is None or isinstance(item, bool):
+        return False
+    if secret_key(key):
+        if isinstance(item, str):
+            return not may_stay(key, item)
+        return not (isinstance(item, (int, float)) and may_stay(key, str(item)))
+    return isinstance(item, str) and weak_key(key) and random_looking(item)
+
+
+def _shorter(number: int) -> str:
+    return f"[an integer of {number.bit_length()} bits]" if number.bit_length() > 300 else str(number)

@@ -1,0 +1,88 @@
+"""Secrets by value: the formats of keys that services give out so that scanners can find them, and private keys.
+
+Sources: the services' own documentation and the public rule sets of secret scanners (GitHub's partner patterns, gitleaks).
+Each kind has a marker, a piece of text that is in every such secret: most lines of output hold none, and no pattern is tried.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+
+from perfagent.redaction.names import HIDDEN
+
+__all__ = ["hide_known"]
+
+_KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
+    # private keys, also when the end, or the beginning, was cut off
+    ("-----BEGIN", r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----.*?(?:-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----|\Z)"),
+    ("-----END", r"(?<![A-Za-z0-9+/=])(?:[A-Za-z0-9+/=]{1,80}(?:\s|\\n)+){0,60}-----END [A-Z0-9 ]*PRIVATE KEY(?: BLOCK)?-----"),
+    ("AGE-SECRET-KEY", r"AGE-SECRET-KEY-1[A-Z0-9]{20,}"),
+    # signed tokens; a long one without dots is the JSON of a service such as Neptune
+    ("eyJ", r"\beyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]*|\beyJ[A-Za-z0-9_+/-]{60,}={0,2}"),
+    # models and data
+    ("hf_", r"\bhf_[A-Za-z0-9]{30,}"),
+    ("api_org_", r"\bapi_org_[A-Za-z0-9]{30,}"),
+    ("sk-", r"\bsk-(?=[A-Za-z_-]{0,60}\d)[A-Za-z0-9_-]{16,}"),  # OpenAI, Anthropic, OpenRouter, DeepSeek
+    ("sess-", r"\bsess-[A-Za-z0-9]{32,}"),
+    ("gsk_", r"\bgsk_[A-Za-z0-9]{40,}"),
+    ("xai-", r"\bxai-[A-Za-z0-9]{40,}"),
+    ("r8_", r"\br8_[A-Za-z0-9]{30,}"),
+    ("pcsk_", r"\bpcsk_[A-Za-z0-9_]{30,}"),
+    ("lsv2_", r"\blsv2_(?:pt|sk)_[A-Za-z0-9_]{30,}"),
+    ("nvapi-", r"\bnvapi-[A-Za-z0-9_-]{40,}"),
+    ("local-", r"\blocal-[a-f0-9]{40}\b"),
+    ("wandb_v1_", r"\bwandb_v1_[A-Za-z0-9_]{20,}"),
+    ("dapi", r"\bdapi[a-f0-9]{32}(?:-\d)?\b"),
+    # clouds
+    (("AKIA", "ASIA", "AIDA", "AROA", "ABIA", "ACCA"), r"\b(?:AKIA|ASIA|AIDA|AROA|ABIA|ACCA)[A-Z0-9]{16}\b"),
+    ("Q~", r"\b[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"),  # Entra ID client secret
+    ("AIza", r"\bAIza[A-Za-z0-9_-]{30,}"),
+    ("ya29.", r"\bya29\.[A-Za-z0-9_-]{20,}"),
+    ("GOCSPX-", r"\bGOCSPX-[A-Za-z0-9_-]{20,}"),
+    ("1//0", r"\b1//0[A-Za-z0-9_-]{30,}"),  # Google refresh token
+    ("dop_v1_", r"\bdop_v1_[a-f0-9]{32,}"),
+    ("hvs.", r"\bhvs\.[A-Za-z0-9_-]{20,}"),
+    ("hvb.", r"\bhvb\.[A-Za-z0-9_-]{20,}"),
+    (".atlasv1.", r"\b[A-Za-z0-9]{14}\.atlasv1\.[A-Za-z0-9_=-]{40,}"),
+    # forges and registries
+    (("ghp_", "gho_", "ghu_", "ghs_", "ghr_"), r"\bgh[pousr]_[A-Za-z0-9]{20,}"),
+    ("github_pat_", r"\bgithub_pat_[A-Za-z0-9_]{20,}"),
+    (
+        ("glpat-", "gldt-", "glrt-", "glcbt-", "glptt-", "glft-", "glsoat-", "glagent-", "glimt-", "glffct-"),
+        r"\bgl(?:pat|dt|rt|cbt|ptt|ft|soat|agent|imt|ffct)-[A-Za-z0-9_-]{16,}",
+    ),
+    ("npm_", r"\bnpm_[A-Za-z0-9]{30,}"),
+    ("pypi-", r"\bpypi-[A-Za-z0-9_-]{30,}"),
+    ("dckr_", r"\bdckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}"),
+    ("ATATT", r"\bATATT3[A-Za-z0-9_=-]{40,}"),
+    # messages, payment, monitoring
+    ("xox", r"\bxox[abeoprs](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"),
+    ("xapp-", r"\bxapp-\d-[A-Za-z0-9-]{20,}"),
+    ("hooks.slack", r"https://hooks\.slack\.com/[A-Za-z0-9/_-]+"),
+    ("discord", r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_-]+"),
+    ("webhook.office.com", r"https://[A-Za-z0-9.-]+\.webhook\.office\.com/[^\s'\"]+"),
+    (":AA", r"\b\d{8,10}:AA[A-Za-z0-9_-]{32,34}\b"),  # Telegram
+    ("SG.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
+    (("k_live_", "k_test_"), r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}"),
+    ("SK", r"\bSK[a-f0-9]{32}\b"),
+    (("glsa_", "glc_"), r"\bgl(?:sa|c)_[A-Za-z0-9+/=_]{30,}"),
+    ("sntry", r"\bsntry[su]_[A-Za-z0-9+/=_]{30,}"),
+    ("NRAK-", r"\bNRAK-[A-Z0-9]{20,}"),
+    ("whsec_", r"\bwhsec_[A-Za-z0-9+/=_-]{16,}"),
+    ("pfa_", r"\bpfa_[a-z]+_[A-Za-z0-9]{6,}_[A-Za-z0-9]{20,}"),  # our own
+)
+
+
+def hide_known(text: str) -> str:
+    """The text without what has the form of a known kind of secret."""
+    for markers, pattern in _KINDS:
+        if markers in text if isinstance(markers, str) else any(marker in text for marker in markers):
+            text = _compiled(pattern).sub(HIDDEN, text)
+    return text
+
+
+@functools.cache
+def _compiled(pattern: str) -> re.Pattern[str]:
+    """Compiled when it is first needed: all together they take as long as the sender's other imports."""
+    return re.compile(pattern, re.DOTALL)

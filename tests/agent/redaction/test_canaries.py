@@ -1,0 +1,113 @@
+"""Secrets of every common kind, in every place where a training job shows them; and what only looks like one."""
+
+from __future__ import annotations
+
+import pytest
+from canaries import BASE62, BY_NAME, BY_VALUE, IN_TEXT, ORDINARY_ARGUMENTS, ORDINARY_NAMES, ORDINARY_TEXT
+
+from perfagent.redaction import HIDDEN, redacted, redacted_arguments, redacted_text, secret_key
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("kind", BY_VALUE)
+def test_x10_a_value_that_looks_like_a_secret_is_hidden_wherever_it_stands(kind: str) -> None:
+    canary = BY_VALUE[kind]
+    for text in (canary, f"using {canary} now", f"value={canary}", f'{{"x": "{canary}"}}', f"https://x.org/{canary}?a=b"):
+        assert canary not in redacted_text(text), text
+        assert HIDDEN in redacted_text(text)
+    assert canary not in str(redacted({"nested": [{"deep": (canary,)}]}))
+    assert canary not in " ".join(redacted_arguments(["train.py", f"--thing={canary}", canary]))
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("key", BY_NAME)
+def test_x10_what_is_called_a_secret_is_hidden_whatever_it_looks_like(key: str) -> None:
+    assert redacted({key: "plainword"}) == {key: HIDDEN}
+    assert redacted([[key, "plainword"]]) == [[key, HIDDEN]]
+    for text in (f"{key}=plainword", f"'{key}': 'plainword'", f"{key}: plainword", f"Config(x=1, {key}='plainword')"):
+        assert "plainword" not in redacted_text(text), text
+    assert "plainword" not in " ".join(redacted_arguments([f"--{key}=plainword", f"{key}=plainword", "x"]))
+    assert redacted_arguments([f"--{key}", "plainword", "--lr", "1"]) == [f"--{key}", HIDDEN, "--lr", "1"]
+    assert "plainword" not in redacted_text(f"python train.py --{key} plainword --lr 1")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("text", "secret"), IN_TEXT)
+def test_x10_a_secret_in_its_surroundings_is_hidden_and_they_stay(text: str, secret: str) -> None:
+    found = redacted_text(text.format(secret))
+    assert secret not in found
+    assert HIDDEN in found
+    before, after = text.format("\0").split("\0")
+    for kept in (before.split(" ")[0][:12], after.strip("'\")}] ")):
+        assert kept in found or "cookie" in text  # of a cookie nothing stays
+
+
+@pytest.mark.fault
+def test_x10_a_long_random_argument_is_hidden_by_its_entropy() -> None:
+    assert redacted_arguments(["train.py", BASE62, f"--thing={BASE62}"]) == ["train.py", HIDDEN, f"--thing={HIDDEN}"]
+
+
+@pytest.mark.parametrize("key", ORDINARY_NAMES)
+def test_ordinary_settings_of_a_training_run_stay(key: str) -> None:
+    assert not secret_key(key)
+    assert redacted({key: 4096}) == {key: 4096}
+    assert redacted({key: "some words"}) == {key: "some words"}
+
+
+@pytest.mark.parametrize("text", ORDINARY_TEXT)
+def test_ordinary_output_stays(text: str) -> None:
+    assert redacted_text(text) == text
+    assert redacted({"lines": text.split("\n")}) == {"lines": text.split("\n")}
+
+
+@pytest.mark.parametrize("word", ORDINARY_ARGUMENTS)
+def test_ordinary_arguments_stay(word: str) -> None:
+    assert redacted_arguments([word]) == [word]
+
+
+def test_switches_and_numbers_under_a_secret_name_stay_unless_they_may_be_a_password() -> None:
+    given = {"use_auth": True, "token": None, "max_token": 4096, "auth_timeout": 2.5, "password": 12345678, "token_": "5"}
+    assert redacted(given) == given | {"password": HIDDEN}
+    assert redacted_text("token=None max_token=4096 password=12345678") == f"token=None max_token=4096 password={HIDDEN}"
+
+
+@pytest.mark.fault
+def test_x10_half_a_private_key_is_hidden_too() -> None:
+    body = "MIIEowIBAAKCAQEA0000MIIEowIBAAKCAQEA0000\n" * 3
+    head, tail = "-----BEGIN " + "PRIVATE KEY-----\n", "-----END " + "PRIVATE KEY-----"
+    assert "MIIE" not in redacted_text(f"x {head}{body}")
+    assert "MIIE" not in redacted_text(f"{body}{tail} y")
+    assert redacted_text(f"x {head}{body}{tail} y") == f"x {HIDDEN} y"
+
+
+@pytest.mark.fault
+def test_x10_text_is_cut_after_it_is_redacted() -> None:
+    """Half a secret has no form that tells it."""
+    secret = BY_VALUE["github"]
+    for before in range(9_970, 10_010):
+        found = redacted_text("x " * (before // 2) + secret + " y" * 20_000)
+        assert secret[4:12] not in found
+    for length in range(470, 500):
+        assert secret[4:12] not in "".join(redacted({"lines": ["x" * length + " " + secret]})["lines"])
+
+
+def test_text_that_matches_nothing_is_read_in_a_time_that_grows_with_its_length() -> None:
+    """Each of these keeps some pattern busy to the end; a pattern that started over at each character would take minutes."""
+    for piece in (
+        "a",
+        "a.",
+        "-",
+        "A1b2",
+        "://",
+        "eyJ",
+        "sk-",
+        "key='",
+        "key=\\",
+        "--key ",
+        "curl -u ",
+        "key=a)",
+        "token:]",
+        "-----END A\n",
+    ):
+        redacted_text(piece * (200_000 // len(piece)))
+    redacted_text("AAAAAAAA" * 10 + "\n" * 1 + ("A" * 64 + "\n") * 2_500 + "-----END CERTIFICATE-----")
