@@ -40,7 +40,8 @@ class Receipt:
 @dataclass(frozen=True, slots=True)
 class Stored:
     """One accepted frame, as everything behind the ack (live hub, rules) reads it. id: position in the tail, increasing;
-    received: server clock, Unix seconds; groups: without what was rejected."""
+    received: server clock, Unix seconds; groups: without what was rejected, with their times as monotonic times where they come
+    from the tail."""
 
     id: int
     run: str

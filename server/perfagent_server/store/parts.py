@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from perfagent_server.store.rollups import Cells, Ints, concatenate
+from perfagent_server.store.cells import Cells, Ints, concatenate
 
 __all__ = ["root_of_sums"]
 

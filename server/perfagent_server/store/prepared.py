@@ -11,10 +11,16 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import Connection
+from sqlalchemy.dialects import postgresql, sqlite
 
-__all__ = ["Prepared"]
+__all__ = ["Prepared", "insert_for"]
 
 Values = Mapping[str, Any]
+
+
+def insert_for(dialect: str) -> Any:
+    """The INSERT of a dialect: the one that knows ON CONFLICT."""
+    return postgresql.insert if dialect == "postgresql" else sqlite.insert
 
 
 class Prepared:

@@ -1,273 +1,127 @@
-"""Cells: what a span of steps amounts to (minimum, maximum, sum, count, non-finite count, time of its first sample).
+"""Rollup rows: cells of 256 and of 4096 steps, 256 to a row, for charts of long ranges.
 
-Cells add up without loss: the cells of 16 steps inside a block, of 256 and 4096 steps in rollup rows and the buckets of a
-query are all the same thing at different widths, so a chart of any range is exact whatever it was put together from. Minimum
-and maximum are kept to the last bit; sums are float64. A span without a finite value has minimum +inf and maximum -inf.
+Blocks are rolled up in groups, once a later group has begun: a row is then rewritten once in 16 blocks. Late pieces make the
+groups in which they land anew. Series whose groups are due together are worked on together.
 """
 
 from __future__ import annotations
 
-import struct
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import zstandard
+from sqlalchemy import Connection, select
 
-from perfagent.errors import WireError
+from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS
+from perfagent_server.store.cells import Cells, Grid, Ints, concatenate, decode_cells, encode_rows, reduced_rows
+from perfagent_server.store.packing import Work
+from perfagent_server.store.tables import block, rollup
 
-__all__ = [
-    "CHUNK_CELLS",
-    "LEVELS",
-    "Cells",
-    "aggregate",
-    "compress",
-    "concatenate",
-    "decode_cells",
-    "decompress",
-    "encode_cells",
-    "of_samples",
-    "reduced",
-]
+__all__ = ["CHUNK_CELLS", "LEVELS", "rolled_until", "rollup_rows"]
 
-LEVELS = (256, 4096)  # steps per cell in rollup rows
-CHUNK_CELLS = 256  # cells per rollup row
-
-Ints = npt.NDArray[np.int64]
-Floats = npt.NDArray[np.float64]
-
-_HEADER = struct.Struct("<BBH")  # version, flags, number of cells
-_VERSION = 1
-_COMPRESSED, _NARROW = 1, 2  # body is zstd; minimum and maximum are float32
-_INDEX, _COUNT = np.dtype("<u1"), np.dtype("<u4")
-_local = threading.local()
+LEVELS = (256, 4096)  # steps per cell
+CHUNK_CELLS = 256  # cells per row
+_GROUP_BLOCKS = 16
+_SERIES_AT_ONCE = 128
 
 
-@dataclass(slots=True)
-class Cells:
-    """Parallel arrays, one item a cell. step: first step of the span; time: Unix seconds of its first sample."""
+def rolled_until(last_block: int) -> int:
+    """First step that is not in the rollup rows of a series whose newest block is `last_block`."""
+    return last_block // _GROUP_BLOCKS * _GROUP_BLOCKS * BLOCK_STEPS
 
-    step: Ints
-    min: Floats
-    max: Floats
-    sum: Floats
-    count: Ints
-    nonfinite: Ints
-    time: Floats
 
-    def __len__(self) -> int:
-        return len(self.step)
+def rollup_rows(connection: Connection, work: Work) -> list[tuple[Any, ...]]:
+    """The rows of the table that change with this work: groups that are behind the newest block for the first time, and those
+    in which a late piece has landed."""
+    due: dict[tuple[int, tuple[int, ...]], list[int]] = {}
+    for (series_id, attempt), fresh in work.cells.items():
+        held = work.newest.get((series_id, attempt), -1)
+        closed = max(held, *fresh) // _GROUP_BLOCKS
+        if closed == 0:
+            continue  # the first group is still open: the usual case
+        groups = {number // _GROUP_BLOCKS for number in fresh if number // _GROUP_BLOCKS < closed}
+        if 0 <= held // _GROUP_BLOCKS < closed:
+            groups.add(held // _GROUP_BLOCKS)
+        if groups:
+            due.setdefault((attempt, tuple(sorted(groups))), []).append(series_id)
+    rows = []
+    for (attempt, ordered), ids in due.items():
+        for start in range(0, len(ids), _SERIES_AT_ONCE):
+            rows += _rolled(connection, ids[start : start + _SERIES_AT_ONCE], attempt, ordered, work)
+    return rows
 
-    def between(self, first: int, last: int, width: int = 1) -> Cells:
-        """The cells that lie within the steps first..last, both inclusive, each cell being `width` steps wide."""
-        keep = (self.step >= first) & (self.step + (width - 1) <= last)
-        return self if keep.all() else self.take(keep)
 
-    def take(self, which: npt.NDArray[np.bool_] | Ints | slice) -> Cells:
-        return Cells(
-            self.step[which],
-            self.min[which],
-            self.max[which],
-            self.sum[which],
-            self.count[which],
-            self.nonfinite[which],
-            self.time[which],
+def _rolled(connection: Connection, ids: list[int], attempt: int, groups: Sequence[int], work: Work) -> list[tuple[Any, ...]]:
+    """The rows of both levels that hold these groups: the groups' cells are made anew, the rows' other cells stay."""
+    made, owner = _blocks(connection, ids, attempt, groups, work)
+    rows = []
+    for level in LEVELS:
+        made, owner = reduced_rows(made, owner, level)
+        span = level * CHUNK_CELLS
+        held, holder = _held(connection, ids, attempt, level, np.unique(made.step // span).tolist())
+        kept = ~np.isin(held.step // (_GROUP_BLOCKS * BLOCK_STEPS), groups)
+        cells, mine = reduced_rows(concatenate([held.take(kept), made]), np.concatenate([holder[kept], owner]), level)
+        chunk = cells.step // span
+        starts = np.flatnonzero(np.concatenate([[True], (chunk[1:] != chunk[:-1]) | (mine[1:] != mine[:-1])]))
+        lengths = np.diff(np.append(starts, len(chunk))).tolist()
+        chunks = chunk[starts].tolist()
+        blobs = encode_rows(cells, lengths, [number * span for number in chunks], level)
+        for at, number, blob in zip(mine[starts].tolist(), chunks, blobs, strict=True):
+            rows.append((ids[at], attempt, level, number, blob))
+    return rows
+
+
+def _blocks(connection: Connection, ids: list[int], attempt: int, groups: Sequence[int], work: Work) -> tuple[Cells, Ints]:
+    """The cells of all blocks in these groups, and for each the place of its series in `ids`."""
+    numbers = [group * _GROUP_BLOCKS + at for group in groups for at in range(_GROUP_BLOCKS)]
+    parts: list[Cells] = []
+    owners: list[Ints] = []
+    gridded: dict[int, tuple[Grid, list[tuple[int, int, int]]]] = {}  # rows of one grid: row, first step, owner
+    missing: set[int] = set()
+    for at, series_id in enumerate(ids):
+        fresh = work.cells[series_id, attempt]
+        for number in numbers:
+            cells = fresh.get(number)
+            if cells is None:
+                missing.add(number)
+            elif isinstance(cells, Cells):
+                parts.append(cells)
+                owners.append(np.full(len(cells), at))
+            else:
+                gridded.setdefault(id(cells[0]), (cells[0], []))[1].append((cells[1], number * BLOCK_STEPS, at))
+    for grid, places in gridded.values():
+        row, origin, owner = np.array(places).T
+        step = origin[:, None] + grid.index * CELL_STEPS
+        mine = grid.take(row)
+        count = np.broadcast_to(grid.count, step.shape)
+        columns = [mine.min, mine.max, mine.sum, count, mine.nonfinite, mine.time]
+        low, high, total, counts, nonfinite, time = (column.ravel() for column in columns)
+        parts.append(Cells(step.ravel(), low, high, total, counts, nonfinite, time))
+        owners.append(np.repeat(owner, len(grid.index)))
+    if missing:
+        rows = connection.execute(
+            select(block.c.series, block.c.block, block.c.cells).where(
+                block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(sorted(missing))
+            )
+        ).all()
+        stored = [row for row in rows if row.block not in work.cells[row.series, attempt]]
+        cells, owner = _read(stored, [row.block * BLOCK_STEPS for row in stored], CELL_STEPS, ids)
+        parts.append(cells)
+        owners.append(owner)
+    return concatenate(parts), np.concatenate(owners)
+
+
+def _held(connection: Connection, ids: list[int], attempt: int, level: int, chunks: list[int]) -> tuple[Cells, Ints]:
+    """The rollup rows that are there already."""
+    rows = connection.execute(
+        select(rollup.c.series, rollup.c.chunk, rollup.c.cells).where(
+            rollup.c.series.in_(ids), rollup.c.attempt == attempt, rollup.c.level == level, rollup.c.chunk.in_(chunks)
         )
-
-    @property
-    def mean(self) -> Floats:
-        """Mean of the finite values; NaN where there is none."""
-        finite = self.count - self.nonfinite
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.where(finite > 0, self.sum / np.maximum(finite, 1), np.nan)
+    ).all()
+    return _read(rows, [row.chunk * level * CHUNK_CELLS for row in rows], level, ids)
 
 
-def of_samples(steps: Ints, times: Floats, values: Floats) -> Cells:
-    """Every sample as a cell of its own."""
-    finite = np.isfinite(values)
-    if finite.all():
-        low = high = total = values
-    else:
-        low, high, total = np.where(finite, values, np.inf), np.where(finite, values, -np.inf), np.where(finite, values, 0.0)
-    return Cells(steps, low, high, total, np.ones(len(steps), np.int64), (~finite).astype(np.int64), times)
-
-
-def concatenate(parts: Sequence[Cells]) -> Cells:
-    if len(parts) == 1:
-        return parts[0]
-    if not parts:
-        none = np.empty(0)
-        return Cells(np.empty(0, np.int64), none, none, none, np.empty(0, np.int64), np.empty(0, np.int64), none)
-    return Cells(
-        np.concatenate([part.step for part in parts]),
-        np.concatenate([part.min for part in parts]),
-        np.concatenate([part.max for part in parts]),
-        np.concatenate([part.sum for part in parts]),
-        np.concatenate([part.count for part in parts]),
-        np.concatenate([part.nonfinite for part in parts]),
-        np.concatenate([part.time for part in parts]),
-    )
-
-
-def reduced(cells: Cells, width: int) -> Cells:
-    """The cells put together into spans of `width` steps, in step order. Every cell must lie inside one span."""
-    if not len(cells):
-        return cells
-    key = cells.step // width
-    order = np.argsort(key, kind="stable")
-    if not (np.diff(order) == 1).all():
-        cells, key = cells.take(order), key[order]
-    starts = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    with np.errstate(over="ignore", invalid="ignore"):
-        total = np.add.reduceat(cells.sum, starts)
-    return Cells(
-        key[starts] * width,
-        np.minimum.reduceat(cells.min, starts),
-        np.maximum.reduceat(cells.max, starts),
-        total,
-        np.add.reduceat(cells.count, starts),
-        np.add.reduceat(cells.nonfinite, starts),
-        np.minimum.reduceat(cells.time, starts),
-    )
-
-
-@dataclass(slots=True)
-class Grid:
-    """Cells of many series that share their rows: key, count and time once, the rest one row a series."""
-
-    key: Ints  # (cells,) step // width
-    min: Floats  # (series, cells)
-    max: Floats
-    sum: Floats
-    count: Ints  # (cells,)
-    nonfinite: Ints  # (series, cells)
-    time: Floats  # (cells,)
-
-
-def aggregate(key: Ints, times: Floats, values: Floats) -> Grid:
-    """Cells of `values` (series, rows) by `key` (rows,), which is sorted; `times` (rows,) belong to the rows."""
-    starts = np.flatnonzero(np.concatenate([[True], key[1:] != key[:-1]]))
-    finite = np.isfinite(values)
-    if finite.all():
-        low = high = total = values
-        nonfinite = np.zeros((len(values), len(starts)), np.int64)
-    else:
-        low, high, total = np.where(finite, values, np.inf), np.where(finite, values, -np.inf), np.where(finite, values, 0.0)
-        nonfinite = np.add.reduceat((~finite).astype(np.int64), starts, axis=1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        sums = np.add.reduceat(total, starts, axis=1)
-    return Grid(
-        key[starts],
-        np.minimum.reduceat(low, starts, axis=1),
-        np.maximum.reduceat(high, starts, axis=1),
-        sums,
-        np.diff(np.append(starts, len(key))),
-        nonfinite,
-        times[starts],
-    )
-
-
-# --- as bytes ----------------------------------------------------------------------------------------------------------------
-
-
-def compress(data: bytes | memoryview, level: int = 1) -> bytes:
-    """zstd. For values level 1: -1 takes a third of the time and 8 % more room, 3 saves 1 %. For cells -1: the same size."""
-    compressors: dict[int, zstandard.ZstdCompressor] | None = getattr(_local, "compressors", None)
-    if compressors is None:  # one a thread: they must not be shared
-        compressors = _local.compressors = {}
-    compressor = compressors.get(level)
-    if compressor is None:
-        compressor = compressors[level] = zstandard.ZstdCompressor(level=level)
-    return compressor.compress(data)
-
-
-def decompress(data: bytes | memoryview) -> bytes:
-    decompressor: zstandard.ZstdDecompressor | None = getattr(_local, "decompressor", None)
-    if decompressor is None:
-        decompressor = _local.decompressor = zstandard.ZstdDecompressor()
-    return decompressor.decompress(data)
-
-
-def shuffled(values: npt.NDArray[np.generic]) -> npt.NDArray[np.uint8]:
-    """(series, items) of k bytes -> (series, items * k): all first bytes, then all second ones, which compresses far better."""
-    series, items = values.shape
-    raw = np.ascontiguousarray(values).view(np.uint8).reshape(series, items, values.dtype.itemsize)
-    return np.ascontiguousarray(raw.transpose(0, 2, 1)).reshape(series, -1)
-
-
-def unshuffled(data: bytes | memoryview, dtype: np.dtype[np.generic], items: int, offset: int = 0) -> npt.NDArray[np.generic]:
-    raw = np.frombuffer(data, np.uint8, dtype.itemsize * items, offset).reshape(dtype.itemsize, items)
-    return np.ascontiguousarray(raw.T).view(dtype).ravel()
-
-
-def encode_cells(grid: Grid, index: Ints) -> list[bytes]:
-    """One blob a series. index: each cell's place in its row of cells, 0..255."""
-    series, cells = grid.min.shape
-    narrow = _narrow(grid.min) & _narrow(grid.max)
-    shared = np.concatenate(
-        [
-            shuffled(index[None].astype(_INDEX)),
-            shuffled(grid.count[None].astype(_COUNT)),
-            _delta_shuffled(grid.time),
-        ],
-        axis=1,
-    )
-    blobs: list[bytes] = [b""] * series
-    for kind, flag in (("<f4", _NARROW), ("<f8", 0)):
-        which = np.flatnonzero(narrow if flag else ~narrow)
-        if not len(which):
-            continue
-        with np.errstate(over="ignore", invalid="ignore"):
-            low, high = grid.min[which].astype(kind), grid.max[which].astype(kind)
-        body = np.concatenate(
-            [
-                np.broadcast_to(shared, (len(which), shared.shape[1])),
-                shuffled(grid.nonfinite[which].astype(_COUNT)),
-                shuffled(low),
-                shuffled(high),
-                shuffled(grid.sum[which]),
-            ],
-            axis=1,
-        )
-        for at, row in zip(which.tolist(), body, strict=True):
-            packed = compress(row.data, -1)
-            blobs[at] = _HEADER.pack(_VERSION, _COMPRESSED | flag, cells) + packed
-    return blobs
-
-
-def decode_cells(blob: bytes, origin: int, width: int) -> Cells:
-    """The cells of one row whose first cell begins at step `origin`, each `width` steps wide."""
-    version, flags, cells = _HEADER.unpack_from(blob)
-    if version != _VERSION:
-        raise WireError(f"cells of format {version} are not known here; upgrade perfagent")
-    body = decompress(memoryview(blob)[_HEADER.size :])
-    extreme = np.dtype("<f4" if flags & _NARROW else "<f8")
-    at = 0
-    columns = []
-    for dtype in (_INDEX, _COUNT, np.dtype("<i8"), _COUNT, extreme, extreme, np.dtype("<f8")):
-        columns.append(unshuffled(body, dtype, cells, at))
-        at += dtype.itemsize * cells
-    index, count, times, nonfinite, low, high, total = columns
-    return Cells(
-        origin + index.astype(np.int64) * width,
-        low.astype(np.float64),
-        high.astype(np.float64),
-        total.astype(np.float64),
-        count.astype(np.int64),
-        nonfinite.astype(np.int64),
-        np.cumsum(times.astype(np.int64)).view(np.float64),
-    )
-
-
-def _narrow(values: Floats) -> npt.NDArray[np.bool_]:
-    """(series,): whether float32 holds a row without loss."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        same: npt.NDArray[np.bool_] = (values.astype("<f4").astype("<f8").view("<u8") == values.view("<u8")).all(axis=1)
-    return same
-
-
-def _delta_shuffled(times: Floats) -> npt.NDArray[np.uint8]:
-    bits = np.ascontiguousarray(times).view(np.int64)
-    return shuffled(np.diff(bits, prepend=0)[None])
+def _read(rows: Sequence[Any], origins: list[int], width: int, ids: list[int]) -> tuple[Cells, Ints]:
+    places = {series_id: at for at, series_id in enumerate(ids)}
+    cells, lengths = decode_cells([row.cells for row in rows], origins, width)
+    return cells, np.repeat(np.array([places[row.series] for row in rows], np.int64), lengths)

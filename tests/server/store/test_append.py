@@ -168,3 +168,17 @@ def test_a_run_deleted_while_it_is_compacted_does_not_come_back(shelf) -> None:
     shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))
     assert shelf.compact() == 0
     assert count(shelf, tables.block) == 0
+
+
+def test_what_readers_behind_the_ack_get_is_what_was_sent(shelf) -> None:
+    """Frames of a few rows and of many, with gaps and without: a row of the tail does not hold all of them alike."""
+    many = np.arange(500, 700)
+    for seq, steps in enumerate([[3, 4, 5], many, np.delete(many, 50), many[::-1]], 1):
+        values = np.array(steps) * 0.1
+        shelf.append(frame(seq, rows({"x": values, "y": values.astype("f4")}, steps)))
+        (stored,) = shelf.store.since(seq - 1, 10)
+        (group,) = stored.groups
+        assert list(group.steps()) == list(steps)
+        assert list(group.column("x")) == values.tolist()
+        assert group.values["y"] == values.astype("<f4").tobytes()
+        assert list(group.times()) == list(group.monotonics())

@@ -8,11 +8,11 @@ from perfagent_server.store.blocks import (
     decode_axis,
     decode_block,
     decode_values,
-    encode_axis,
+    encode_axes,
     encode_values,
     merged,
 )
-from perfagent_server.store.rollups import aggregate, decode_cells, encode_cells
+from perfagent_server.store.cells import aggregate, decode_cells, encode_cells, places
 
 any_bits = st.integers(0, 2**64 - 1)
 quiet = st.floats(allow_nan=True, allow_infinity=True)
@@ -26,7 +26,7 @@ def test_a_block_returns_every_bit_of_steps_times_and_values(samples):
     time = np.array([time for _, _, time in samples])
     value = np.array([np.uint64(item).view("f8") if isinstance(item, int) else item for _, item, _ in samples])
     (payload,) = encode_values(value[None])
-    found = decode_block(encode_axis(step, time), payload)
+    found = decode_block(encode_axes(step[None], time[None])[0], payload)
     assert found.step.tolist() == steps
     assert (found.time == time).all()
     assert (found.value.view("u8") == value.view("u8")).all()
@@ -50,9 +50,9 @@ def test_a_payload_of_nan_survives():
 
 
 def test_an_axis_is_known_by_its_content_and_place():
-    axis = encode_axis(np.array([3, 3, 7]), np.array([1.0, 2.0, 3.0]))
+    axis = encode_axes(np.array([[3, 3, 7]]), np.array([[1.0, 2.0, 3.0]]))[0]
     assert decode_axis(axis)[0].tolist() == [3, 3, 7]
-    other = encode_axis(np.array([3, 3, 7]), np.array([1.0, 2.0, 4.0]))
+    other = encode_axes(np.array([[3, 3, 7]]), np.array([[1.0, 2.0, 4.0]]))[0]
     keys = {
         axis_key(1, 1, 0, axis),
         axis_key(1, 1, 0, other),
@@ -78,13 +78,13 @@ def test_cells_survive_as_bytes(samples, narrow):
     step = np.array([item[0] for item in samples])
     with np.errstate(over="ignore"):
         value = np.array([item[1] for item in samples]).astype("f4" if narrow else "f8").astype("f8")
-    grid = aggregate(step // 16, step * 0.5, value[None])
-    (blob,) = encode_cells(grid, grid.key)
-    cells = decode_cells(blob, 2048, 16)
-    assert cells.step.tolist() == (2048 + grid.key * 16).tolist()
+    grid = aggregate(places(step // 16), step[None] * 0.5, value[None])
+    (blob,) = encode_cells(grid)
+    cells, _ = decode_cells([blob], [2048], 16)
+    assert cells.step.tolist() == (2048 + grid.index * 16).tolist()
     assert (cells.min == grid.min[0]).all()
     assert (cells.max == grid.max[0]).all()
     assert np.array_equal(cells.sum, grid.sum[0], equal_nan=True)
     assert cells.count.tolist() == grid.count.tolist()
     assert cells.nonfinite.tolist() == grid.nonfinite[0].tolist()
-    assert cells.time.tolist() == grid.time.tolist()
+    assert cells.time.tolist() == grid.time[0].tolist()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from builders import until
 from frames import BEGIN, frame, rows
 from sqlalchemy import func, select
@@ -110,3 +111,62 @@ def test_the_ledger_is_trimmed_along_the_way(shelf) -> None:
         shelf.compact()
     assert count(shelf, tables.ledger) <= 100
     assert shelf.append(frame(5, rows({"loss": [1.0]}, [5])))[0].duplicate == 1
+
+
+@pytest.mark.parametrize(
+    "steps", [range(10_240), range(1000, 9000), [*range(3000), *range(3100, 7000)], [*range(5000), *range(4000, 6000)]]
+)
+def test_blocks_that_are_made_at_once_hold_what_was_sent(shelf, steps) -> None:
+    steps = np.array(steps)
+    rng = np.random.default_rng(1)
+    narrow, wide = rng.standard_normal(len(steps)).astype("f4"), rng.standard_normal(len(steps))
+    narrow[[5, 2000]] = np.nan, np.inf
+    wide[1024:2048] = np.nan  # a whole block without a finite value
+    times = BEGIN + np.arange(len(steps)) * 0.25
+    shelf.append(frame(1, rows({"narrow": narrow, "other": narrow + 1, "wide": wide}, steps, times)))
+    shelf.compact()
+    order = np.lexsort((times, steps))
+    for name, sent in {"narrow": narrow, "other": narrow + 1, "wide": wide}.items():
+        kept = [row for row in shelf.store.samples("r1") if row.name == name]
+        assert [row.step for row in kept] == steps[order].tolist()
+        assert [row.time for row in kept] == times[order].tolist()
+        assert np.array_equal([row.value for row in kept], sent[order].astype("f8"), equal_nan=True)
+    with shelf.database.read() as connection:
+        held = connection.execute(select(tables.block.c.samples, tables.block.c.nonfinite, tables.block.c.min)).all()
+    assert sum(row.samples for row in held) == 3 * len(steps)
+    assert all((row.min is None) == (row.nonfinite == row.samples) for row in held)
+
+
+def test_series_that_are_rolled_up_together_keep_their_own_values(shelf) -> None:
+    """Groups that close in different jobs, pieces that come late, a series that begins late: level by level what numpy gives."""
+    steps = np.arange(70_000)
+    rng = np.random.default_rng(2)
+    sent = {name: rng.standard_normal(len(steps)) for name in "abc"}
+    sent["b"][33_000:33_300] = np.nan
+    for rank in range(2):
+        for seq, (first, last) in enumerate([(0, 20_000), (20_000, 70_000)], 1):
+            names = sent if seq == 2 else {name: sent[name] for name in "ab"}
+            piece = {name: values[first:last] + rank for name, values in names.items()}
+            shelf.append(frame(seq, rows(piece, steps[first:last], steps[first:last]), rank=rank))
+            shelf.compact()
+        shelf.append(frame(3, rows({"a": [1e6]}, [100], [100.5]), rank=rank))
+        shelf.compact()
+    for rank in range(2):
+        for name, values in sent.items():
+            for points in (300, 20):  # from cells of 256 and of 4096 steps
+                answer = shelf.store.series("r1", name, rank=rank, points=points)
+                start = 20_000 if name == "c" else 0
+                for at, bucket in enumerate(answer.step):
+                    low = bucket // answer.bucket_steps * answer.bucket_steps
+                    inside = values[max(low, start) : low + answer.bucket_steps] + rank
+                    if name == "a" and low <= 100 < low + answer.bucket_steps:
+                        inside = np.append(inside, 1e6)
+                    finite = inside[np.isfinite(inside)]
+                    assert answer.count[at] == len(inside)
+                    assert answer.nonfinite[at] == len(inside) - len(finite)
+                    if len(finite):
+                        assert (answer.min[at], answer.max[at]) == (finite.min(), finite.max())
+                        assert np.isclose(answer.mean[at], finite.mean())
+                assert sum(answer.count) == len(steps) - start + (name == "a")
+    with shelf.database.read() as connection:
+        assert {level for (level,) in connection.execute(select(tables.rollup.c.level))} == {256, 4096}

@@ -1,0 +1,224 @@
+"""Questions about a run: the newest values, a series in so many buckets, ranks beside each other, every sample.
+
+Every question is answered from blocks and tail together, inside one read transaction (reading.py).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
+from perfagent_server.database import Database
+from perfagent_server.store.cells import Cells, Floats, concatenate, reduced
+from perfagent_server.store.interface import Stored
+from perfagent_server.store.parts import root_of_sums
+from perfagent_server.store.ranks import latest_over_ranks, over_ranks
+from perfagent_server.store.reading import (
+    CUT_NEVER,
+    View,
+    cells_by_rank,
+    few_samples,
+    in_order,
+    last_visible,
+    newest_in_tail,
+    open_view,
+    stored_payloads,
+    visible_attempts,
+)
+from perfagent_server.store.tables import last, series, tail
+from perfagent_server.store.tail import unpack_whole
+
+__all__ = ["Answers"]
+
+MAX_POINTS = 20_000
+_LOOK_BACK = 2048  # steps in which ranks that measure at different periods have one in common: a period is at most 1024
+
+
+class Answers:
+    """The half of SqlStore that reads."""
+
+    def __init__(self, database: Database) -> None:
+        self.database = database
+
+    def names(self, run: str) -> list[str]:
+        with self.database.read() as connection:
+            found = set(connection.execute(select(series.c.name).distinct().where(series.c.run == run)).scalars())
+        return sorted(found | {whole for name in found if (whole := whole_of(name))})
+
+    def since(self, tail_id: int, limit: int) -> list[Stored]:
+        statement = select(tail).where(tail.c.id > tail_id).order_by(tail.c.id).limit(limit)
+        with self.database.read() as connection:
+            rows = connection.execute(statement).all()
+        found = []
+        for row in rows:
+            groups, events = unpack_whole(row.frame)
+            found.append(Stored(row.id, row.run, row.attempt, row.rank, row.source, row.seq, row.received, groups, events))
+        return found
+
+    def latest(self, run: str) -> dict[str, Latest]:
+        with self.database.read() as connection:
+            attempts = visible_attempts(connection, run)
+            top = dict(attempts)
+            best: dict[tuple[str, int], tuple[int, int, float, float]] = {}  # (name, rank) -> attempt, step, time, value
+            rows = connection.execute(
+                select(series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
+                .join(last, last.c.series == series.c.id)
+                .where(series.c.run == run)
+            )
+            for row in rows:
+                best[row.name, row.rank] = (row.attempt, row.step, row.time, float(np.frombuffer(row.value, "<f8")[0]))
+            for (rank, _), (attempt, step, time, at, group) in newest_in_tail(connection, run).items():
+                for name, column in group.values.items():
+                    held = best.get((name, rank))
+                    if held is None or (attempt, step, time) >= held[:3]:
+                        width = len(column) // group.rows
+                        value = float(np.frombuffer(column, f"<f{width}", 1, at * width)[0])
+                        best[name, rank] = (attempt, step, time, value)
+            for (name, rank), (attempt, step, _, _) in list(best.items()):
+                if step > top.get(attempt, CUT_NEVER):  # the newest sample belongs to what a later attempt has started again
+                    visible = last_visible(connection, run, name, rank)
+                    if visible is None:
+                        del best[name, rank]
+                    else:
+                        best[name, rank] = visible
+        grouped: dict[str, dict[int, tuple[int, int, float, float]]] = {}
+        for (name, rank), found in sorted(best.items()):
+            grouped.setdefault(name, {})[rank] = found
+        combined = {name: latest_over_ranks(name, found) for name, found in grouped.items()}
+        for name, of_ranks in grouped.items():
+            whole = whole_of(name)
+            if whole and whole not in combined:
+                newest_whole = self._latest_whole(run, whole, of_ranks)
+                if newest_whole is not None:
+                    combined[whole] = newest_whole
+        return combined
+
+    def series(
+        self,
+        run: str,
+        name: str,
+        *,
+        rank: int | Literal["all"] = "all",
+        from_step: int | None = None,
+        to_step: int | None = None,
+        points: int = 1000,
+    ) -> Series:
+        points = min(max(points, 1), MAX_POINTS)
+        with self.database.read() as connection:
+            view = open_view(connection, run, name, None if rank == "all" else rank)
+            parts = parts_of(name) if rank == "all" and not view.ranks else ""
+            if parts:
+                view = open_view(connection, run, parts, None)
+            span = _clamped(view.extent(), from_step, to_step)
+            if span is None:
+                return _answer(name, rank, 1, True, concatenate([]), np.empty(0), 0)
+            first, last_step = span
+            if parts:
+                width = _width(first, last_step, points)
+                cells = self._whole(connection, view, first, last_step, width)
+                return _answer(name, rank, width, False, cells, cells.mean, first)
+            single = few_samples(connection, view, first, last_step, points)
+            if single is not None:
+                return _answer(name, rank, 1, True, single, single.mean, first)
+            width = _width(first, last_step, points)
+            by_rank = cells_by_rank(connection, view, first, last_step, width)
+        cells, mean = over_ranks(name, list(by_rank.values()))
+        return _answer(name, rank, width, False, cells, mean, first)
+
+    def ranks(
+        self, run: str, name: str, *, from_step: int | None = None, to_step: int | None = None, points: int = 200
+    ) -> RankMatrix:
+        points = min(max(points, 1), MAX_POINTS)
+        unit = metric(name).unit
+        with self.database.read() as connection:
+            view = open_view(connection, run, name, None)
+            span = _clamped(view.extent(), from_step, to_step)
+            if span is None:
+                return RankMatrix(name=name, unit=unit, ranks=[], step=[], mean=[])
+            by_rank = cells_by_rank(connection, view, *span, _width(*span, points))
+        ranks = sorted(by_rank)
+        steps = np.unique(np.concatenate([by_rank[rank].step for rank in ranks])) if ranks else np.empty(0, np.int64)
+        mean = np.full((len(ranks), len(steps)), np.nan)
+        for row, rank in enumerate(ranks):
+            cells = by_rank[rank]
+            mean[row, np.searchsorted(steps, cells.step)] = cells.mean
+        return RankMatrix(name=name, unit=unit, ranks=ranks, step=np.maximum(steps, span[0]).tolist(), mean=mean.tolist())
+
+    def samples(self, run: str) -> Iterator[LogRow]:
+        """See MetricStore. Each series is read in a transaction of its own and decoded block by block outside of it."""
+        with self.database.read() as connection:
+            wanted = connection.execute(
+                select(series.c.name, series.c.rank).where(series.c.run == run).order_by(series.c.name, series.c.rank)
+            ).all()
+        for name, rank in wanted:
+            with self.database.read() as connection:
+                view = open_view(connection, run, name, rank)
+                stored = {
+                    attempt: stored_payloads(connection, list(view.ranks), attempt, 0, top) for attempt, top in view.attempts
+                }
+            yield from in_order(view, stored, name, rank)
+
+    def _whole(self, connection: Connection, view: View, first: int, last_step: int, width: int) -> Cells:
+        """Cells of a value that ranks send parts of: each attempt's own ranks together."""
+        cells = []
+        for attempt, top in view.attempts:
+            ranks = {view.ranks[series_id] for series_id, of in view.ends if of == attempt}
+            ranks |= {rank for (rank, of), samples in view.tail.items() if of == attempt and len(samples)}
+            mine = replace(view, attempts=[(attempt, top)])
+            cells.append(root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks)))
+        return reduced(concatenate(cells), width)
+
+    def _latest_whole(self, run: str, whole: str, parts: dict[int, tuple[int, int, float, float]]) -> Latest | None:
+        """The newest step of which every rank has sent its part."""
+        newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
+        mine = [part for part in parts.values() if part[0] == newest_attempt]
+        steps = {step for _, step, _, _ in mine}
+        if len(steps) == 1:
+            total = sum(value for _, _, _, value in mine)
+            time = max(time for _, _, time, _ in mine)
+            return Latest(value=math.sqrt(total) if total >= 0 else math.nan, step=steps.pop(), time=time, rank="all")
+        newest = self.series(run, whole, from_step=max(0, min(steps) - _LOOK_BACK), points=MAX_POINTS)
+        if not newest.step or newest.time is None:
+            return None
+        value = newest.mean[-1] if newest.nonfinite[-1] == 0 else math.nan
+        return Latest(value=value, step=newest.step[-1], time=newest.time[-1], rank="all")
+
+
+def _clamped(extent: tuple[int, int] | None, first: int | None, last_step: int | None) -> tuple[int, int] | None:
+    if extent is None:
+        return None
+    low = extent[0] if first is None else max(first, extent[0])
+    high = extent[1] if last_step is None else min(last_step, extent[1])
+    return (low, high) if low <= high else None
+
+
+def _width(first: int, last_step: int, points: int) -> int:
+    """Steps per bucket: the smallest power of two with which the range has at most `points` buckets."""
+    width = 1
+    while last_step // width - first // width + 1 > points:
+        width *= 2
+    return width
+
+
+def _answer(name: str, rank: int | str, width: int, exact: bool, cells: Cells, mean: Floats, first: int) -> Series:
+    empty = cells.count == cells.nonfinite
+    return Series(
+        name=name,
+        rank=rank,
+        unit=metric(name).unit,
+        exact=exact,
+        step=np.maximum(cells.step, first).tolist(),
+        min=np.where(empty, np.nan, cells.min).tolist(),
+        max=np.where(empty, np.nan, cells.max).tolist(),
+        mean=mean.tolist(),
+        count=cells.count.tolist(),
+        nonfinite=cells.nonfinite.tolist(),
+        time=cells.time.tolist(),
+        bucket_steps=width,
+    )

@@ -1,0 +1,228 @@
+"""The ack path: frames into ledger and tail, in one transaction with the rows of their runs, sources and series.
+
+A frame is stored whole, as one row; that is all the work before the acknowledgement. The compactor (compaction.py) turns tail
+rows into blocks later.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from sqlalchemy import Connection, delete, insert, select
+
+from perfagent.wire import Frame, Group
+from perfagent_server import lifecycle
+from perfagent_server.database import Database
+from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
+from perfagent_server.store import artifacts
+from perfagent_server.store.interface import Receipt, Rejected
+from perfagent_server.store.prepared import Prepared, insert_for
+from perfagent_server.store.tables import event, ledger, series, source, tail
+from perfagent_server.store.tables import run as run_table
+from perfagent_server.store.tail import pack_tail, step_range
+
+__all__ = ["Appender"]
+
+_KNOWN_RANKS = 8192  # (run, rank) pairs whose series ids stay in memory
+
+# Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever it
+# logs, except for what samplers write while a step is still going on.
+_STEP_MARK = "step_time_s"
+_SAMPLED = ("gpu/", "node_gpu", "host/", "process/", "agent/", "cuda/")
+
+_encoder = msgspec.msgpack.Encoder()
+_claim_frame = Prepared(
+    lambda dialect: insert_for(dialect)(ledger).on_conflict_do_nothing().returning(ledger.c.seq), ("source", "seq")
+)
+_keep_frame = Prepared(
+    insert(tail).returning(tail.c.id), ("run", "attempt", "rank", "source", "seq", "samples", "received", "frame")
+)
+_keep_event = Prepared(insert(event), ("run", "attempt", "rank", "source", "kind", "step", "time", "data"))
+
+
+class Appender:
+    """The half of SqlStore that writes."""
+
+    def __init__(self, database: Database, *, max_names: int = MAX_NAMES_PER_RUN) -> None:
+        self.database = database
+        self._max_names = max_names
+        # Names and series ids; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
+        self._known: dict[tuple[str, int], dict[str, int]] = {}
+        database.on_rollback.append(self._known.clear)
+
+    def append(self, connection: Connection, frames: Sequence[Frame], now: float) -> list[Receipt]:
+        """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack see
+        what was stored."""
+        sources = lifecycle.load_sources(connection, {frame.source for frame in frames})
+        fresh = self._fresh(connection, frames, sources)
+        rejected: dict[int, list[Rejected]] = {}
+        seen = []
+        for at in fresh:
+            frame = frames[at]
+            problems: list[Rejected] = []
+            first, done = _measure(frame, self._names(connection, frame.run, frame.rank), problems)
+            seen.append(lifecycle.Seen(frame, done, first))
+            rejected[at] = problems
+        lifecycle.record(connection, seen, sources, now)
+        for at in fresh:
+            self._admit_names(connection, frames[at], rejected[at])
+            artifacts.take(connection, frames[at], now)
+        ids = self._write_tail(connection, [frames[at] for at in fresh], now)
+        return [
+            Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
+            if at in rejected
+            else Receipt(0, frame.samples)
+            for at, frame in enumerate(frames)
+        ]
+
+    def _fresh(self, connection: Connection, frames: Sequence[Frame], sources: dict[str, dict[str, Any]]) -> list[int]:
+        """Positions of the frames that are not here yet; they are in the ledger from now on."""
+        claims: dict[tuple[str, int], int] = {}
+        for at, frame in enumerate(frames):
+            row = sources.get(frame.source)
+            if row is None or frame.seq > row["seq_floor"]:
+                claims.setdefault((frame.source, frame.seq), at)
+        if not claims:
+            return []
+        won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
+        return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
+
+    def _names(self, connection: Connection, run: str, rank: int) -> dict[str, int]:
+        """Names and ids of a rank's series."""
+        known = self._known.get((run, rank))
+        if known is None:
+            if len(self._known) >= _KNOWN_RANKS:
+                self._known.clear()
+            rows = connection.execute(select(series.c.name, series.c.id).where(series.c.run == run, series.c.rank == rank))
+            known = self._known[run, rank] = {row.name: row.id for row in rows}
+        return known
+
+    def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> None:
+        """Creates the series of names that are new, and takes out of the frame what may not become one."""
+        known = self._names(connection, frame.run, frame.rank)
+        new = {
+            name: None
+            for group in frame.groups
+            if not group.values.keys() <= known.keys()
+            for name in group.values
+            if name not in known
+        }
+        if not new:
+            return
+        refused: dict[str, str] = {}
+        of_run: set[str] | None = None
+        for name in new:
+            problem = name_problem(name)
+            if problem is None:
+                if of_run is None:
+                    of_run = set(connection.execute(select(series.c.name).distinct().where(series.c.run == frame.run)).scalars())
+                if name not in of_run and len(of_run) >= self._max_names:
+                    problem = f"the run has {self._max_names} names already, which is the limit"
+                else:
+                    of_run.add(name)
+            if problem is not None:
+                refused[name] = problem
+        admitted = [name for name in new if name not in refused]
+        if admitted:
+            rows = [{"run": frame.run, "rank": frame.rank, "name": name} for name in admitted]
+            connection.execute(insert_for(connection.dialect.name)(series).on_conflict_do_nothing(), rows)
+            del self._known[frame.run, frame.rank]
+            self._names(connection, frame.run, frame.rank)
+        if refused:
+            counts = dict.fromkeys(refused, 0)
+            for group in frame.groups:
+                for name in refused.keys() & group.values.keys():
+                    del group.values[name]
+                    counts[name] += group.rows
+            frame.groups = [group for group in frame.groups if group.values]
+            rejected.extend(
+                Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items()
+            )
+
+    def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
+        """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
+        events = [artifacts.lasting(frame.events) for frame in frames]
+        rows: list[dict[str, Any]] = [
+            {
+                "run": frame.run,
+                "attempt": frame.attempt,
+                "rank": frame.rank,
+                "source": frame.source,
+                "seq": frame.seq,
+                "samples": frame.samples,
+                "received": now,
+                "frame": pack_tail(frame.groups, lasting),
+            }
+            for frame, lasting in zip(frames, events, strict=True)
+            if frame.groups or lasting
+        ]
+        if not rows:
+            return {}
+        ids = {(row["source"], row["seq"]): found[0] for row, found in zip(rows, _keep_frame.each(connection, rows), strict=True)}
+        happened = [
+            {
+                "run": frame.run,
+                "attempt": frame.attempt,
+                "rank": frame.rank,
+                "source": frame.source,
+                "kind": item.kind[:16],
+                "step": item.step,
+                "time": item.time if math.isfinite(item.time) else now,
+                "data": _encoder.encode(item.data),
+            }
+            for frame, lasting in zip(frames, events, strict=True)
+            for item in lasting
+        ]
+        if happened:
+            _keep_event.many(connection, happened)
+        return ids
+
+    def delete(self, connection: Connection, run: str) -> None:
+        """See MetricStore. The foreign keys take everything else of the run along."""
+        connection.execute(delete(ledger).where(ledger.c.source.in_(select(source.c.id).where(source.c.run == run))))
+        connection.execute(delete(run_table).where(run_table.c.id == run))
+        for key in [key for key in self._known if key[0] == run]:
+            del self._known[key]
+
+
+def _measure(frame: Frame, known: dict[str, int], rejected: list[Rejected]) -> tuple[int | None, int | None]:
+    """First step of a frame and the last one that it shows to be completed. Rows whose step is no step are taken out."""
+    first: int | None = None
+    marked: int | None = None
+    logged: int | None = None
+    marks = _STEP_MARK in known or any(_STEP_MARK in group.values for group in frame.groups)
+    for at, group in enumerate(frame.groups):
+        if not group.step:
+            continue
+        low, high = step_range(group)
+        if low < 0 or high > MAX_STEP:
+            frame.groups[at] = group = _without_bad_steps(group, rejected)  # noqa: PLW2901 - the cleaned one from here on
+            if not group.step:
+                continue
+            low, high = step_range(group)
+        first = low if first is None else min(first, low)
+        if marks:
+            if _STEP_MARK in group.values:
+                marked = high if marked is None else max(marked, high)
+        elif any(not name.startswith(_SAMPLED) for name in group.values):
+            logged = high if logged is None else max(logged, high)
+    frame.groups = [group for group in frame.groups if group.step and group.values]
+    return first, marked if marks else logged
+
+
+def _without_bad_steps(group: Group, rejected: list[Rejected]) -> Group:
+    steps = np.frombuffer(group.step, "<i8")
+    keep = (steps >= 0) & (steps <= MAX_STEP)
+    count = int((~keep).sum())
+    rejected.extend(Rejected(name[:300], f"a step must be from 0 to {MAX_STEP}", count) for name in group.values)
+
+    def kept(column: bytes) -> bytes:
+        return bytes(np.frombuffer(column, f"V{len(column) // len(steps)}")[keep].tobytes())
+
+    return Group(
+        kept(group.step), kept(group.time), kept(group.monotonic), {name: kept(column) for name, column in group.values.items()}
+    )

@@ -1,0 +1,327 @@
+"""From tail rows to block rows: the frames of a rank become the blocks of its series, as the tables hold them.
+
+Series that were sent together share their rows, so one pass of numpy serves all of them, and all whole blocks of a frame.
+Pieces may come late, twice around, or out of order: what lands in a block that exists is merged with it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+from sqlalchemy import Connection, select
+
+from perfagent_server.store.blocks import (
+    BLOCK_STEPS,
+    CELL_STEPS,
+    Samples,
+    axis_key,
+    decode_axis,
+    decode_values,
+    encode_axes,
+    encode_values,
+    merged,
+    step_order,
+)
+from perfagent_server.store.cells import (
+    Cells,
+    Floats,
+    Grid,
+    Ints,
+    Values,
+    aggregate,
+    concatenate,
+    decode_cells,
+    encode_cells,
+    encode_rows,
+    places,
+    reduced,
+)
+from perfagent_server.store.tables import axis, block
+from perfagent_server.store.tail import TailGroup, unpack_tail
+
+__all__ = ["KnownSeries", "TailRow", "Work", "pack"]
+
+
+class TailRow(NamedTuple):
+    """A tail row."""
+
+    id: int
+    attempt: int
+    source: str
+    received: float
+    samples: int
+    frame: bytes
+
+
+class KnownSeries(NamedTuple):
+    """A series of a rank. newest: number of its newest block in an attempt, None before the first."""
+
+    id: int
+    newest: int | None
+
+
+@dataclass(slots=True)
+class Work:
+    """What one job will write."""
+
+    rows: list[TailRow] = field(default_factory=list)  # tail rows that it replaces
+    ranks: list[tuple[str, int]] = field(default_factory=list)
+    newest: dict[tuple[int, int], int] = field(default_factory=dict)  # (series, attempt) -> newest block before the job
+    blocks: list[tuple[Any, ...]] = field(default_factory=list)  # rows of the table
+    axes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # key -> row of the table
+    stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
+    # (series, attempt) -> block -> its cells: as such, or as a row of a grid, since few blocks are rolled up at once
+    cells: dict[tuple[int, int], dict[int, Cells | tuple[Grid, int]]] = field(default_factory=dict)
+    last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
+    merged_blocks: int = 0
+
+
+@dataclass(slots=True)
+class _Columns:
+    """Values of series that share their rows. value: (series, rows)."""
+
+    series: list[KnownSeries]
+    value: Values
+
+
+@dataclass(slots=True)
+class _Rows:
+    """Rows in step order, and the columns over them: those that fit float32 apart from the others."""
+
+    step: Ints
+    time: Floats
+    columns: list[_Columns]
+
+
+def pack(connection: Connection, rows: Sequence[TailRow], attempt: int, known: dict[str, KnownSeries], work: Work) -> None:
+    """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in several
+    kinds of groups is put together from all of them."""
+    kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+    for row in rows:
+        if row.samples:
+            for group in unpack_tail(row.frame):
+                kinds.setdefault(tuple(group.values), []).append((group, row.received))
+    holders: dict[str, int] = {}
+    for names in kinds:
+        for name in names:
+            holders[name] = holders.get(name, 0) + 1
+    shared: dict[str, list[Samples]] = {}
+    for names, groups in kinds.items():
+        step, time, matrices = _matrices(groups, names)
+        alone = _Rows(step, time, [])
+        for members, value in matrices:
+            mine = [at for at, name in enumerate(members) if holders[name] == 1]
+            if mine:
+                whole = len(mine) == len(members)
+                alone.columns.append(_Columns([known[members[at]] for at in mine], value if whole else value[mine]))
+            if len(mine) < len(members):
+                for at, name in enumerate(members):
+                    if holders[name] > 1:
+                        shared.setdefault(name, []).append(Samples(step, time, value[at : at + 1]))
+        if alone.columns:
+            _place(connection, alone, attempt, work)
+    # Series with the same pieces share their rows again: those of equal steps and times go together.
+    together: dict[tuple[bytes, bytes], list[tuple[KnownSeries, Samples]]] = {}
+    for name, parts in shared.items():
+        samples = merged(parts)
+        together.setdefault((samples.step.tobytes(), samples.time.tobytes()), []).append((known[name], samples))
+    for found in together.values():
+        samples = found[0][1]
+        columns = _Columns([item for item, _ in found], np.concatenate([item.value for _, item in found]))
+        _place(connection, _Rows(samples.step, samples.time, [columns]), attempt, work)
+
+
+def _matrices(
+    groups: Sequence[tuple[TailGroup, float]], names: Sequence[str]
+) -> tuple[Ints, Floats, list[tuple[list[str], Values]]]:
+    """The groups below each other: steps, times, and (names, values) with values (series, rows) in float32 or float64."""
+    step = np.concatenate([group.steps for group, _ in groups])
+    time = np.frombuffer(b"".join([group.time for group, _ in groups]), "<f8")
+    rows = [group.rows for group, _ in groups]
+    if not np.isfinite(time).all():  # a clock that says NaN: the time at which the frame came is the next best
+        time = np.where(np.isfinite(time), time, np.repeat([received for _, received in groups], rows))
+    narrow: list[str] = []
+    wide: list[str] = []
+    columns: list[bytes] = []
+    for name in names:
+        column = b"".join([group.values[name] for group, _ in groups])
+        if len(column) == 4 * len(step):
+            narrow.append(name)
+            columns.append(column)
+        else:
+            wide.append(name)
+    matrices: list[tuple[list[str], Values]] = []
+    if narrow:
+        matrices.append((narrow, np.frombuffer(b"".join(columns), "<f4").reshape(len(narrow), -1)))
+    if wide:
+        value = np.empty((len(wide), len(step)))
+        for at, name in enumerate(wide):
+            pieces = [group.values[name] for group, _ in groups]
+            column = b"".join(pieces)
+            if len(column) == 8 * len(step):
+                value[at] = np.frombuffer(column, "<f8")
+            else:
+                parts = [np.frombuffer(piece, f"<f{len(piece) // count}") for piece, count in zip(pieces, rows, strict=True)]
+                value[at] = np.concatenate(parts)
+        matrices.append((wide, value))
+    return step, time, matrices
+
+
+def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> None:
+    """Cuts the rows into blocks and merges them with the blocks that exist."""
+    order = step_order(rows.step, rows.time)
+    if order is not None:
+        rows = _Rows(rows.step[order], rows.time[order], [_Columns(item.series, item.value[:, order]) for item in rows.columns])
+    step = rows.step
+    _note_last(rows, attempt, work)
+    numbers = step // BLOCK_STEPS
+    starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
+    wanted, edges = numbers[starts].tolist(), [*starts.tolist(), len(numbers)]
+    everyone = [item for columns in rows.columns for item in columns.series]
+    work.newest.update({(item.id, attempt): item.newest for item in everyone if item.newest is not None})
+    touched = [item.id for item in everyone if item.newest is not None and item.newest >= wanted[0]]
+    held = _held(connection, touched, attempt, wanted) if touched else {}
+    late = {number for number, _ in held}
+    gapless = int(step[-1]) - int(step[0]) == len(step) - 1 and bool((np.diff(step) == 1).all())
+    pieces = list(zip(wanted, edges, edges[1:], strict=False))
+    for whole, run in itertools.groupby(
+        pieces, lambda piece: gapless and piece[2] - piece[1] == BLOCK_STEPS and piece[0] not in late
+    ):
+        taken = list(run)
+        for some in [taken] if whole else [[piece] for piece in taken]:
+            number, start, end = some[0][0], some[0][1], some[-1][2]
+            part = _Rows(
+                step[start:end],
+                rows.time[start:end],
+                [_Columns(item.series, item.value[:, start:end]) for item in rows.columns],
+            )
+            if number in late:
+                _merge(connection, part, attempt, number, held, work)
+            else:
+                _encode(part, attempt, [piece[0] for piece in some], work)
+
+
+def _note_last(rows: _Rows, attempt: int, work: Work) -> None:
+    newest = (attempt, int(rows.step[-1]), float(rows.time[-1]))
+    for columns in rows.columns:
+        bits = columns.value[:, -1].astype("<f8").tobytes()
+        for at, item in enumerate(columns.series):
+            before = work.last.get(item.id)
+            if before is None or newest >= before[:3]:
+                work.last[item.id] = (*newest, bits[8 * at : 8 * at + 8])
+
+
+def _held(connection: Connection, ids: Sequence[int], attempt: int, numbers: Sequence[int]) -> dict[tuple[int, int], Any]:
+    """(block, series) -> row of those blocks that exist."""
+    columns = (block.c.series, block.c.block, block.c.payload, block.c.cells, block.c.axis)
+    here = (block.c.series.in_(ids), block.c.attempt == attempt, block.c.block.in_(numbers))
+    return {(row.block, row.series): row for row in connection.execute(select(*columns).where(*here))}
+
+
+def _merge(connection: Connection, rows: _Rows, attempt: int, number: int, held: dict[tuple[int, int], Any], work: Work) -> None:
+    """Rows for a block that some of the series have already."""
+    for columns in rows.columns:
+        by_axis: dict[int | None, list[int]] = {}
+        for at, item in enumerate(columns.series):
+            row = held.get((number, item.id))
+            if row is not None and row.payload is None:
+                _merge_cells(item.id, attempt, number, row, Samples(rows.step, rows.time, columns.value[at : at + 1]), work)
+            else:
+                by_axis.setdefault(None if row is None else row.axis, []).append(at)
+        for key, members in by_axis.items():
+            series = [columns.series[at] for at in members]
+            mine = Samples(rows.step, rows.time, columns.value[members])
+            if key is not None:
+                work.stale.add(key)
+                step, time = decode_axis(connection.execute(select(axis.c.payload).where(axis.c.key == key)).scalar_one())
+                before = np.stack([decode_values(held[number, item.id].payload) for item in series])
+                mine = merged([Samples(step, time, before), mine])
+                work.merged_blocks += len(members)
+            _encode(_Rows(mine.step, mine.time, [_Columns(series, mine.value)]), attempt, [number], work)
+
+
+def _encode(rows: _Rows, attempt: int, numbers: Sequence[int], work: Work) -> None:
+    """Block rows of series that share their rows: one block, or several that have no gap."""
+    blocks, samples = len(numbers), len(rows.step) // len(numbers)
+    step, time = rows.step.reshape(blocks, samples), rows.time.reshape(blocks, samples)
+    owner = rows.columns[0].series[0].id
+    keys = []
+    for number, payload in zip(numbers, encode_axes(step, time), strict=True):
+        key = axis_key(owner, attempt, number, payload)
+        work.axes[key] = (key, owner, payload)
+        keys.append(key)
+    first_step, last_step = step[:, 0].tolist(), step[:, -1].tolist()
+    first_time, last_time = time.min(axis=1).tolist(), time.max(axis=1).tolist()
+    where = places((step[0] % BLOCK_STEPS) // CELL_STEPS)
+    for columns in rows.columns:
+        series = len(columns.series)
+        value = columns.value.reshape(series * blocks, samples)
+        grid = aggregate(where, time, value)
+        ids = [item.id for item in columns.series for _ in numbers]
+        work.blocks += zip(
+            ids,
+            itertools.repeat(attempt),
+            itertools.cycle(numbers),
+            itertools.repeat(samples),
+            itertools.cycle(first_step),
+            itertools.cycle(last_step),
+            *_summaries(grid, samples),
+            itertools.cycle(first_time),
+            itertools.cycle(last_time),
+            encode_cells(grid),
+            itertools.cycle(keys),
+            encode_values(value),
+            strict=False,
+        )
+        for at, (series_id, number) in enumerate(zip(ids, itertools.cycle(numbers), strict=False)):
+            work.cells.setdefault((series_id, attempt), {})[number] = (grid, at)
+
+
+def _summaries(grid: Grid, samples: int) -> tuple[list[int], list[float | None], list[float | None], list[float]]:
+    """nonfinite, min, max and sum of whole rows."""
+    low: list[float | None] = grid.min.min(axis=1).tolist()
+    high: list[float | None] = grid.max.max(axis=1).tolist()
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = grid.sum.sum(axis=1)
+    if not np.isfinite(total).all():
+        total = np.where(np.isnan(total), 0.0, total)  # +inf and -inf of overflowing sums: a NaN cannot be stored
+    nonfinite = grid.nonfinite.sum(axis=1).tolist()
+    if samples in nonfinite:
+        for at, count in enumerate(nonfinite):
+            if count == samples:
+                low[at] = high[at] = None
+    return nonfinite, low, high, total.tolist()
+
+
+def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: Samples, work: Work) -> None:
+    """Late samples for a block whose samples retention has dropped: its cells still take them in."""
+    grid = aggregate(places((samples.step % BLOCK_STEPS) // CELL_STEPS), samples.time[None], samples.value)
+    origin = number * BLOCK_STEPS
+    before, _ = decode_cells([row.cells], [origin], CELL_STEPS)
+    cells = reduced(concatenate([before, grid.row(0, origin, CELL_STEPS)]), CELL_STEPS)
+    count, nonfinite = int(cells.count.sum()), int(cells.nonfinite.sum())
+    empty = count == nonfinite
+    work.blocks.append(
+        (
+            series_id,
+            attempt,
+            number,
+            count,
+            min(int(cells.step[0]), int(samples.step[0])),
+            max(int(cells.step[-1]) + CELL_STEPS - 1, int(samples.step[-1])),
+            nonfinite,
+            None if empty else float(cells.min.min()),
+            None if empty else float(cells.max.max()),
+            float(cells.sum.sum()),
+            float(cells.time.min()),
+            float(samples.time.max()),
+            encode_rows(cells, [len(cells)], [origin], CELL_STEPS)[0],
+            None,
+            None,
+        )
+    )
+    work.cells.setdefault((series_id, attempt), {})[number] = cells
