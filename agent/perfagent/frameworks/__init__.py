@@ -1,6 +1,6 @@
 """What some frameworks do in their own way: one adapter each, loaded only in a process that has imported that framework.
 
-Most need none: the Transformers Trainer, Lightning, Accelerate, DDP and FSDP2 step ordinary optimizers, call
+Most need none: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary optimizers, call
 `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md has the table.
 
 An adapter is a module with `install(patch)`; `patch(owner, name, watch)` replaces an attribute until the run ends.
@@ -17,7 +17,11 @@ __all__ = ["ADAPTERS", "install"]
 
 Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
 
-ADAPTERS = {"deepspeed.runtime.engine": "perfagent.frameworks.deepspeed"}
+ADAPTERS = {
+    "deepspeed.runtime.engine": "perfagent.frameworks.deepspeed",
+    "lightning.pytorch.strategies.strategy": "perfagent.frameworks.lightning",
+    "pytorch_lightning.strategies.strategy": "perfagent.frameworks.lightning",
+}
 """Module of the framework -> module of ours that adapts it."""
 
 

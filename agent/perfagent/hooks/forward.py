@@ -26,7 +26,7 @@ from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.progress import now, state
 
-__all__ = ["watch_forward"]
+__all__ = ["Watched", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
@@ -41,7 +41,7 @@ def watch_forward(model: Any) -> Callable[[], None]:
         logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", _CALL)
         return lambda: None
     replaced = root.__dict__.get(_CALL)
-    watched = _Watched(root, replaced)
+    watched = Watched(root, replaced)
     root.__dict__[_CALL] = watched  # not by setattr: torch.compile's wrapper would hand it on to the model inside
     kept = weakref.ref(root)
 
@@ -60,7 +60,7 @@ def watch_forward(model: Any) -> Callable[[], None]:
 _CALL = "_compiled_call_impl"
 
 
-class _Watched:
+class Watched:
     """Stands where `module.compile()` puts the compiled call: the module calls it instead of its own `_call_impl`.
 
     replaced: what was there before. The module is held weakly: deleting it must free its memory at once. A copy of the module
@@ -129,7 +129,7 @@ def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 
 _NAME = f"{__name__}.watch_forward"
-not_traced(_Watched.__call__)
+not_traced(Watched.__call__)
 
 
 def _outermost(model: Any) -> Any:
