@@ -44,6 +44,8 @@ class Courier:
         self.work = threading.Event()
         self.answers: deque[tuple[Job, Answer]] = deque()
         self.ended = False
+        self.gone = False
+        """Its thread could not be started, or died."""
         self.cpu_s = 0.0
         self.loopback = bool(getattr(transport, "loopback", True))
         self.source: Source | None = None
@@ -53,7 +55,10 @@ class Courier:
         if hasattr(transport, "idle"):
             transport.idle = self._sample
         self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
-        self._thread.start()
+        try:
+            self._thread.start()
+        except RuntimeError:  # at interpreter shutdown, or at the limit of the user's processes
+            self.gone = True
 
     def carry(self, job: Job) -> None:
         self._since = time.monotonic()
@@ -68,6 +73,13 @@ class Courier:
         return self.ended
 
     def _run(self) -> None:
+        try:
+            self._carry_on()
+        finally:
+            self.gone = not self.ended
+            self._wake.set()
+
+    def _carry_on(self) -> None:
         while not self.ended:
             self.work.wait(0.5 if self._slow_sources else None)
             self.work.clear()

@@ -92,6 +92,7 @@ class Dispatcher:
         self._last_sent = 0.0
         self._last_sync = self._last_read = 0.0
         self._deferred_since = 0.0
+        self._courier_at = 0.0
         self._step = 0
         self._told_gone = 0
         self._command_errors: Counter[int] = Counter()
@@ -293,7 +294,9 @@ class Dispatcher:
                 if job is self._busy:
                     self._busy = None
                     self._settle(job, answer, now)
-            if courier.stuck(now):
+            if courier.gone:
+                self._lose_courier(now)
+            elif courier.stuck(now):
                 self._replace_courier(courier)
         if not self._identified and self.sender.identity.poll():
             self._identified = True
@@ -302,13 +305,13 @@ class Dispatcher:
         self._answer_flushes(now)
         if self.sender.config.record is not None:
             self.spool.hold(now=now)
-            if self.sender.slow_sources:
+            if self.sender.slow_sources and now >= self._courier_at:
                 self._courier_ready()
             return
         if self._busy is not None or now < self._retry_at or not self._identified:
             if self._failures or not self._identified or self._busy is not None:
                 self.spool.hold(now=now)
-            if self.sender.slow_sources:
+            if self.sender.slow_sources and now >= self._courier_at:
                 self._courier_ready()
             return
         closing = self.sender.closing_at is not None
@@ -347,6 +350,19 @@ class Dispatcher:
                 self._transport = HttpTransport(self.sender.config.server, self.sender.config.api_key)
             courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
         return courier
+
+    def _lose_courier(self, now: float) -> None:
+        """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
+        self.sender.counters["couriers_lost"] += 1
+        self.sender.tell(
+            "courier", logging.WARNING, f"perfagent: no thread for the network, recording to {self.spool.folder}; will retry"
+        )
+        if self._transport is not None:
+            self._transport.close()
+        self._courier = self._busy = None
+        self._failures += 1
+        self._retry_at = self._courier_at = now + self._random.uniform(1.0, min(30.0, 2.0**self._failures))
+        self.spool.hold(now=now)
 
     def _replace_courier(self, stuck: Courier) -> None:
         """Its thread hangs in a call that cannot be ended (a lost GPU's driver): leave it there, go on without what hung."""

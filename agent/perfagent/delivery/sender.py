@@ -43,6 +43,7 @@ __all__ = ["Deferred", "Sender", "Source"]
 _log = logging.getLogger("perfagent")
 
 MAX_ROWS = 50_000
+AGAIN_S = 1.0
 
 
 class Deferred(Protocol):
@@ -229,6 +230,8 @@ class Sender:
                     self.tell(
                         "error", logging.WARNING, f"perfagent: internal error, starting over: {type(error).__name__}: {error}"
                     )
+                    if self.closing_at is None:  # what was missing (memory, a file descriptor) may be back in a moment
+                        self.wake.wait(AGAIN_S)
         self.closed.set()
 
     def _disable(self, why: str) -> None:

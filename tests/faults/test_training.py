@@ -1,0 +1,15 @@
+"""I3, I4, I7 for every row that can be done to a training process: see trainings.py."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults import trainings
+
+pytestmark = pytest.mark.fault
+
+
+def test_a01_to_a24_a_training_is_bit_equal_ends_the_same_and_in_time_under_every_fault(tmp_path: Path) -> None:
+    wrong = {name: what for name, what in trainings.run(tmp_path).items() if what}
+    assert not wrong, "\n".join(f"{name}: {what}" for name, what in wrong.items())
