@@ -11,6 +11,7 @@ import sys
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from struct import Struct
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group
@@ -24,6 +25,7 @@ UserRow = tuple[int, float, float, Mapping[str, Any]]
 AnyRow = Row | UserRow
 
 _INT64 = 2**63
+_FLOAT = Struct("f")
 _NUMBERS = frozenset((float, int, bool))
 _BIG_ENDIAN = sys.byteorder == "big"
 
@@ -212,10 +214,19 @@ def _group(names: tuple[str, ...], rows: list[tuple[int, float, float, Sequence[
 def pack(values: Sequence[float]) -> bytes:
     """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
     wide = array("d", values)
+    if wide and not _fits(wide[0]):  # a column of durations shows it at once, and is spared two conversions
+        return _little(wide)
     narrow = array("f", wide)
     if array("d", narrow).tobytes() == wide.tobytes():
         return _little(narrow)
     return _little(wide)
+
+
+def _fits(value: float) -> bool:
+    try:
+        return value != value or _FLOAT.unpack(_FLOAT.pack(value))[0] == value
+    except OverflowError:
+        return False
 
 
 def _little(values: array[Any]) -> bytes:
