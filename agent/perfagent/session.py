@@ -44,6 +44,7 @@ from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
+from perfagent.signals.looks import Looks
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.signals.throughput import has_embedding
 
@@ -102,6 +103,7 @@ class Run:
         self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
+        self._looks: Looks | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
         self._progress.reader.investigator = self._investigator
         self._sender.reader = self._progress.reader
@@ -244,6 +246,8 @@ class Run:
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         self._sender.add_source(MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).poll)
+        self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
+        self._sender.add_source(self._looks.poll)
         self._sender.add_source(self._investigator.poll)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
@@ -351,6 +355,8 @@ class Run:
         p.ended = True
         p.settle_early(None)
         self._investigator.close()
+        if self._looks is not None:
+            self._looks.close()
         if state.current is p:
             state.current = None
             instrument.remove()

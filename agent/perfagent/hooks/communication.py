@@ -1,8 +1,8 @@
 """Exposed communication: the time for which nothing but a collective held up the training, `phase/comm_s`.
 
-Three places where training can wait are watched, only in a process that is one of several ranks, and from its first step on:
+Three places where training can wait are watched, only in a process that is one of several ranks, from its first step on:
 
-- a collective that the script or a framework calls and that returns when it is done, and `Work.wait()` of one that was begun before;
+- a collective that the script or a framework calls and that returns when it is done, and `Work.wait()` of one begun before;
 - FSDP2's wait for the parameters of a module;
 - the end of a backward pass, where DDP and FSDP2 wait for the gradients still on their way. Those waits are in C++, in callbacks
   of the autograd engine. It runs its callbacks in the order in which they were queued: one of ours, queued by the first gradient

@@ -15,6 +15,7 @@ from perfagent.hooks.account import Account, Breakdown, Entry, events_of, roots_
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
+    from perfagent.signals.flops import StepFlops
 
 __all__ = ["Note", "Row", "StepReader"]
 
@@ -54,6 +55,7 @@ class StepReader:
         self.account = Account()
         self.loss_by_user = False
         self.investigator: Investigator | None = None
+        self.flops: StepFlops | None = None
 
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes."""
@@ -81,6 +83,8 @@ class StepReader:
             tokens = parts.tokens + (parts.embedded_tokens if self.account.embedded else 0)
             if tokens:
                 values["tokens_per_s"] = tokens / seconds
+            if self.flops is not None:
+                self.flops.add(note.step, values, parts.samples, tokens, seconds)
         _add_phases(values, parts, seconds, trace, clock)
         if note.rare is not None:
             values.update(note.rare)

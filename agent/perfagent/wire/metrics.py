@@ -42,11 +42,11 @@ PHASES = ("data", "h2d", "forward", "backward", "optimizer", "comm", "checkpoint
 
 _PHASE_MEANING = {
     "data": ("Data wait", "time the stepping thread waited for the next batch"),
-    "h2d": ("Host to device", "time of the copies to the device"),
+    "h2d": ("Host to device", "copies to the device on the stream that computes"),
     "forward": ("Forward", "from the model's first call to the start of backward"),
     "backward": ("Backward", "time inside torch.autograd.backward"),
     "optimizer": ("Optimizer", "time inside the optimizer's step"),
-    "comm": ("Communication", "communication that nothing overlaps"),
+    "comm": ("Communication", "waiting for other ranks: communication that nothing overlaps"),
     "checkpoint": ("Checkpoint", "time spent saving"),
     "eval": ("Evaluation", "time spent evaluating"),
     "other": ("Other", "what is left of the step"),
@@ -127,7 +127,12 @@ _ROWS: tuple[Metric, ...] = (
     Metric("step_age_s", "Time since the last step", "s", "since the last optimizer step ended; sent while above 5 s", "lower", "max"),
     Metric("samples_per_s", "Samples per second", "samples/s", "samples consumed, all ranks together", "higher", "sum"),
     Metric("tokens_per_s", "Tokens per second", "tokens/s", "tokens consumed, all ranks together", "higher", "sum"),
-    Metric("mfu", "MFU", "", "model FLOPs utilization, a share of the device's peak", "higher"),
+    Metric("mfu", "MFU", "", "model FLOPs utilization, a share of the device's dense peak", "higher"),
+    Metric("flops_per_s", "FLOP/s", "FLOP/s", "the model's own floating-point operations, all ranks together", "higher", "sum"),
+    Metric(
+        "sync/calls_per_step", "Synchronizing calls", "", "calls that made the host wait for the device in a sampled step", "lower",
+        "max",
+    ),
     *(Metric(f"phase/{p}_s", _PHASE_MEANING[p][0], "s", _PHASE_MEANING[p][1], "lower", "mean") for p in PHASES),
     Metric(
         "grad/norm", "Gradient norm", "", "global 2-norm of the gradients after unscaling, before clipping", "neither", "max",
@@ -217,6 +222,7 @@ FAMILIES: dict[str, Metric] = {
             "grad_nonfinite/", "Non-finite numbers", "", "numbers of a parameter's gradient that are NaN or Inf", "lower", "max",
         ),
         Metric("update_ratio/", "Update-to-weight ratio", "", "2-norm of a step's change over that of a layer's weights"),
+        Metric("module_share/", "Share of forward", "", "share of the forward pass that a part of the model takes, in a sampled step"),
         Metric("dead_share/", "Dead units", "", "share of an activation's units that are zero for a whole batch", "lower"),
     )
 }  # fmt: skip

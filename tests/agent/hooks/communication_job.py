@@ -12,10 +12,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from builders import RecordingSender
-from perfagent.hooks import guard
-from perfagent.session import Run
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+
+from perfagent.hooks import guard
+from perfagent.session import Run
 
 STEPS = 5
 LATE_S = 0.1

@@ -7,8 +7,9 @@ import time
 
 import pytest
 import torch
-from perfagent.samplers.folders import saved_to
 from torch import nn
+
+from perfagent.samplers.folders import saved_to
 
 NAP_S = 0.05
 alone = pytest.mark.filterwarnings("ignore:torch.distributed is disabled", "ignore:Detected an existing checkpoint")
@@ -117,7 +118,7 @@ def test_a_save_that_fails_raises_as_without_us_and_leaves_the_hooks_working(rec
     recorded = record()
 
     def save(model):
-        with pytest.raises(AttributeError, match="lambda|local object|pickle"):
+        with pytest.raises(AttributeError, match=r"lambda|local object|pickle"):
             torch.save(lambda: model, io.BytesIO())
 
     train(save)

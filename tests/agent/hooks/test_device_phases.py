@@ -9,9 +9,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+
 from perfagent.hooks.progress import state
 from perfagent.hooks.transfer import watch_copy
-from torch import nn
 
 MAIN, OTHER = 1, 2
 

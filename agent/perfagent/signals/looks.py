@@ -1,0 +1,108 @@
+"""Rare looks at one step: its floating-point operations, the shares of its modules, the lines that wait for the device.
+
+The sender's thread decides what is due and hands it to the training thread as a task between two steps; nothing of it is on the
+path of an ordinary step. One look at a time. After each, the next of its kind has to wait so long that the looks stay within a
+tenth of the agent's budget.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.signals.flops import FlopCount, StepFlops
+from perfagent.signals.modules import ModuleTimes
+from perfagent.signals.synchronization import SynchronizingLines
+
+if TYPE_CHECKING:
+    from perfagent.delivery.sender import Sender
+    from perfagent.rootcause.investigator import Investigator
+
+__all__ = ["Looks"]
+
+FIRST_STEPS = 3
+"""Steps before the first look: what compiles, allocates and warms up is no ordinary step."""
+LEAST_S = 60.0
+_SHARE_OF_BUDGET = 0.1
+
+
+class Looks:
+    """Those of one run. model: gives the root module or None; device: index of the CUDA device or None."""
+
+    def __init__(
+        self,
+        investigator: Investigator,
+        sender: Sender,
+        model: Callable[[], Any],
+        device: Callable[[], int | None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._investigator, self._sender, self._model, self._device, self._clock = investigator, sender, model, device, clock
+        self._progress = investigator.progress
+        self._begin = self._progress.completed
+        self.flops = self._progress.reader.flops = StepFlops(device)
+        self._due: dict[str, float] = {}
+        self._look: Any = None
+        self._kind = ""
+        self._budget = sender.config.overhead_budget_pct / 100.0
+
+    def poll(self) -> None:
+        """Every tick, on the sender's thread."""
+        if self._look is not None:
+            self._finish_look()
+        elif not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
+            self._begin_look()
+
+    def close(self) -> None:
+        """The run ends. On the thread that trains, or that ends it."""
+        if self._look is not None:
+            self._look.close()
+
+    def _begin_look(self) -> None:
+        for kind, make in (("flops", self._count), ("modules", self._time_modules), ("lines", self._find_lines)):
+            if self._clock() >= self._due.get(kind, 0.0):
+                self._look, self._kind = make(), kind
+                if self._look is not None:
+                    self._investigator.add(self._look)
+                    return
+
+    def _count(self) -> Any:
+        return FlopCount(self._progress) if self.flops.wants() else None
+
+    def _time_modules(self) -> Any:
+        model = self._model()
+        times = ModuleTimes(self._progress, model) if model is not None else None
+        if times is None or times.over:
+            self._due["modules"] = self._clock() + LEAST_S
+            return None
+        return times
+
+    def _find_lines(self) -> Any:
+        return SynchronizingLines(self._progress) if self._device() is not None else None
+
+    def _finish_look(self) -> None:
+        look = self._look
+        if not look.over:
+            return
+        if self._kind == "modules" and not look.ready():
+            return
+        if self._kind == "flops" and look.step and not self.flops.has_seen(look.step) and not self._progress.ended:
+            return
+        self._look = None
+        self._progress.hooks_ns += look.cost_ns
+        if self._kind != "flops":
+            self._due[self._kind] = self._clock() + max(LEAST_S, look.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget))
+        if not look.step:
+            return  # something else was going on: it is tried again
+        if self._kind == "flops":
+            self.flops.take(look, self._model())
+        elif self._kind == "modules":
+            self._tell(look.step, look.shares())
+        else:
+            self._tell(look.step, {"sync/calls_per_step": float(sum(look.lines.values()))})
+            self._sender.event("sync", {"lines": look.told()}, step=look.step)
+
+    def _tell(self, step: int, values: dict[str, float]) -> None:
+        if values:
+            self._progress.rows.append((step, time.time(), time.monotonic(), tuple(values), [*values.values()]))

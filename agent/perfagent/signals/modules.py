@@ -1,0 +1,161 @@
+"""Which part of the forward pass each named part of the model takes, from one step now and then: `module_share/NAME`.
+
+For the training calls of one step, the parts are called through a timer that stands where `module.compile()` would put a
+compiled call; when the root's call returns, it is gone again. Copies and pickles leave that attribute out, no hook is registered,
+and no graph is traced with it: models with anything compiled, scripted or replicated over devices are left alone.
+
+The parts are the root's children, and the children of one that holds nearly all of the model; a list of layers counts as one
+part. A part inside of another has its own share of the whole, so the shares of one level add up, not all of them.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfagent.hooks.guard import failed, not_traced
+from perfagent.hooks.progress import Progress, now
+from perfagent.signals.flops import compiled
+
+__all__ = ["ModuleTimes", "parts_of"]
+
+_MOST_PARTS = 64
+_NEARLY_ALL = 0.8
+_DEPTH = 2
+_CALL = "_compiled_call_impl"
+_LISTS = ("ModuleList", "ModuleDict")
+
+
+def parts_of(model: Any) -> dict[str, list[Any]]:
+    """Name -> modules that are called for it; empty where the model is to be left alone."""
+    torch = sys.modules["torch"]
+    if compiled() or isinstance(model, torch.nn.DataParallel):
+        return {}
+    if any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(_CALL)) for m in model.modules()):
+        return {}
+    total = _size(model)
+    parts: dict[str, list[Any]] = {}
+    waiting = list(model.named_children())
+    while waiting:
+        name, module = waiting.pop(0)
+        children = [(f"{name}.{inner}", child) for inner, child in module.named_children()]
+        alone = not waiting and not parts and bool(children)  # a wrapper: DDP's `module` and the like
+        if type(module).__name__ in _LISTS:
+            parts[name] = [child for _, child in children if type(child).__name__ not in _LISTS]
+            continue
+        if not alone:
+            parts[name] = [module]
+        if alone or (_size(module) > _NEARLY_ALL * total and name.count(".") < _DEPTH):
+            waiting = children + waiting
+    parts = {name: modules for name, modules in parts.items() if modules}
+    return parts if 1 < len(parts) <= _MOST_PARTS else {}
+
+
+def _size(module: Any) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+class ModuleTimes:
+    """Times the parts of the root model in the next step: a task between two steps, and the probe of the root's calls."""
+
+    def __init__(self, progress: Progress, model: Any) -> None:
+        self._progress = progress
+        self._parts = parts_of(model)
+        self.step = 0
+        self.over = not self._parts
+        self.cost_ns = 0
+        self._spans: dict[str, list[tuple[Any, Any]]] = {}  # stamps or events
+        self._whole: list[tuple[Any, Any]] = []
+
+    def at_boundary(self) -> bool:
+        """Begins at the end of one step, ends at the end of the next."""
+        p = self._progress
+        if self.step:
+            self.close()
+            return False
+        if p.probe is not None:
+            self.over = True
+            return False
+        self.step = p.completed + 1
+        p.probe = self
+        return True
+
+    def close(self) -> None:
+        if self._progress.probe is self:
+            self._progress.probe = None
+        self.over = True
+
+    def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """A call of the root model, with its parts timed."""
+        p = self._progress
+        if p.completed >= self.step:
+            return call(*args, **kwargs)
+        began = now()
+        placed: list[Any] = []
+        try:
+            for name, modules in self._parts.items():
+                for module in modules:
+                    if module.__dict__.get(_CALL) is None:
+                        module.__dict__[_CALL] = self._timer(name, module)
+                        placed.append(module)
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(__name__, error)
+        begin = self._stamp()
+        self.cost_ns += now() - began
+        try:
+            return call(*args, **kwargs)
+        finally:
+            end, ended = self._stamp(), now()
+            self._whole.append((begin, end))
+            for module in placed:
+                del module.__dict__[_CALL]
+            if not self.over:
+                p.probe = self
+            self.cost_ns += now() - ended
+
+    def _timer(self, name: str, module: Any) -> Callable[..., Any]:
+        spans = self._spans.setdefault(name, [])
+
+        def timed(*args: Any, **kwargs: Any) -> Any:
+            begin = self._stamp()
+            try:
+                return module._call_impl(*args, **kwargs)
+            finally:
+                spans.append((begin, self._stamp()))
+
+        return not_traced(timed)
+
+    def _stamp(self) -> Any:
+        clock = self._progress.clock
+        return now() if clock is None else clock.mark()
+
+    # ---- on the sender's thread
+
+    def ready(self) -> bool:
+        """Whether all that was timed is over; never blocks."""
+        if not self.over:
+            return False
+        ends = [pair[1] for pair in self._whole]
+        return all(isinstance(end, int) or end is None or end.query() for end in ends)
+
+    def shares(self) -> dict[str, float]:
+        """`module_share/NAME` of the time in the root's calls; nothing where it was not called in that step."""
+        whole = self._seconds(self._whole)
+        if not whole:
+            return {}
+        shares = {f"module_share/{name}": self._seconds(spans) / whole for name, spans in self._spans.items() if spans}
+        clock = self._progress.clock
+        if clock is not None:
+            pairs = [pair for spans in (self._whole, *self._spans.values()) for pair in spans]
+            clock.release([event for pair in pairs for event in pair if event is not None and not isinstance(event, int)])
+        return shares
+
+    def _seconds(self, spans: list[tuple[Any, Any]]) -> float:
+        clock, total = self._progress.clock, 0.0
+        for begin, end in spans:
+            if isinstance(begin, int) and isinstance(end, int):
+                total += (end - begin) / 1e9
+            elif clock is not None and begin is not None and end is not None:
+                total += clock.seconds(begin, end)
+        return total

@@ -1,0 +1,123 @@
+"""Lines of source that make the host wait for the device, found in one step now and then on CUDA.
+
+Torch itself says which calls wait: for the length of one step its synchronization debug mode is set to "warn", and the warnings
+are taken before anybody sees them. Other warnings pass. A script that has set that mode by itself is left alone.
+
+The line that is told is the user's: the innermost frame that is neither torch's nor ours.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from perfagent.hooks.guard import not_traced
+from perfagent.hooks.progress import Progress, now
+
+__all__ = ["SynchronizingLines"]
+
+_SAID = re.compile(r"called a synchronizing CUDA operation")
+_SAID_ONCE = re.compile(r"Synchronization debug mode is a prototype feature")
+_MOST_LINES = 20
+
+
+class SynchronizingLines:
+    """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> times."""
+
+    def __init__(self, progress: Progress) -> None:
+        self._progress = progress
+        self.step = 0
+        self.over = False
+        self.cost_ns = 0
+        self.lines: Counter[tuple[str, int]] = Counter()
+        self._entries: list[Any] = []
+        self._filters: Any = []
+        self._replaced: Any = None
+        self._listener: Any = None
+        self._mode: Any = None
+
+    def at_boundary(self) -> bool:
+        """Begins at the end of one step, ends at the end of the next."""
+        began = now()
+        try:
+            if self.step:
+                self.close()
+                return False
+            self._mode = sys.modules["torch"].cuda
+            if self._mode.get_sync_debug_mode() != 0:
+                self.over = True
+                return False
+            self.step = self._progress.completed + 1
+            self._listen()
+            self._mode.set_sync_debug_mode("warn")
+            return True
+        finally:
+            self.cost_ns += now() - began
+
+    def close(self) -> None:
+        """Everything as it was. On the thread that trains."""
+        if self._listener is not None:
+            if self._mode.get_sync_debug_mode() == 1:
+                self._mode.set_sync_debug_mode("default")
+            if warnings.showwarning is self._listener:
+                warnings.showwarning = self._replaced
+            now_used: Any = warnings.filters
+            for filters in (self._filters, now_used):  # the list may have been replaced by a copy since
+                for entry in self._entries:
+                    if entry in filters:
+                        filters.remove(entry)
+            self._listener = None
+        self.over = True
+
+    def _listen(self) -> None:
+        """Puts filters in front for these warnings alone, and a listener in the place of what shows warnings.
+
+        The list of filters is changed in place: `warnings.filterwarnings` would make Python forget which of the user's
+        warnings were shown before, and show them again.
+        """
+        self._replaced = warnings.showwarning
+        replaced = self._replaced
+
+        def showwarning(message: Any, category: Any, filename: str, lineno: int, file: Any = None, line: Any = None) -> None:
+            text = str(message)
+            if _SAID.search(text):
+                self.lines[_users(filename, lineno)] += 1
+            elif not _SAID_ONCE.search(text):
+                replaced(message, category, filename, lineno, file, line)
+
+        self._listener = warnings.showwarning = not_traced(showwarning)
+        self._filters = warnings.filters
+        self._entries = [("always", pattern, Warning, None, 0) for pattern in (_SAID, _SAID_ONCE)]
+        self._filters[:0] = self._entries
+
+    def told(self) -> list[dict[str, Any]]:
+        """The lines, those that wait most often first: [{"line": "train.py:42", "count": 3}]."""
+        return [
+            {"line": f"{_short(name)}:{number}", "count": times} for (name, number), times in self.lines.most_common(_MOST_LINES)
+        ]
+
+
+_OWN = f"{Path(__file__).parents[1]}{os.sep}"
+
+
+def _users(filename: str, lineno: int) -> tuple[str, int]:
+    """The innermost line outside of torch and of us; the one that warned where there is none."""
+    torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
+    frame: Any = sys._getframe(2)
+    while frame is not None:
+        name = frame.f_code.co_filename
+        if not name.startswith((torch, _OWN, "<frozen")) and not name.endswith(f"{os.sep}warnings.py"):
+            return name, frame.f_lineno
+        frame = frame.f_back
+    return filename, lineno
+
+
+def _short(name: str) -> str:
+    """A path as people name it: below the working directory, or the last three parts."""
+    path, here = Path(name), Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])

@@ -1,0 +1,272 @@
+"""Floating-point operations of real steps, against torch's own counter and against arithmetic done by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+from perfagent.hooks.progress import state
+from perfagent.signals.flops import Counted, FlopCount, StepFlops, causal_share
+
+
+class Attention(nn.Module):
+    def __init__(self, width=32, heads=4, causal=True):
+        super().__init__()
+        self.qkv, self.out = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.heads, self.causal = heads, causal
+
+    def forward(self, x):
+        batch, length, width = x.shape
+        q, k, v = self.qkv(x).view(batch, length, 3, self.heads, -1).permute(2, 0, 3, 1, 4)
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=self.causal)
+        return x + self.out(y.transpose(1, 2).reshape(batch, length, width))
+
+
+class Language(nn.Module):
+    def __init__(self, causal=True):
+        super().__init__()
+        self.table, self.layers, self.head = nn.Embedding(50, 32), nn.ModuleList(Attention(causal=causal) for _ in range(2)), None
+        self.head = nn.Linear(32, 50, bias=False)
+
+    def forward(self, ids):
+        x = self.table(ids)
+        for layer in self.layers:
+            x = layer(x)
+        return cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
+
+
+class Pictures(nn.Sequential):
+    def __init__(self):
+        super().__init__(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3, stride=2, padding=1), nn.ReLU(),
+            nn.Conv2d(8, 16, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(16, 4),
+        )  # fmt: skip
+
+
+def recorded_step(model, loss_of, micro_steps=1):
+    """(what a recorded step counted, total and recomputed)."""
+    p = state.current
+    look = FlopCount(p)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        for _ in range(micro_steps):
+            (loss_of(model) / micro_steps).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    while p.probe is not None or p.completed < 2:  # something else looks at this step
+        step()
+    assert look.at_boundary()
+    step()
+    assert not look.at_boundary()
+    flops = StepFlops(lambda: None)
+    flops.add(look.step, {}, 1, 1, 1.0)
+    flops.take(look, model)
+    return flops._known.get((1, 1), Counted())
+
+
+def by_torch(model, loss_of):
+    """What torch's counter says, without causality and with the scores that flash attention computes again."""
+    model.zero_grad()
+    with FlopCounterMode(display=False) as counter:
+        loss_of(model).backward()
+    model.zero_grad()
+    return counter.get_total_flops()
+
+
+def test_matrix_products_are_counted_as_torch_does(record):
+    model = nn.Sequential(nn.Linear(16, 64), nn.ReLU(), nn.Linear(64, 8), nn.Unflatten(1, (2, 4)), nn.Linear(4, 3, bias=False))
+    x = torch.randn(32, 16)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.total == by_torch(model, lambda m: m(x).square().mean()) > 0
+
+
+def test_convolutions_are_counted_as_torch_does(record):
+    model, x = Pictures(), torch.randn(2, 3, 16, 16)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.total == by_torch(model, lambda m: m(x).square().mean()) > 0
+
+
+def test_grouped_convolutions_count_their_own_channels_only(record):
+    """torch's counter takes the gradient of the weight for an ungrouped one."""
+    model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
+    x = torch.randn(2, 4, 10, 10)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    first, second = 2 * 2 * 8 * 8 * 8 * 2 * 9, 2 * 2 * 8 * 8 * 8 * 1 * 9
+    assert counted.total == 2 * first + 3 * second
+
+
+def test_a_frozen_encoder_counts_forward_only(record):
+    model, x = Pictures(), torch.randn(2, 3, 16, 16)
+    for layer in list(model)[:6]:
+        layer.requires_grad_(False)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.total == by_torch(model, lambda m: m(x).square().mean()) > 0
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_flash_attention_on_the_cpu_counts_and_a_causal_one_counts_half(record, causal):
+    batch, length, width = 2, 24, 32
+    model, ids = Language(causal), torch.randint(0, 50, (batch, length))
+    record(model)
+    counted = recorded_step(model, lambda m: m(ids))
+    scores_and_values = 4 * batch * length * length * width * 2  # two layers
+    share = (length + 1) / (2 * length) if causal else 1.0
+    assert counted.attention == pytest.approx(3 * scores_and_values * share)
+    per_token = 2 * (4 * width * width * 2 + width * 50)
+    assert counted.products == 3 * per_token * batch * length
+
+
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_what_checkpointing_computes_again_is_not_the_model_s(record, again, reentrant):
+    class Checkpointed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(16, 32), nn.Linear(32, 16)
+
+        def forward(self, x):
+            x = self.first(x)
+            return checkpoint(self.second, x, use_reentrant=reentrant) if again else self.second(x)
+
+    model, x = Checkpointed(), torch.randn(8, 16)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.total == 5 * 2 * 8 * 16 * 32  # the first layer needs no gradient of its input
+    assert counted.recomputed == again * 2 * 8 * 32 * 16
+
+
+def test_all_micro_steps_of_a_step_count(record):
+    model, x = nn.Sequential(nn.Linear(16, 16), nn.Linear(16, 4)), torch.randn(8, 16)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean(), micro_steps=3)
+    assert counted.total == 3 * by_torch(model, lambda m: m(x).square().mean())
+
+
+def test_variable_length_kernels_make_the_count_unknown(record):
+    model, x = nn.LSTM(8, 8, batch_first=True), torch.randn(2, 5, 8)
+    record(model)
+    assert recorded_step(model, lambda m: m(x)[0].square().mean()).total == 0
+
+
+def test_causal_share_is_the_share_of_pairs():
+    for length, keys in ((4, 4), (3, 7), (7, 3)):
+        mask = torch.ones(length, keys).tril()
+        assert causal_share(length, keys) == pytest.approx(float(mask.mean()))
+
+
+def test_recording_changes_nothing(record):
+    def train(watched):
+        torch.manual_seed(3)
+        model, ids = Language(), torch.randint(0, 50, (2, 16))
+        recorded = record(model) if watched else None
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+        losses, looks = [], []
+        for step in range(8):
+            loss = model(ids)
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            losses.append(loss.item())
+            if watched and step == 4:
+                looks.append(FlopCount(state.current))
+            if watched and step in (4, 5):
+                state.current.probe = None if step == 4 else state.current.probe
+                assert looks[0].at_boundary() == (step == 4)
+        if recorded is not None:
+            assert len(looks[0].windows) == 2
+            recorded.finish()
+        return losses, [p.detach().clone() for p in model.parameters()]
+
+    losses, weights = train(False)
+    watched_losses, watched_weights = train(True)
+    assert losses == watched_losses
+    assert all(torch.equal(a, b) for a, b in zip(weights, watched_weights, strict=True))
+    assert scaled_dot_product_attention is nn.functional.scaled_dot_product_attention
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
+    class Fails(nn.Linear):
+        def forward(self, x):
+            if self.fails:
+                raise ValueError("the user's own")
+            return super().forward(x)
+
+    model, x = Fails(4, 4), torch.randn(2, 4)
+    model.fails = False
+    record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model(x).sum().backward()
+    optimizer.step()
+    look = FlopCount(state.current)
+    assert look.at_boundary()
+    model.fails = True
+    with pytest.raises(ValueError, match="the user's own"):
+        model(x)
+    assert not torch.autograd._profiler_enabled()
+    model.fails = False
+    model(x).sum().backward()
+    optimizer.step()
+    look.at_boundary()
+    assert state.current.probe is None
+
+
+class TestStepFlops:
+    def known(self, products=100.0, attention=10.0, size=(4, 40)):
+        flops = StepFlops(lambda: None)
+        flops._known[size] = Counted(products=products, attention=attention)
+        return flops
+
+    def said(self, flops, samples, tokens, seconds=2.0):
+        values = {}
+        flops.add(1, values, samples, tokens, seconds)
+        return values
+
+    def test_a_known_size(self):
+        assert self.said(self.known(), 4, 40) == {"flops_per_s": 55.0}
+
+    def test_another_number_of_samples(self):
+        assert self.said(self.known(), 2, 20)["flops_per_s"] == pytest.approx(27.5)
+
+    def test_longer_samples_cost_attention_squared(self):
+        assert self.said(self.known(), 4, 80)["flops_per_s"] == pytest.approx((200 + 40) / 2)
+
+    def test_pictures_have_no_tokens(self):
+        assert self.said(self.known(size=(4, 0)), 8, 0)["flops_per_s"] == pytest.approx(110.0)
+
+    def test_nothing_is_said_before_a_step_was_counted(self):
+        assert self.said(StepFlops(lambda: None), 4, 40) == {}
+
+    def test_sizes_that_cannot_be_compared(self):
+        assert self.said(self.known(), 4, 0) == {}
+        assert self.said(self.known(), 0, 0) == {}
+
+    def test_a_device_that_is_known_has_a_share_of_its_peak(self, monkeypatch):
+        flops = self.known(products=989.4e12, attention=0.0)
+        flops._device, flops.kind = lambda: 0, "bfloat16"
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+        assert self.said(flops, 4, 40)["mfu"] == pytest.approx(0.5)
+
+    @pytest.mark.parametrize(("name", "kind"), [("NVIDIA Unheard Of", "bfloat16"), ("NVIDIA H200", ""), ("NVIDIA H200", "int8")])
+    def test_what_is_not_known_has_none(self, monkeypatch, name, kind):
+        flops = self.known(products=1e12)
+        flops._device, flops.kind = lambda: 0, kind
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
+        assert "mfu" not in self.said(flops, 4, 40)
+
+    def test_more_than_the_peak_is_not_believed(self, monkeypatch):
+        flops = self.known(products=989e12)
+        flops._device, flops.kind = lambda: 0, "float32"
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+        assert set(self.said(flops, 4, 40)) == {"flops_per_s"}

@@ -1,0 +1,205 @@
+"""Rare looks at a step: they come by themselves, one at a time, and leave nothing behind."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from perfagent.hooks.progress import state
+from perfagent.signals.looks import Looks
+from perfagent.signals.modules import ModuleTimes, parts_of
+
+CALL = "_compiled_call_impl"
+
+
+class Tower(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.vision_encoder = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 64))
+        self.layers = nn.ModuleList(nn.Linear(64, 64) for _ in range(3))
+        self.head = nn.Linear(64, 1)
+
+    def forward(self, x):
+        x = self.vision_encoder(x)
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def attributes(model):
+    return [(name, sorted(module.__dict__), len(module._forward_hooks)) for name, module in model.named_modules() if name]
+
+
+def step(model, optimizer, x):
+    model(x).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+def looks_of(recorded):
+    return next(poll.__self__ for poll in recorded.sender.sources if isinstance(getattr(poll, "__self__", None), Looks))
+
+
+def train(recorded, model, optimizer, x, steps):
+    """Steps with the sender's part of the work after each."""
+    looks = looks_of(recorded)
+    for _ in range(steps):
+        step(model, optimizer, x)
+        recorded.rows += recorded.sender.drain()
+        looks.poll()
+
+
+@pytest.fixture
+def tower(record):
+    model = Tower()
+    return record(model), model, torch.optim.SGD(model.parameters(), lr=0.01)
+
+
+def test_operations_per_second_come_by_themselves_and_stay(tower):
+    recorded, model, optimizer = tower
+    train(recorded, model, optimizer, torch.randn(16, 64), 30)
+    series = recorded.of("flops_per_s")
+    per_step = 16 * 2 * (64 * 512 * 5 + 3 * 64 * 64 * 3 + 64 * 3)
+    seconds = dict(recorded.of("step_time_s"))
+    assert len(series) >= 15
+    assert all(value * seconds[number] == pytest.approx(per_step) for number, value in series)
+    assert not recorded.of("mfu"), "there is no peak of a CPU"
+
+
+def test_another_batch_size_is_counted_once_and_then_exact(tower):
+    recorded, model, optimizer = tower
+    train(recorded, model, optimizer, torch.randn(16, 64), 15)
+    train(recorded, model, optimizer, torch.randn(4, 64), 15)
+    seconds = dict(recorded.of("step_time_s"))
+    per_sample = 2 * (64 * 512 * 5 + 3 * 64 * 64 * 3 + 64 * 3)
+    per_step = {number: value * seconds[number] for number, value in recorded.of("flops_per_s")}
+    assert per_step[15] == pytest.approx(16 * per_sample)
+    assert all(per_step[number] == pytest.approx(4 * per_sample) for number in range(16, 31))
+
+
+def test_shares_of_the_parts_of_a_model(tower):
+    recorded, model, optimizer = tower
+    before = attributes(model)
+    train(recorded, model, optimizer, torch.randn(256, 64), 30)
+    recorded.finish()
+    told = [values for _, values in recorded.rows if "module_share/head" in values]
+    assert len(told) == 1, "one look within a minute"
+    parts = ("vision_encoder", "layers", "head")
+    assert set(told[0]) >= {f"module_share/{part}" for part in parts}
+    assert 0.5 < sum(told[0][f"module_share/{part}"] for part in parts) <= 1.0
+    assert told[0]["module_share/vision_encoder"] > told[0]["module_share/head"] > 0.0
+    assert attributes(model) == before
+
+
+def test_a_model_with_one_child_that_is_nearly_all_of_it_is_looked_into():
+    class Wrapper(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.scale = Tower(), nn.Linear(1, 1)
+
+    inside = ["vision_encoder", "vision_encoder.0", "vision_encoder.1", "vision_encoder.2", "layers", "head"]
+    assert list(parts_of(Tower())) == inside, "the encoder holds most of it"
+    assert list(parts_of(nn.Sequential(Tower()))) == [f"0.{name}" for name in inside]
+    assert {"inner", "inner.layers", "inner.head", "scale"} <= set(parts_of(Wrapper()))
+    assert len(parts_of(Tower())["layers"]) == 3
+    assert parts_of(nn.Linear(2, 2)) == {}
+
+
+def test_timers_are_there_in_the_root_s_call_only(record):
+    seen = []
+
+    class Looks(Tower):
+        def forward(self, x):
+            seen.append(self.head.__dict__.get(CALL))
+            copy.deepcopy(self.head)
+            pickle.loads(pickle.dumps(self.head))
+            return super().forward(x)
+
+    model = Looks()
+    recorded = record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(3):
+        step(model, optimizer, torch.randn(2, 64))
+    while state.current.probe is not None:
+        step(model, optimizer, torch.randn(2, 64))
+    seen.clear()
+    look = ModuleTimes(state.current, model)
+    assert look.at_boundary()
+    step(model, optimizer, torch.randn(2, 64))
+    assert model.head.__dict__.get(CALL) is None
+    assert not look.at_boundary()
+    step(model, optimizer, torch.randn(2, 64))
+    assert [timer is not None for timer in seen] == [True, False]
+    assert look.ready()
+    assert look.shares()["module_share/head"] > 0.0
+    recorded.finish()
+
+
+def test_an_exception_in_the_timed_call_leaves_nothing_behind(tower):
+    _, model, optimizer = tower
+    for _ in range(3):
+        step(model, optimizer, torch.randn(2, 64))
+    state.current.probe = None
+    look = ModuleTimes(state.current, model)
+    assert look.at_boundary()
+    with pytest.raises(RuntimeError, match=r"shapes|size"):
+        model(torch.randn(2, 3))
+    assert all(CALL not in module.__dict__ for name, module in model.named_modules() if name)
+    look.close()
+    assert state.current.probe is None
+
+
+def test_the_end_of_a_run_takes_a_look_that_is_going_on_out(tower):
+    recorded, model, optimizer = tower
+    looks = looks_of(recorded)
+    backward = torch.autograd.backward
+    for _ in range(40):
+        step(model, optimizer, torch.randn(2, 64))
+        recorded.rows += recorded.sender.drain()
+        looks.poll()
+        if looks._look is not None and looks._look.step:
+            break
+    else:
+        raise AssertionError("no look began")
+    recorded.finish()
+    assert backward is not torch.autograd.backward
+    assert all(CALL not in module.__dict__ for module in model.modules())
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_compiled_model_keeps_its_graph_and_its_results(record):
+    torch._dynamo.reset()
+    from torch._dynamo.utils import counters
+
+    def trained(watched):
+        torch.manual_seed(5)
+        model = Tower()
+        compiled = torch.compile(model, backend="aot_eager")
+        recorded = record(model) if watched else None
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        x = torch.randn(16, 64)
+        if recorded is None:
+            for _ in range(20):
+                step(compiled, optimizer, x)
+        else:
+            train(recorded, compiled, optimizer, x, 20)
+        return recorded, [parameter.detach().clone() for parameter in model.parameters()]
+
+    _, weights = trained(False)
+    torch._dynamo.reset()
+    counters.clear()
+    recorded, watched_weights = trained(True)
+    assert counters["stats"]["unique_graphs"] == 1
+    assert not counters["graph_break"]
+    assert all(torch.equal(a, b) for a, b in zip(weights, watched_weights, strict=True))
+    seconds = dict(recorded.of("step_time_s"))
+    per_step = 16 * 2 * (64 * 512 * 5 + 3 * 64 * 64 * 3 + 64 * 3)
+    series = recorded.of("flops_per_s")
+    assert series
+    assert all(value * seconds[number] == pytest.approx(per_step) for number, value in series)
+    assert not any(name.startswith("module_share/") for _, values in recorded.rows for name in values)
+    torch._dynamo.reset()

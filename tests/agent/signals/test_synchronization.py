@@ -1,0 +1,172 @@
+"""Lines that wait for the device: torch's warnings stand for CUDA here, Python's machinery for warnings is the real one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import warnings
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from perfagent.hooks.progress import state
+from perfagent.signals.synchronization import SynchronizingLines
+
+SAID = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:1)"
+
+
+class Cuda:
+    """The one door: torch.cuda's debug mode. `inside_torch` is a call that waits, and says so as torch does when asked to."""
+
+    def __init__(self) -> None:
+        self.mode = 0
+
+    def get_sync_debug_mode(self) -> int:
+        return self.mode
+
+    def set_sync_debug_mode(self, mode: str) -> None:
+        self.mode = {"default": 0, "warn": 1, "error": 2}[mode]
+        if self.mode:
+            warnings.warn("Synchronization debug mode is a prototype feature and does not yet detect all of them", stacklevel=2)
+
+
+INSIDE = f"""
+import warnings
+def inside_torch(mode):
+    if mode == 1:
+        warnings.warn({SAID!r}, stacklevel=1)
+    return 1.0
+"""
+names: dict = {}
+exec(compile(INSIDE, str(Path(torch.__file__).parent / "nn" / "utils" / "somewhere.py"), "exec"), names)
+inside_torch = names["inside_torch"]
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    cuda = Cuda()
+    for name in ("get_sync_debug_mode", "set_sync_debug_mode"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    return cuda
+
+
+@pytest.fixture
+def shown(monkeypatch):
+    """What reached the user."""
+    shown = []
+    monkeypatch.setattr(warnings, "showwarning", lambda message, *_: shown.append(str(message)))
+    return shown
+
+
+def listening(record, cuda, body):
+    """One step with the look, whose loop does `body`."""
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    record(model)
+
+    def step():
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+
+    step()
+    look = SynchronizingLines(state.current)
+    filters = [*warnings.filters]
+    assert look.at_boundary()
+    assert cuda.mode == 1
+    body()
+    step()
+    assert not look.at_boundary()
+    assert cuda.mode == 0
+    assert [*warnings.filters] == filters
+    return look
+
+
+def test_each_line_is_told_with_its_count_and_nothing_reaches_the_user(record, cuda, shown):
+    def body():
+        for _ in range(3):
+            inside_torch(cuda.mode)
+        inside_torch(cuda.mode)
+
+    look = listening(record, cuda, body)
+    first = body.__code__.co_firstlineno
+    told = look.told()
+    assert [entry["count"] for entry in told] == [3, 1]
+    assert [entry["line"].rsplit("/", 1)[-1] for entry in told] == [
+        f"test_synchronization.py:{first + 2}", f"test_synchronization.py:{first + 3}",
+    ]  # fmt: skip
+    assert shown == []
+
+
+def test_other_warnings_pass(record, cuda, shown):
+    with warnings.catch_warnings():
+        warnings.simplefilter("always")
+        warnings.showwarning = lambda message, *_: shown.append(str(message))
+        listening(record, cuda, lambda: warnings.warn("the user's own", stacklevel=1))
+    assert shown == ["the user's own"]
+
+
+def test_warnings_as_errors_do_not_stop_the_training(record, cuda):
+    assert ("error", None, Warning, None, 0) in warnings.filters, "pytest runs with warnings as errors"
+    look = listening(record, cuda, lambda: inside_torch(cuda.mode))
+    assert sum(look.lines.values()) == 1
+
+
+def test_a_warning_that_was_shown_before_is_not_shown_again():
+    """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the look."""
+    script = """
+import sys, warnings
+from types import SimpleNamespace
+import perfagent.signals.synchronization as one
+class Cuda:
+    mode = 0
+    def get_sync_debug_mode(self): return self.mode
+    def set_sync_debug_mode(self, mode): self.mode = int(mode == "warn")
+sys.modules["torch"] = SimpleNamespace(cuda=Cuda(), __file__="/nowhere/torch/__init__.py")
+def old(): warnings.warn("shown once", UserWarning, stacklevel=1)
+old()
+look = one.SynchronizingLines(SimpleNamespace(completed=1))
+look.at_boundary()
+for _ in range(2): warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+old()
+look.at_boundary()
+old()
+print(sum(look.lines.values()))
+"""
+    done = subprocess.run([sys.executable, "-W", "default", "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split() == ["2"]
+    assert done.stderr.count("shown once") == 1
+    assert "synchronizing" not in done.stderr
+
+
+def test_a_script_that_watches_its_own_synchronizations_is_left_alone(record, cuda):
+    cuda.mode = 2
+    model = nn.Linear(2, 1)
+    record(model)
+    look = SynchronizingLines(state.current)
+    assert not look.at_boundary()
+    assert look.over
+    assert cuda.mode == 2
+
+
+def test_it_is_told_as_a_series_and_an_event(record, cuda, monkeypatch):
+    from perfagent.signals.looks import Looks
+
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    looks = next(poll.__self__ for poll in recorded.sender.sources if isinstance(getattr(poll, "__self__", None), Looks))
+    looks._device = lambda: 0
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a device of the test")
+    for _ in range(30):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        inside_torch(cuda.mode)
+        recorded.rows += recorded.sender.drain()
+        looks.poll()
+    assert [value for _, value in recorded.of("sync/calls_per_step")] == [1.0]
+    events = [data for kind, data, _ in recorded.sender.events if kind == "sync"]
+    assert len(events) == 1
+    assert events[0]["lines"][0]["count"] == 1
+    assert cuda.mode == 0
