@@ -44,11 +44,11 @@ from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
-from perfagent.signals.looks import Looks
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.signals.throughput import has_embedding
 
 if TYPE_CHECKING:
+    from perfagent.signals.looks import Looks
     from perfagent.wire import Finding
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
@@ -246,8 +246,7 @@ class Run:
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         self._sender.add_source(MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).poll)
-        self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
-        self._sender.add_source(self._looks.poll)
+        self._sender.add_source(self._look)
         self._sender.add_source(self._investigator.poll)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
@@ -324,6 +323,16 @@ class Run:
         if share is None:
             return
         self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    def _look(self) -> None:
+        """Rare looks at a step, from the first step on."""
+        if self._looks is None:
+            if self._progress.last is None:
+                return
+            from perfagent.signals.looks import Looks
+
+            self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
+        self._looks.poll()
 
     # ---- details
 

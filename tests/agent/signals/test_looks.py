@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from perfagent.hooks.progress import state
-from perfagent.signals.looks import Looks
 from perfagent.signals.modules import ModuleTimes, parts_of
 
 CALL = "_compiled_call_impl"
@@ -40,17 +39,12 @@ def step(model, optimizer, x):
     optimizer.zero_grad()
 
 
-def looks_of(recorded):
-    return next(poll.__self__ for poll in recorded.sender.sources if isinstance(getattr(poll, "__self__", None), Looks))
-
-
 def train(recorded, model, optimizer, x, steps):
     """Steps with the sender's part of the work after each."""
-    looks = looks_of(recorded)
     for _ in range(steps):
         step(model, optimizer, x)
         recorded.rows += recorded.sender.drain()
-        looks.poll()
+        recorded.run._look()
 
 
 @pytest.fixture
@@ -155,13 +149,12 @@ def test_an_exception_in_the_timed_call_leaves_nothing_behind(tower):
 
 def test_the_end_of_a_run_takes_a_look_that_is_going_on_out(tower):
     recorded, model, optimizer = tower
-    looks = looks_of(recorded)
     backward = torch.autograd.backward
     for _ in range(40):
         step(model, optimizer, torch.randn(2, 64))
         recorded.rows += recorded.sender.drain()
-        looks.poll()
-        if looks._look is not None and looks._look.step:
+        recorded.run._look()
+        if recorded.run._looks._look is not None and recorded.run._looks._look.step:
             break
     else:
         raise AssertionError("no look began")

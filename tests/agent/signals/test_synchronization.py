@@ -151,20 +151,17 @@ def test_a_script_that_watches_its_own_synchronizations_is_left_alone(record, cu
 
 
 def test_it_is_told_as_a_series_and_an_event(record, cuda, monkeypatch):
-    from perfagent.signals.looks import Looks
-
     model = nn.Linear(2, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
-    looks = next(poll.__self__ for poll in recorded.sender.sources if isinstance(getattr(poll, "__self__", None), Looks))
-    looks._device = lambda: 0
+    recorded.run._cuda_device = 0
     monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "a device of the test")
     for _ in range(30):
         model(torch.ones(1, 2)).sum().backward()
         optimizer.step()
         inside_torch(cuda.mode)
         recorded.rows += recorded.sender.drain()
-        looks.poll()
+        recorded.run._look()
     assert [value for _, value in recorded.of("sync/calls_per_step")] == [1.0]
     events = [data for kind, data, _ in recorded.sender.events if kind == "sync"]
     assert len(events) == 1
