@@ -107,3 +107,31 @@ def test_stacks_of_a_hang_show_every_rank_and_which_one_is_elsewhere(server: Ser
         age = until(lambda: server.get("/runs/job/latest").get("step_age_s"), within_s=30, why="no heartbeat of steps came")
         assert age["value"] >= 5
     server.wait_for_state("job", "finished", within_s=60)
+
+
+def perfagent(*words: str, server: ServerProcess, folder: Path) -> subprocess.CompletedProcess[str]:
+    environment = job_environment(folder, PERFAGENT_SERVER=server.url)
+    command = [sys.executable, "-m", "perfagent", *words]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_commands_ask_wait_and_show(server: ServerProcess, tmp_path: Path) -> None:
+    trace = tmp_path / "trace.json.gz"
+    with job(server, tmp_path, str(JOBS / "busy.py")):
+        until(lambda: steps(server, 5), within_s=60)
+        shown = perfagent("profile", "busy", "--steps", "2", "-o", str(trace), server=server, folder=tmp_path)
+        assert shown.returncode == 0, shown.stderr
+        assert "SELF CPU ms" in shown.stdout
+        assert "aten::addmm" in shown.stdout
+        assert json.loads(gzip.decompress(trace.read_bytes()))["traceEvents"]
+        stacks = perfagent("stacks", "busy", server=server, folder=tmp_path)
+        assert stacks.returncode == 0, stacks.stderr
+        assert stacks.stdout.startswith("rank 0\n")
+        assert "busy.py" in stacks.stdout
+        wrong = perfagent("profile", "busy", "--steps", "1000", server=server, folder=tmp_path)
+        assert wrong.returncode == 1
+        assert "a whole number from 1 to 100" in wrong.stderr
+    server.wait_for_state("job", "finished")
+    ended = perfagent("stacks", "busy", server=server, folder=tmp_path)
+    assert ended.returncode == 1
+    assert "has ended (finished)" in ended.stderr

@@ -40,14 +40,11 @@ class Task(Protocol):
 
 
 class Investigator:
-    """One run's. model: gives the root module, or None while it is not known.
-
-    history: the newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each.
-    """
+    """One run's. model: gives the root module, or None while it is not known."""
 
     def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
         self.progress, self.sender, self.model = progress, sender, model
-        self.history: deque[dict[str, float]] = deque(maxlen=HISTORY_STEPS)
+        self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=HISTORY_STEPS)
         self.set_sample_period: Callable[[float], None] | None = None
         self._told_oom = 0  # id() of the exception that was looked into: it passes through several hooks on its way out
         self._incoming: deque[Task] = deque()
@@ -110,11 +107,7 @@ class Investigator:
 
     def judged(self, step: int, values: Mapping[str, float]) -> None:
         """The values of a completed step, those of a device included, in the order of steps."""
-        kept: dict[str, float] = {"step": step}
-        for name in _KEPT:
-            if name in values:
-                kept[name] = values[name]
-        self.history.append(kept)
+        self._recent.append((step, values))
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
             if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than what they tell of
@@ -152,13 +145,16 @@ class Investigator:
         elif age < STEP_AGE_S:
             self._age_told = 0.0
 
+    def history(self) -> list[dict[str, float]]:
+        """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any thread."""
+        return [
+            {"step": step, **{name: values[name] for name in _KEPT if name in values}} for step, values in list(self._recent)
+        ]
+
     def at_step(self, step: int) -> dict[str, float]:
         """What is known of a step: from the history, the step itself or the last one before it."""
-        best: dict[str, float] = {}
-        for entry in list(self.history):
-            if entry["step"] <= step:
-                best = entry
-        return best
+        before = [entry for entry in self.history() if entry["step"] <= step]
+        return before[-1] if before else {}
 
     # ---- the end
 

@@ -2,8 +2,8 @@
 
 What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
 those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss
-on a device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the
-outputs of all modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
+on a device is read some steps later: there the parameters and gradients of the next boundary are looked at, and the outputs of
+all modules in the steps that follow. Everything on a device is counted there and read when it has arrived: nothing waits.
 """
 
 from __future__ import annotations
@@ -170,7 +170,7 @@ class Inquiry:
         found["steps_checked_after"] = len(self._rounds)
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
-        found["history"] = [entry for entry in list(self._investigator.history) if entry["step"] <= self.step]
+        found["history"] = [entry for entry in self._investigator.history() if entry["step"] <= self.step]
         found |= _culprit(found, self._classes())
         return found
 

@@ -51,7 +51,7 @@ def forensics(investigator: Investigator, error: BaseException) -> None:
     if host:
         evidence["host"] = host
     evidence["categories"] = {name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size}
-    evidence["last_steps"] = list(investigator.history)[-LAST_STEPS:]
+    evidence["last_steps"] = investigator.history()[-LAST_STEPS:]
     evidence["remedies"] = remedies(
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,

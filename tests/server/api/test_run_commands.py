@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from api_builders import ADMIN, api, frame, send
+from builders import until
 from fastapi.testclient import TestClient
 from frames import state
 
@@ -162,6 +163,15 @@ def test_a_rule_asks_a_run_once_in_a_while(client: TestClient) -> None:
     assert first.result(10).who == "rule hang"
     assert asked.ask("r1", "stacks", rule="hang", why="no step for 91 s") is None
     assert [one["why"] for one in orders(client)] == ["no step for 90 s"]
+
+
+def test_a_hang_asks_every_rank_for_its_stacks(client: TestClient) -> None:
+    start(client, 0, 1, world_size=2)
+    data = {"rule": "hang", "severity": "critical", "message": "No step for 90 s.", "since_step": 1}
+    next_frame(client, 2, 0, Event(kind="finding", time=1.0, step=1, data=data))
+    (order,) = until(lambda: orders(client), why="nobody asked")
+    assert (order["kind"], order["ranks"], order["who"], order["why"]) == ("stacks", None, "rule hang", "No step for 90 s.")
+    assert [one["id"] for one in next_frame(client, 2, 1)] == [order["id"]]
 
 
 # ---- what comes back
