@@ -108,27 +108,28 @@ def main() -> int:
     environments.build(options.folder, sorted({TRACKERS[name].environment for name in wanted}))
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in wanted}
     timing: list[dict[str, float]] = []
+    isolated: list[dict[str, float]] = []
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as scratch, live_server(Path(scratch)) as (url, server):
         servers = {"none": "http://127.0.0.1:9", "live": url, "absent": f"http://127.0.0.1:{free_port()}"}
         server_cpu_s = 0.0
         server_steps = 0
-        total, done = rounds * (len(wanted) + 1), 0
+        total, done = rounds * (len(wanted) + 2), 0
         for number in range(rounds):
-            order = [*wanted, "timing"]
+            order = [*wanted, "timing", "isolated"]
             random.Random(number).shuffle(order)
             for name in order:
                 done += 1
                 print(f"  [{done}/{total}] round {number + 1}: {name}", file=sys.stderr, flush=True)
                 state = Path(scratch) / f"state-{done}"
-                if name == "timing":
+                if name in ("timing", "isolated"):
                     result = run_child(
-                        "timing.py",
-                        ["--steps", str(2 * steps)],
+                        f"{name}.py",
+                        ["--steps", str(2 * steps)] if name == "timing" else [],
                         environment=environments.python(options.folder, "perfagent"),
                         server=url,
                         state=state,
                     )
-                    timing += [result] if result else []
+                    (timing if name == "timing" else isolated).extend([result] if result else [])
                     continue
                 before = sum(server.cpu_times()[:2])
                 result = run_child(
@@ -144,8 +145,8 @@ def main() -> int:
                     server_cpu_s += sum(server.cpu_times()[:2]) - before
                     server_steps += steps
     if options.json:
-        options.json.write_text(json.dumps({"trackers": figures, "timing": timing}, indent=1), "utf-8")
-    text = report(figures, timing, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
+        options.json.write_text(json.dumps({"trackers": figures, "timing": timing, "isolated": isolated}, indent=1), "utf-8")
+    text = report(figures, timing, isolated, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
     print(text)
     if options.write:
         tables.replace("overhead", text)
@@ -153,7 +154,12 @@ def main() -> int:
 
 
 def report(
-    figures: dict[str, list[dict[str, float]]], timing: list[dict[str, float]], server_us: float | None, rounds: int, steps: int
+    figures: dict[str, list[dict[str, float]]],
+    timing: list[dict[str, float]],
+    isolated: list[dict[str, float]],
+    server_us: float | None,
+    rounds: int,
+    steps: int,
 ) -> str:
     def middle(rows: list[dict[str, float]], key: str) -> float:
         return statistics.median(row[key] for row in rows)
@@ -205,11 +211,21 @@ def report(
         "",
         f"The clocks of the benchmark cost {clock_us:.1f} µs a call, which is taken off the log call and the total.",
     ]
+    if isolated:
+        places = ("forward", "backward", "optimizer", "data")
+        lines += [
+            "",
+            f"Automatic timing, each hook round a body that does nothing: {middle(isolated, 'sum_us'):.1f} µs a step ("
+            + ", ".join(f"{place} {middle(isolated, f'{place}_us'):.1f}" for place in places)
+            + "); a bare clock read with an append at the same places: "
+            + ", ".join(f"{place} {middle(isolated, f'{place}_stamp_us'):.1f}" for place in places[:3])
+            + ".",
+        ]
     if timing:
         floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
         lines += [
             "",
-            f"Automatic timing on this machine: {hooks:.1f} µs a step around an empty step (lower decile "
+            f"In a loop, with the caches as a training step leaves them: {hooks:.1f} µs a step around an empty step (lower decile "
             f"{middle(timing, 'hooks_low_us'):.1f}), {middle(timing, 'loader_us'):.1f} with a DataLoader, "
             f"{middle(timing, 'auto_us'):.1f} in a small real step. Bare clock reads at the same places cost {floor:.1f} µs in "
             f"the same processes (lower decile {middle(timing, 'floor_low_us'):.1f}): {hooks / floor:.2f} times that.",
