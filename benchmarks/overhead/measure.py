@@ -225,8 +225,8 @@ def report(
         floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
         lines += [
             "",
-            f"In a loop, with the caches as a training step leaves them: {hooks:.1f} µs a step around an empty step (lower decile "
-            f"{middle(timing, 'hooks_low_us'):.1f}), {middle(timing, 'loader_us'):.1f} with a DataLoader, "
+            f"In a loop, with the caches as a training step leaves them: {hooks:.1f} µs a step around an empty step (lower "
+            f"decile {middle(timing, 'hooks_low_us'):.1f}), {middle(timing, 'loader_us'):.1f} with a DataLoader, "
             f"{middle(timing, 'auto_us'):.1f} in a small real step. Bare clock reads at the same places cost {floor:.1f} µs in "
             f"the same processes (lower decile {middle(timing, 'floor_low_us'):.1f}): {hooks / floor:.2f} times that.",
         ]
