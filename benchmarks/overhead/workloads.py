@@ -33,6 +33,26 @@ class CharMLP(nn.Module):
         return self.layers(self.embedding(characters))
 
 
+class CharTransformer(nn.Module):
+    """Next character at every position. With the defaults 5 million parameters in 306 tensors."""
+
+    def __init__(self, width: int = 128, layers: int = 25) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.position = nn.Parameter(torch.zeros(CONTEXT, width))
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
+        )
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        x = self.embedding(characters) + self.position
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(self.norm(x)).flatten(0, 1)
+
+
 @dataclass(slots=True)
 class Workload:
     """step() is one full training step and returns the loss, still a tensor."""
@@ -43,14 +63,16 @@ class Workload:
 
 
 # name -> sizes of the model and the batch. `mlp` takes about 6 ms a step on one core; `tiny` has the same tensors, but so small
-# that a few microseconds of hooks show beside it.
+# that a few microseconds of hooks show beside it. And `deep`, a transformer with many tensors.
 WORKLOADS = {"mlp": (32, 704, 16), "tiny": (2, 4, 2)}
 
 
 def make(name: str) -> Workload:
-    embedding, hidden, batch = WORKLOADS[name]
     torch.manual_seed(0)
     torch.set_num_threads(1)
+    if name == "deep":
+        return deep()
+    embedding, hidden, batch = WORKLOADS[name]
     text = torch.randint(0, VOCABULARY, (50_000,), generator=torch.Generator().manual_seed(2))
     model = CharMLP(embedding, hidden)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
@@ -61,6 +83,23 @@ def make(name: str) -> Workload:
         characters = torch.stack([text[i : i + CONTEXT] for i in begins])
         targets = torch.stack([text[i + CONTEXT] for i in begins])
         loss = nn.functional.cross_entropy(model(characters), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        return loss
+
+    return Workload(model, optimizer, step)
+
+
+def deep() -> Workload:
+    """A transformer of 306 parameter tensors, two sequences of 16 characters a step."""
+    model = CharTransformer()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
+    order = torch.Generator().manual_seed(1)
+
+    def step() -> Tensor:
+        characters = torch.randint(0, VOCABULARY, (2, CONTEXT), generator=order)
+        loss = nn.functional.cross_entropy(model(characters), characters.roll(-1, 1).flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
