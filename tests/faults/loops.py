@@ -123,3 +123,16 @@ def kill(number: int, seeded: random.Random, variables: Mapping[str, str]) -> Ki
     said += child.communicate()[0]
     whole = [line.split() for line in said.splitlines(keepends=True) if line.endswith(b"\n")]
     return Killed(run, {int(step): float(moment) for step, moment in whole}, at)
+
+
+# ---- A14
+
+
+def forks(method: str, count: int, variables: Mapping[str, str], *, within_s: float = 160.0) -> tuple[int, str]:
+    """How many of so many children came back well, and what was said otherwise."""
+    command = [sys.executable, str(HERE / "forking_agent.py"), method, str(count)]
+    done = subprocess.run(command, env=dict(variables), capture_output=True, text=True, timeout=within_s, check=False)
+    words = done.stdout.split()
+    if done.returncode or words[:1] != ["bad"] or words[3] != "True":
+        return 0, f"{done.stdout} {done.stderr[-2000:]}"
+    return count - int(words[1]), done.stderr[-2000:]

@@ -1,0 +1,92 @@
+"""A14: forks with locks held, workers of every start method. A few here, a thousand of each in scripts/faults."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from builders import job_environment
+from faults import loops
+from faults.accounts import Accounts
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.mark.parametrize(("method", "count"), [("os", 100), ("fork", 20), ("spawn", 4), ("forkserver", 20)])
+def test_a14_children_never_hang_and_leave_the_parents_agent_alone(
+    fault: Accounts, tmp_path: Path, method: str, count: int
+) -> None:
+    server = fault.server()
+    good, said = loops.forks(method, count, job_environment(tmp_path, PERFAGENT_SERVER=server.url))
+    assert good == count, said
+    assert not any("child" in group.values for frame in server.frames for group in frame.groups)
+    assert "from a child" not in [alert.get("title") for alert in server.events("alert")]
+    assert len({frame.source for frame in server.frames}) == 1
+    assert server.states()[-1] == "finished"
+    assert server.samples("last") == [1.0]
+
+
+WORKERS = """
+import sys, torch
+from torch.utils.data import DataLoader, Dataset
+class Numbers(Dataset):
+    def __len__(self): return 64
+    def __getitem__(self, i): return torch.tensor([float(i)])
+if __name__ == "__main__":
+    import perfagent
+    run = perfagent.init(run_id="workers")
+    seen = 0.0
+    for batch in DataLoader(Numbers(), batch_size=8, num_workers=1, multiprocessing_context=sys.argv[1]):
+        seen += float(batch.sum())
+        run.log({"seen": seen}, step=int(seen))
+    print(seen)
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", "spawn", "forkserver"])
+def test_a14_workers_of_a_loader_leave_the_agent_alone(fault: Accounts, tmp_path: Path, method: str) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(WORKERS)
+    server = fault.server()
+    done = subprocess.run(
+        [sys.executable, str(script), method],
+        env=job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert (done.stdout, done.returncode) == ("2016.0\n", 0), done.stderr
+    assert len({frame.source for frame in server.frames}) == 1
+    assert len(server.values("seen")) == 8
+    assert server.states()[-1] == "finished"
+
+
+RANKS = """
+import multiprocessing
+import perfagent
+def train(rank):
+    run = perfagent.init(run_id=f"rank-{rank}")
+    for step in range(20):
+        run.log({"loss": float(rank)}, step=step)
+    run.finish()
+if __name__ == "__main__":
+    run = perfagent.init(run_id="launcher")
+    ranks = [multiprocessing.get_context("spawn").Process(target=train, args=(rank,)) for rank in range(2)]
+    [rank.start() for rank in ranks]
+    [rank.join() for rank in ranks]
+    run.log({"after": 1.0}, step=1)
+"""
+
+
+def test_a14_spawned_ranks_have_agents_of_their_own(fault: Accounts, tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(RANKS)
+    server = fault.server()
+    variables = job_environment(tmp_path, PERFAGENT_SERVER=server.url, OMP_NUM_THREADS="1")
+    done = subprocess.run([sys.executable, str(script)], env=variables, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert {frame.run for frame in server.frames} == {"launcher", "rank-0", "rank-1"}
+    assert len(server.samples("loss")) == 40
+    assert server.samples("after") == [1.0]
