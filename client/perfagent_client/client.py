@@ -17,7 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
-from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series
+from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
 
 __all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]
@@ -175,6 +175,10 @@ class Client:
 
     def latest(self, run: str) -> dict[str, Latest]:
         return {name: parse(Latest, item) for name, item in self.request("GET", _run_path(run, "/latest")).items()}
+
+    def timing(self, run: str, *, steps: int = 1000) -> Timing:
+        """Percentiles and shares of the phases over the newest steps."""
+        return parse(Timing, self.request("GET", _run_path(run, "/timing"), params={"steps": steps}))
 
     def names(self, run: str) -> list[str]:
         names: list[str] = self.request("GET", _run_path(run, "/names"))["names"]
@@ -359,6 +363,9 @@ class AsyncClient:
 
     async def latest(self, run: str) -> dict[str, Latest]:
         return {name: parse(Latest, item) for name, item in (await self.request("GET", _run_path(run, "/latest"))).items()}
+
+    async def timing(self, run: str, *, steps: int = 1000) -> Timing:
+        return parse(Timing, await self.request("GET", _run_path(run, "/timing"), params={"steps": steps}))
 
     async def series(
         self,

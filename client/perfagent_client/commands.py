@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from perfagent.errors import ConfigError
-from perfagent.wire import Finding, Latest, RunSummary, to_json
+from perfagent.wire import Finding, Latest, RunSummary, Timing, to_json
 from perfagent_client.client import Client
 
 __all__ = ["add_options", "delete", "export", "output", "print_json", "runs", "show"]
@@ -100,11 +100,11 @@ def _show(arguments: argparse.Namespace) -> int:
     with Client(arguments.server) as client:
         run = client.find(arguments.name_or_id)
         verdict, findings, latest = client.verdict(run.run), client.findings(run.run), client.latest(run.run)
-        alerts = client.alerts(run.run)
+        alerts, timing = client.alerts(run.run), client.timing(run.run)
     if arguments.json:
         summary = json.loads(to_json(run))
         figures = {name: item.value for name, item in latest.items()}
-        print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "alerts": alerts})
+        print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "timing": timing, "alerts": alerts})
         return 0
     print(f"{run.name}  ({run.project}, {run.run})")
     print(
@@ -118,6 +118,7 @@ def _show(arguments: argparse.Namespace) -> int:
         if finding != verdict:
             _finding(finding)
     _figures(latest)
+    _timing(timing)
     return 0
 
 
@@ -134,6 +135,16 @@ def _figures(latest: dict[str, Latest]) -> None:
     width = max((len(name) for name in latest), default=0)
     for name, item in sorted(latest.items()):
         print(f"{name.ljust(width)}  {item.value:.6g}")
+
+
+def _timing(timing: Timing) -> None:
+    """A line a phase, the longest first."""
+    if not timing.series:
+        return
+    print(f"\nsteps {timing.from_step} to {timing.to_step}, ms".ljust(30) + "      P50       P90       P99")
+    for name, found in sorted(timing.series.items(), key=lambda item: -item[1].mean):
+        print(name.ljust(28) + "".join(f"{1000 * value:10.3f}" for value in (found.p50, found.p90, found.p99)))
+    print("  ".join(f"{share} {100 * value:.1f} %" for share, value in timing.shares.items()))
 
 
 def _export(arguments: argparse.Namespace) -> int:

@@ -20,11 +20,13 @@ from perfagent.wire.query import (
     Finding,
     Latest,
     LogRow,
+    Quantiles,
     RankMatrix,
     RunSummary,
     Series,
     Severity,
     State,
+    Timing,
     from_json,
     healthy,
     plain,
@@ -33,7 +35,7 @@ from perfagent.wire.query import (
 
 __all__ = [
     "CATALOGUE", "EVENT_KINDS", "FAMILIES", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES", "SEVERITIES",
-    "STATES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "RankMatrix",
-    "RunSummary", "Series", "Severity", "State", "decode", "encode", "from_json", "healthy", "metric", "parts_of", "plain",
+    "STATES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "Quantiles",
+    "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json", "healthy", "metric", "parts_of", "plain",
     "to_json", "whole_of",
 ]

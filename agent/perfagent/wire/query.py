@@ -16,8 +16,8 @@ import msgspec
 from perfagent.errors import WireError
 
 __all__ = [
-    "SEVERITIES", "STATES", "Alert", "Finding", "Latest", "LogRow", "RankMatrix", "RunSummary", "Series", "Severity", "State",
-    "from_json", "healthy", "plain", "to_json",
+    "SEVERITIES", "STATES", "Alert", "Finding", "Latest", "LogRow", "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity",
+    "State", "Timing", "from_json", "healthy", "plain", "to_json",
 ]
 
 Severity = Literal["info", "warning", "critical"]
@@ -127,6 +127,31 @@ class RankMatrix:
     ranks: list[int]
     step: list[int]
     mean: list[list[float]]
+
+
+@dataclass(slots=True, kw_only=True)
+class Quantiles:
+    """Of one series over a window of steps, in the unit of the series. count: steps that have a value."""
+
+    p50: float
+    p90: float
+    p99: float
+    mean: float
+    count: int
+
+
+@dataclass(slots=True, kw_only=True)
+class Timing:
+    """Where the time of the steps from_step..to_step went.
+
+    series: step_time_s and the phases that were measured. shares: of all the step time, what went into data, transfer, compute
+    (forward, backward, optimizer), communication, checkpoint, evaluation and other; absent where it was not measured.
+    """
+
+    from_step: int
+    to_step: int
+    series: dict[str, Quantiles]
+    shares: dict[str, float]
 
 
 @dataclass(slots=True, kw_only=True)

@@ -7,11 +7,12 @@ from typing import Annotated
 from fastapi import APIRouter, Depends, Query
 from starlette.responses import Response
 
-from perfagent.wire import RankMatrix, Series
+from perfagent.wire import RankMatrix, Series, Timing
 from perfagent_server.problems import ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import require
 from perfagent_server.services import ServicesDep, known_run
+from perfagent_server.timing import timing
 
 __all__ = ["router"]
 
@@ -54,6 +55,12 @@ def ranks(
     """One row a rank, one column a bucket."""
     _check_range(from_step, to_step)
     return reply(services.store.ranks(run, name, from_step=from_step, to_step=to_step, points=points))
+
+
+@router.get("/runs/{run}/timing", dependencies=[Depends(require("read"))], responses={200: {"model": Timing}})
+def step_timing(run: KnownRun, services: ServicesDep, steps: Annotated[int, Query(ge=1, le=20_000)] = 1000) -> Response:
+    """P50, P90 and P99 of the step time and its phases over the newest `steps` steps, and the share of each."""
+    return reply(timing(services.store, run, steps=steps))
 
 
 def _check_range(from_step: int | None, to_step: int | None) -> None:

@@ -1,0 +1,64 @@
+"""Percentiles and shares of the phases, through the API."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from pathlib import Path
+
+import pytest
+from api_builders import api, frame, send
+
+from perfagent_server.timing import quantile
+
+
+def test_percentiles_are_those_of_the_newest_steps(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    old, new = [9.0] * 300, [draw.expovariate(10.0) for _ in range(1000)]
+    with api(tmp_path) as client:
+        send(client, frame({"step_time_s": old + new, "phase/data_s": [0.0] * 300 + [value / 4 for value in new]}))
+        told = client.get("/api/v1/runs/r1/timing", params={"steps": 1000}).json()
+        everything = client.get("/api/v1/runs/r1/timing", params={"steps": 5000}).json()
+    assert (told["from_step"], told["to_step"]) == (301, 1300)
+    cuts = statistics.quantiles(new, n=100, method="inclusive")
+    found = told["series"]["step_time_s"]
+    assert [found["p50"], found["p90"], found["p99"]] == pytest.approx([cuts[49], cuts[89], cuts[98]])
+    assert found["count"] == 1000
+    assert found["mean"] == pytest.approx(statistics.mean(new))
+    assert told["shares"] == pytest.approx({"data": 0.25})
+    assert everything["series"]["step_time_s"]["p99"] == 9.0
+    assert everything["series"]["step_time_s"]["count"] == 1300
+
+
+def test_shares_are_of_all_the_time_and_absent_where_nothing_was_measured(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        phases = {"phase/forward_s": [0.1] * 4, "phase/backward_s": [0.2] * 4, "phase/optimizer_s": [0.1] * 4}
+        send(client, frame({"step_time_s": [0.8] * 4, **phases, "phase/comm_s": [0.2] * 4}))
+        send(client, frame({"phase/eval_s": [0.4]}, seq=2, first_step=3))  # in one step of the four
+        told = client.get("/api/v1/runs/r1/timing").json()
+    assert told["shares"] == pytest.approx({"compute": 0.5, "communication": 0.25, "evaluation": 0.125})
+    assert told["series"]["phase/eval_s"]["count"] == 1
+
+
+def test_ranks_are_put_together_as_the_catalogue_says(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        for rank, step_time in ((0, 1.0), (1, 3.0)):
+            send(client, frame({"step_time_s": [step_time] * 5, "phase/comm_s": [step_time / 2] * 5}, rank=rank))
+        told = client.get("/api/v1/runs/r1/timing").json()
+    assert told["series"]["step_time_s"]["p50"] == 3.0, "the slowest rank is the step"
+    assert told["series"]["phase/comm_s"]["p50"] == 1.0, "a phase is the mean"
+
+
+def test_a_run_without_steps_has_no_timing(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}))
+        told = client.get("/api/v1/runs/r1/timing").json()
+        assert told == {"from_step": 0, "to_step": 0, "series": {}, "shares": {}}
+        assert client.get("/api/v1/runs/nobody/timing").status_code == 404
+        assert client.get("/api/v1/runs/r1/timing", params={"steps": 0}).status_code == 422
+
+
+def test_quantiles_of_few_values() -> None:
+    assert quantile([5.0], 0.99) == 5.0
+    assert quantile([1.0, 2.0], 0.5) == 1.5
+    assert quantile([1.0, 2.0, 4.0], 1.0) == 4.0
