@@ -1,9 +1,9 @@
 """Who this process is: run, attempt, rank; and how all ranks of a job come to agree on it without waiting for each other.
 
-Ranks come from the launcher's environment (torchrun, SLURM, MPI) or from an initialised torch.distributed. The run's id is the
-one the user or a real job scheduler names; else rank 0 draws one and publishes it with its start time, in a file beside the
-spool (ranks of the same node) and in the job's TCPStore (other nodes). The other ranks look from their sender threads, a
-`check()` that never waits, and spool until they know. No collective is ever issued.
+Ranks come from the launcher's environment (torchrun, deepspeed, SLURM, MPI) or from an initialised torch.distributed. The run's
+id is the one the user or a real job scheduler names; else rank 0 draws one and publishes it with its start time, in a file
+beside the spool (ranks of the same node) and in the job's TCPStore (other nodes). The other ranks look from their sender
+threads, a `check()` that never waits, and spool until they know. No collective is ever issued.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ _meetings = itertools.count()
 
 STORE_KEY = "perfagent/run"
 ALONE_AFTER_S = 120.0
+_MOST_FAILURES = 10
 
 
 @dataclass(slots=True, kw_only=True)
@@ -59,6 +60,11 @@ class Identity:
     @property
     def known(self) -> bool:
         return self.run is not None and self.attempt > 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to poll for: the run is known here, and rank 0 has told the other nodes."""
+        return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
 
     def poll(self) -> bool:
         """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known."""
@@ -94,7 +100,7 @@ class Identity:
             mine.run = mine.run or draw_id()
         if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
             again = next(_meetings) if ordinal is None else ordinal
-            mine.meeting = Meeting(config.state_dir / "jobs", f"{key}-{again}" if key and again else key, env, started)
+            mine.meeting = Meeting(config.state_dir / "jobs", key, env, started, again)
             mine.meeting.poll(mine)
         return mine
 
@@ -104,25 +110,35 @@ def draw_id() -> str:
     return "".join(secrets.choice("0123456789abcdefghjkmnpqrstvwxyz") for _ in range(12))
 
 
+_LAUNCHERS = (
+    # torchrun, deepspeed, scripts of one's own
+    (("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")),
+    (("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_NODE_RANK",)),
+    (("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",), ()),
+    (("PMI_RANK",), ("MPI_LOCALRANKID",), ("PMI_SIZE",), ()),
+    (("SLURM_PROCID",), ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_NODEID",)),
+)
+"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts."""
+
+
 def _place(env: Mapping[str, str]) -> tuple[int, int, int, int]:
     """(rank, local_rank, world_size, node_rank), from the first launcher that tells a world size."""
-    for rank, local, size, node in (
-        ("RANK", "LOCAL_RANK", "WORLD_SIZE", "GROUP_RANK"),
-        ("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_NODE_RANK"),
-        ("PMI_RANK", "MPI_LOCALRANKID", "PMI_SIZE", ""),
-        ("SLURM_PROCID", "SLURM_LOCALID", "SLURM_NTASKS", "SLURM_NODEID"),
-    ):
-        found_rank, found_size = _int(env.get(rank)), _int(env.get(size))
-        if found_rank is None or found_size is None or not 0 <= found_rank < found_size:
+    for names in _LAUNCHERS:
+        rank, local, size, node = (_first(env, choice) for choice in names)
+        if rank is None or size is None or not 0 <= rank < size:
             continue
-        if rank == "SLURM_PROCID" and not _under_srun(env):
+        if names[0] == ("SLURM_PROCID",) and not _under_srun(env):
             continue
-        return found_rank, _int(env.get(local)) or 0, found_size, _int(env.get(node)) or 0
+        return rank, local or 0, size, node or 0
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
         return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK")) or 0
     return 0, 0, 1, 0
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    return next((found for name in names if (found := _int(env.get(name))) is not None), None)
 
 
 def _under_srun(env: Mapping[str, str]) -> bool:
@@ -162,11 +178,30 @@ def _job_key(env: Mapping[str, str]) -> str | None:
         parts = ["pmix", env["PMIX_NAMESPACE"]]
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
         parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), str(os.getppid())]
-    elif env.get("SLURM_JOB_ID"):
+    elif env.get("SLURM_JOB_ID") and _under_srun(env):
         parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
+    elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
+        parts = ["mpi", str(os.getppid()), str(process_start(os.getppid()))]  # one daemon a node starts the ranks there
     else:
-        return None
+        address = _store_address()
+        if address is None:
+            return None
+        parts = ["store", address]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+
+
+def _store_address() -> str | None:
+    """Where the ranks of an initialised torch.distributed met, which nobody told in the environment (mp.spawn, tcp://)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return f"{store.host}:{store.port}" if hasattr(store, "port") else str(store.path)
+    except Exception:  # noqa: BLE001 - a store of another kind, or of another torch
+        return None
 
 
 def _elastic_agent() -> int:
@@ -198,19 +233,25 @@ def owner_line(pid: int) -> str:
 class Meeting:
     """Where rank 0 leaves run, attempt and start step for the others: a file for its node, the job's store for other nodes."""
 
-    def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int) -> None:
-        self._path = folder / f"{key}.json" if key else None
+    def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int, ordinal: int) -> None:
+        """key: the same for all ranks of a node, and of one node only. ordinal: which run of this process it is."""
+        self._path = folder / (f"{key}-{ordinal}.json" if ordinal else f"{key}.json") if key else None
         self._restart = _int(env.get("TORCHELASTIC_RESTART_COUNT")) or 0
         self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
         self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
         self._address = env.get("MASTER_ADDR", ""), _int(env.get("MASTER_PORT")) or 0
-        self._store_key = f"{STORE_KEY}/{self._restart}/{key}"
+        self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
         self._started = started
         self._since = time.monotonic()
         self._store: Any = None
         self._store_failed = 0
         self._filed = self._stored = False
         self._next_store = 0.0
+
+    @property
+    def publishing(self) -> bool:
+        """Whether rank 0 still waits for the job's store, which often comes long after it knows the run's id."""
+        return not self._stored and self._store_failed < _MOST_FAILURES
 
     def poll(self, mine: Identity) -> None:
         if mine.rank == 0:
@@ -300,12 +341,14 @@ class Meeting:
 
     def _find_store(self) -> Any:
         """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
-        if self._store is not None or self._store_failed >= 10 or time.monotonic() < self._next_store:
+        if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
             return self._store
-        self._next_store = time.monotonic() + 1.0
         distributed = sys.modules.get("torch.distributed")
         if distributed is None or not distributed.is_available():
             return None
+        if not self._agent_store and not distributed.is_initialized():
+            return None
+        self._next_store = time.monotonic() + 1.0
         try:
             if self._agent_store and all(self._address):
                 from datetime import timedelta
@@ -313,7 +356,7 @@ class Meeting:
                 self._store = distributed.TCPStore(
                     self._address[0], self._address[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
                 )
-            elif distributed.is_initialized():
+            else:
                 store = distributed.distributed_c10d._get_default_store()
                 self._store = store.clone()  # one connection must not be shared by two threads
         except Exception:  # noqa: BLE001 - the store of a job that ends, or of a backend without clone()

@@ -298,7 +298,7 @@ class Dispatcher:
                 self._lose_courier(now)
             elif courier.stuck(now):
                 self._replace_courier(courier)
-        if not self._identified and self.sender.identity.poll():
+        if (not self._identified or not self.sender.identity.settled) and self.sender.identity.poll() and not self._identified:
             self._identified = True
             who = self.sender.identity
             self.spool.identify(run=who.run or "", attempt=who.attempt, name=who.name, project=who.project)

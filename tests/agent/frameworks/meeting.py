@@ -1,0 +1,32 @@
+"""`python meeting.py RANK SIZE ADDRESS`: a rank that is told its place in words and trains four steps; run under some launcher's
+environment. ADDRESS is where the ranks meet (tcp://host:port). With no environment at all, it attaches once they have met."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+import perfagent
+
+rank, size, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+late = "late" in sys.argv
+torch.set_num_threads(1)
+if not late:
+    run = perfagent.attach(name="met")
+dist.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+if late:
+    run = perfagent.attach(name="met")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(4):
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+end = time.monotonic() + 60
+while not run._identity.known and time.monotonic() < end:  # a job that lasts: ranks of other nodes learn of it within seconds
+    time.sleep(0.05)
+dist.barrier()
+dist.destroy_process_group()

@@ -1,0 +1,124 @@
+"""All ranks of a job are one run whatever started them, without a word of configuration; each node speaks once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from agent.frameworks.recordings import Recorded, recorded
+from builders import free_port, job_environment
+
+HERE = Path(__file__).parent
+NODE = "host/memory_used_bytes"
+PERFAGENT = ("perfagent", "run")
+
+
+@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
+    port = str(free_port())
+    words = {
+        "torchrun": ["-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", port, "-m", *PERFAGENT],
+        "deepspeed": [
+            "-m",
+            "deepspeed.launcher.runner",
+            "--num_accelerators",
+            "2",
+            "--master_port",
+            port,
+            "--module",
+            *PERFAGENT,
+        ],
+    }[launcher]
+    job = [str(HERE / "job.py"), "parallel", "data_parallel", str(tmp_path), "--launched"]
+    done = subprocess.run(
+        [sys.executable, *words, *job],
+        env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1"),
+        capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    sources = recorded(tmp_path / "record")
+    assert_one_run(sources, nodes=1)
+    for rank, source in enumerate(sources):
+        truth = json.loads((tmp_path / f"rank-{rank}.json").read_text())["watched"]["steps"]
+        # the script first trains a single process's model, for its norms; the last steps are the job's
+        losses = [loss for _, loss in sorted(source.series["loss"].items())]
+        assert losses[-len(truth) :] == [step["loss"] for step in truth]
+
+
+def slurm(rank: int) -> dict[str, str]:
+    return {
+        "SLURM_JOB_ID": "4711", "SLURM_STEP_ID": "0", "SLURM_PROCID": str(rank), "SLURM_NTASKS": "2", "SLURM_LOCALID": str(rank),
+        "SLURM_NODEID": "0",
+    }  # fmt: skip
+
+
+def slurm_of_two_nodes(rank: int) -> dict[str, str]:
+    return slurm(rank) | {"SLURM_LOCALID": "0", "SLURM_NODEID": str(rank)}
+
+
+def open_mpi(rank: int) -> dict[str, str]:
+    return {
+        "OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_RANK": str(rank),
+        "OMPI_COMM_WORLD_NODE_RANK": "0",
+    }  # fmt: skip
+
+
+def open_mpi_with_pmix(rank: int) -> dict[str, str]:
+    return open_mpi(rank) | {"PMIX_NAMESPACE": "prterun-17@1"}
+
+
+def intel_mpi(rank: int) -> dict[str, str]:
+    return {"PMI_RANK": str(rank), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(rank)}
+
+
+def deepspeed_of_two_nodes(rank: int) -> dict[str, str]:
+    return {
+        "RANK": str(rank), "LOCAL_RANK": "0", "WORLD_SIZE": "2", "CROSS_RANK": str(rank), "CROSS_SIZE": "2", "LOCAL_SIZE": "1",
+        "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500",
+    }  # fmt: skip
+
+
+def nothing(rank: int) -> dict[str, str]:
+    return {}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "nodes"),
+    [
+        (slurm, 1), (slurm_of_two_nodes, 2), (open_mpi, 1), (open_mpi_with_pmix, 1), (intel_mpi, 1), (deepspeed_of_two_nodes, 2),
+        (nothing, 1),
+    ],
+)  # fmt: skip
+def test_ranks_meet_in_the_environment_of(launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path) -> None:
+    """nodes: the nodes' folders are apart, so that their ranks have nothing but the job's own store in common."""
+    address = f"tcp://127.0.0.1:{free_port()}"
+    ranks = []
+    for rank in (0, 1):
+        environment = job_environment(
+            tmp_path / (f"node{rank}" if nodes == 2 else "node"), PERFAGENT_RECORD=str(tmp_path / "record"), **launcher(rank)
+        )
+        late = ["late"] if launcher is nothing else []
+        command = [sys.executable, str(HERE / "meeting.py"), str(rank), "2", address, *late]
+        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
+    said = [process.communicate(timeout=120)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0], said
+    sources = recorded(tmp_path / "record")
+    assert_one_run(sources, nodes=nodes)
+    assert all(sorted(source.series["loss"]) == [1, 2, 3, 4] for source in sources)
+    if launcher in (slurm, slurm_of_two_nodes):
+        assert sources[0].run == "slurm-4711"
+    if nodes == 2:
+        assert [source.states[0]["node_rank"] for source in sources] == [0, 1]
+
+
+def assert_one_run(sources: list[Recorded], *, nodes: int) -> None:
+    assert [source.rank for source in sources] == [0, 1]
+    assert sources[0].run
+    assert sources[0].attempt > 0
+    assert {(source.run, source.attempt) for source in sources} == {(sources[0].run, sources[0].attempt)}
+    assert sum(NODE in source.series for source in sources) == nodes
+    assert all(source.states[-1]["state"] == "finished" for source in sources)
