@@ -42,10 +42,13 @@ def timing(store: MetricStore, run: str, *, steps: int) -> Timing:
     }
     found = {
         name: Quantiles(
-            p50=quantile(each, 0.5), p90=quantile(each, 0.9), p99=quantile(each, 0.99), mean=sum(each) / len(each), count=len(each)
+            p50=quantile(ordered, 0.5),
+            p90=quantile(ordered, 0.9),
+            p99=quantile(ordered, 0.99),
+            mean=sum(ordered) / len(ordered),
+            count=len(ordered),
         )
-        for name, each in ((name, sorted(each)) for name, each in values.items())
-        if each
+        for name, ordered in ((name, sorted(each)) for name, each in values.items() if each)
     }
     total = sum(values.get("step_time_s", ()))
     shares = {

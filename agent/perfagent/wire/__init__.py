@@ -36,6 +36,6 @@ from perfagent.wire.query import (
 __all__ = [
     "CATALOGUE", "EVENT_KINDS", "FAMILIES", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES", "SEVERITIES",
     "STATES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric", "Quantiles",
-    "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json", "healthy", "metric", "parts_of", "plain",
-    "to_json", "whole_of",
+    "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json", "healthy",
+    "metric", "parts_of", "plain", "to_json", "whole_of",
 ]

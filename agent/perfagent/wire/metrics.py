@@ -128,10 +128,10 @@ _ROWS: tuple[Metric, ...] = (
     Metric("samples_per_s", "Samples per second", "samples/s", "samples consumed, all ranks together", "higher", "sum"),
     Metric("tokens_per_s", "Tokens per second", "tokens/s", "tokens consumed, all ranks together", "higher", "sum"),
     Metric("mfu", "MFU", "", "model FLOPs utilization, a share of the device's dense peak", "higher"),
-    Metric("flops_per_s", "FLOP/s", "FLOP/s", "the model's own floating-point operations, all ranks together", "higher", "sum"),
+    Metric("flops_per_s", "FLOP/s", "FLOP/s", "the model's own arithmetic, all ranks together", "higher", "sum"),
     Metric(
-        "sync/calls_per_step", "Synchronizing calls", "", "calls that made the host wait for the device in a sampled step", "lower",
-        "max",
+        "sync/calls_per_step", "Synchronizing calls", "", "calls that made the host wait for the device, in a sampled step",
+        "lower", "max",
     ),
     *(Metric(f"phase/{p}_s", _PHASE_MEANING[p][0], "s", _PHASE_MEANING[p][1], "lower", "mean") for p in PHASES),
     Metric(
@@ -222,7 +222,7 @@ FAMILIES: dict[str, Metric] = {
             "grad_nonfinite/", "Non-finite numbers", "", "numbers of a parameter's gradient that are NaN or Inf", "lower", "max",
         ),
         Metric("update_ratio/", "Update-to-weight ratio", "", "2-norm of a step's change over that of a layer's weights"),
-        Metric("module_share/", "Share of forward", "", "share of the forward pass that a part of the model takes, in a sampled step"),
+        Metric("module_share/", "Share of forward", "", "share of the forward pass that a part of the model takes"),
         Metric("dead_share/", "Dead units", "", "share of an activation's units that are zero for a whole batch", "lower"),
     )
 }  # fmt: skip
