@@ -539,7 +539,12 @@ class Dispatcher:
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
+            gone = self._gone()
             self.spool.close(final=self.sender.final)
+            if self._gone() > gone:
+                self.sender.tell(
+                    "lost", logging.WARNING, f"perfagent: {self._gone() - gone} samples are lost: the spool cannot be written"
+                )
         if self._orphan is not None:
             self._orphan.close()
         for request in self.sender.flushes:

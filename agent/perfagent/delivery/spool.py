@@ -134,6 +134,8 @@ class Spool:
         self._pending = _Pending()
         self._inflight: Outgoing | None = None
         self._inflight_upto = 0
+        self._not_on_disk = 0
+        """The last tick that the disk did not take."""
 
     # ---- opening
 
@@ -276,6 +278,8 @@ class Spool:
         self.header.next_tick += 1
         written = self.files.append("ticks", framed(TICK, _encoder.encode((number, groups, events))))
         self._add_pending(groups, events, number, now)
+        if not written:
+            self._not_on_disk = number
         return bool(written)
 
     def draft(self, context: list[Any], rows: list[Any], *, now: float) -> bool:
@@ -292,6 +296,8 @@ class Spool:
         pending.size += len(payload)
         pending.last = number
         pending.since = min(pending.since, now)
+        if not written:
+            self._not_on_disk = number
         return bool(written)
 
     def read_drafts(self) -> None:
@@ -352,6 +358,12 @@ class Spool:
     def _from_ticks(self) -> bool:
         """Whether the frame on its way is on the disk as ticks, not as a frame of the backlog."""
         return self._inflight is not None and self._backlog.carried is None
+
+    @property
+    def _unsaved(self) -> bool:
+        """Whether ticks that are not acknowledged are in memory only."""
+        state = self.files.state
+        return self._not_on_disk > (state.mark_from if self._from_ticks else state.mark_upto)
 
     def next(self) -> Outgoing | None:
         """The oldest frame that is not acknowledged, its number and ticks written down first; None when there is none."""
@@ -450,7 +462,8 @@ class Spool:
         """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them."""
         self._backlog.settle()
         pending = self._pending
-        due = pending.last and (force or now - pending.since >= KEEP_S or pending.size >= FRAME_BYTES)
+        better = self._unsaved and self.error is None  # the disk took something again: it gets all that it refused before
+        due = pending.last and (force or better or now - pending.since >= KEEP_S or pending.size >= FRAME_BYTES)
         if not due:
             return
         self.read_drafts()
@@ -503,11 +516,24 @@ class Spool:
     # ---- ending
 
     def close(self, *, final: str = "") -> None:
-        """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered)."""
+        """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in memory only
+        and finds no room on the disk even now is counted as dropped."""
         self.header.closed = final or self.header.closed
+        if self._unsaved or self.in_memory:
+            self._save()
         if final:
             self.files.append_header("ticks")
         self.abandon()
+
+    def _save(self) -> None:
+        """One more try with what the disk refused before, since nobody has it after us."""
+        self.files.retry_at = 0.0
+        frame = self._inflight
+        if frame is not None and self._from_ticks:
+            (self._backlog.carried,) = self._backlog.hold([(frame.seq, self._inflight_upto, False, frame.groups, frame.events)])
+        self.hold(now=math.inf, force=True)
+        for kept in [kept for kept in self._backlog.kept if kept.blob is not None]:
+            self._backlog.lose(kept)
 
     def remove(self) -> None:
         """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it."""
