@@ -27,6 +27,7 @@ from perfagent.hooks.guard import failures, guarded, keep_out_of_frames
 from perfagent.hooks.model import owned
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.step import finish_step, make_primary
+from perfagent.signals.sharding import zero_pieces
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -95,7 +96,12 @@ def _before(p: Progress, engine: Any) -> _Before | None:
     groups = optimizer.param_groups
     lr = groups[0].get("lr") if groups else None  # now: the engine moves its scheduler on inside the step
     event = None if p.clock is None else p.clock.mark()
-    return _Before(now(), event, engine.global_steps, engine.skipped_steps, lr, _scale(engine))
+    before = _Before(now(), event, engine.global_steps, engine.skipped_steps, lr, _scale(engine))
+    if p.completed >= p.measure_at and p.gradients is None and engine.is_gradient_accumulation_boundary():
+        pieces = zero_pieces(optimizer)
+        if pieces:
+            p.health.measure_pieces(p, pieces, engine.module, before.scale)
+    return before
 
 
 @guarded

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
-from perfagent.signals.layers import Layers, names_of
+from perfagent.signals.layers import Layers, names_in, names_of
 from perfagent.signals.sharding import copies_of, local, world_size
 
 if TYPE_CHECKING:
@@ -58,6 +58,16 @@ class Plan:
     def of(cls, optimizer: Any, model: Any) -> Plan:
         """Of everything that an optimizer trains, named as in the model (None where that is not known)."""
         return cls(parameters_of(optimizer), names_of(optimizer, model), model)
+
+    @classmethod
+    def of_pieces(cls, pieces: Sequence[tuple[Any, Any]], model: Any) -> Plan:
+        """Of (parameter, piece of its gradient) pairs that are on this rank and on no other."""
+        parameters = [parameter for parameter, _ in pieces]
+        plan = cls(parameters, names_in(model, parameters), None)
+        plan.sharded, plan.copies = True, [1.0] * len(pieces)
+        plan.sizes = [int(piece.numel()) for _, piece in pieces]
+        plan.uniform = False
+        return plan
 
     def fits(self, parameters: Sequence[Any]) -> bool:
         """Whether these are the parameters it was made for."""

@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfagent.device import Value
 from perfagent.hooks.account import BACKWARD
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import MOST_SUSPECTS, Plan, Report, norms, parameters_of
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 __all__ = ["DEEPER", "Health"]
 
 DEEPER = 16
+_MOST_TOLD = 64
+"""Parameters of a run whose NaN and Inf are told number by number: names are limited."""
 _gradient = operator.attrgetter("grad")
 
 
@@ -37,7 +40,7 @@ class Health:
     with a step and the names of the parameters whose gradient held NaN or Inf in it (skipped steps of mixed precision aside).
     """
 
-    __slots__ = ("_cost_ns", "_extra_ns", "_passes", "_plan", "_suspects", "_weights", "deeper", "on_nonfinite", "rank")
+    __slots__ = ("_cost_ns", "_extra_ns", "_passes", "_plan", "_suspects", "_told", "_weights", "deeper", "on_nonfinite", "rank")
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -46,6 +49,7 @@ class Health:
         self._plan: Plan | None = None
         self._weights: Weights | None = None
         self._suspects: list[int] = []
+        self._told: set[str] = set()
         self._passes = self._cost_ns = self._extra_ns = 0
 
     # ---- on the training thread
@@ -75,6 +79,16 @@ class Health:
         p.gradients = norms(gradients)
         self._count(p, time.perf_counter_ns() - started)
 
+    def measure_pieces(self, p: Progress, pieces: list[tuple[Any, Any]], model: Any, carried: Value | None) -> None:
+        """A pass over gradients of which this rank holds pieces (ZeRO). carried: the loss scale that is still in them."""
+        started = time.perf_counter_ns()
+        plan = self._plan
+        if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
+            plan = self._plan = Plan.of_pieces(pieces, model)
+        p.gradients, p.grad_scale = norms([piece for _, piece in pieces], plan), carried
+        self._passes += 1
+        self._count(p, time.perf_counter_ns() - started)
+
     def _count(self, p: Progress, cost: int) -> None:
         p.pass_ns += cost
         self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # one preempted pass is not the rule
@@ -102,6 +116,9 @@ class Health:
             p.measure_at = p.completed + period
 
     def _look_for_dead_units(self, p: Progress, model: Any) -> None:
+        if p.probe is not None:
+            return  # somebody else looks at that call
+
         def done(shares: DeadShares) -> None:
             p.extras.append(_Dead(shares))
             p.unusual = True
@@ -138,8 +155,11 @@ class Health:
             p.rows.append((*when, names, [square if plan.sharded else math.sqrt(square) for _, square in present]))
 
     def _tell_bad(self, p: Progress, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
-        if found.counts:
-            p.rows.append((*when, {f"grad_nonfinite/{plan.names[place]}": count for place, count in found.counts.items()}))
+        counts = {plan.names[place]: count for place, count in found.counts.items()}
+        self._told.update(name for name in counts if len(self._told) < _MOST_TOLD)
+        told = {f"grad_nonfinite/{name}": count for name, count in counts.items() if name in self._told}
+        if told:
+            p.rows.append((*when, told))
         if not found.nonfinite:
             return
         if not found.counts:  # not known beforehand which would be bad: count them in the next step

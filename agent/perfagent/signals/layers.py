@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-__all__ = ["MOST_LAYERS", "Layers", "names_of"]
+__all__ = ["MOST_LAYERS", "Layers", "names_in", "names_of"]
 
 MOST_LAYERS = 256
 _MOST_BYTES = 200
@@ -46,7 +46,7 @@ def _grouped(parameters: Sequence[str], most: int) -> list[str]:
 
 def names_of(optimizer: Any, model: Any) -> list[str]:
     """A name for each parameter of an optimizer, in its order: as in the model; `group0.3` where neither of the two tells."""
-    known = {} if model is None else {id(p): _clean(name) for name, p in model.named_parameters()}
+    known = {} if model is None else _named(model)
     names = []
     for number, group in enumerate(optimizer.param_groups):
         told = group.get("param_names")
@@ -57,6 +57,16 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
                 name = _clean(str(told[place])) if named else f"group{number}.{place}"
             names.append(name)
     return names
+
+
+def names_in(model: Any, parameters: Sequence[Any]) -> list[str]:
+    """A name for each of these parameters of a model."""
+    known = _named(model)
+    return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)]
+
+
+def _named(model: Any) -> dict[int, str]:
+    return {id(p): _clean(name) for name, p in model.named_parameters()}
 
 
 def _clean(name: str) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 __all__ = ["copies_of", "local", "world_size", "zero_pieces"]
@@ -70,23 +70,22 @@ def _holders(mesh: Any, world: int) -> int | None:
 def zero_pieces(optimizer: Any) -> list[tuple[Any, Any]] | None:
     """(parameter, this rank's piece of its gradient) of DeepSpeed's ZeRO-1, 2 and 3, before its optimizer steps.
 
-    The pieces still carry the loss scale. None where the optimizer keeps none on the device (offload), or is no ZeRO optimizer.
+    The pieces still carry the loss scale, and no two ranks hold the same one. None where they are kept on the host (offload),
+    where groups of ranks hold the same ones (tensor parallelism, MiCS), and for an optimizer that is none of the three.
     """
     pieces = getattr(optimizer, "averaged_gradients", None)
     groups = getattr(optimizer, "params_in_partition", None)  # ZeRO-1 and 2; a list a parameter group
     if groups is None:
         groups = getattr(optimizer, "fp16_groups", None)  # ZeRO-3; a list a sub-group
-    if not isinstance(pieces, dict) or not groups:
+    counts = getattr(optimizer, "partition_count", None)
+    together = set(counts) if isinstance(counts, list) else {counts}
+    if not isinstance(pieces, dict) or not groups or together != {world_size()}:
         return None
     found: list[tuple[Any, Any]] = []
     for number, parameters in enumerate(groups):
         mine = pieces.get(number)
         if mine is None:
             return None
-        found.extend(_pairs(parameters, mine))
+        held = [piece for piece in mine if not getattr(piece, "_zero_padding", False)]
+        found.extend(zip(parameters, held, strict=False))  # what follows the last parameter is padding, too
     return found
-
-
-def _pairs(parameters: Iterable[Any], pieces: Iterable[Any]) -> list[tuple[Any, Any]]:
-    """What follows the last parameter is padding."""
-    return list(zip(parameters, pieces, strict=False))

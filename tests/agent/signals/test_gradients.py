@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import ClassVar
 
 import pytest
 import torch
@@ -292,3 +293,34 @@ def test_passes_of_several_ranks_fall_on_the_same_steps(record):
         health.finish(p, optimizer, 10_000_000)
         due.append(p.measure_at)
     assert due == [8, 16, 128]
+
+
+def test_nothing_is_read_back_on_the_training_thread():
+    """What reads a tensor's value waits for the device on a GPU: none of it may happen in a pass, a comparison or a look."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    from perfagent.signals.dead_units import DeadUnits
+    from perfagent.signals.updates import Weights
+
+    class Count(TorchDispatchMode):
+        operations: ClassVar[list[str]] = []
+
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            self.operations.append(func.overloadpacket.__name__)
+            return func(*args, **(kwargs or {}))
+
+    model = small()
+    model(torch.randn(4, 8)).square().mean().backward()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = list(model.parameters())
+    probe = DeadUnits(model, lambda _: None)
+    with Count() as mode:
+        found = norms([p.grad for p in parameters], plan := Plan.of(optimizer, model))
+        launched = [name for name in mode.operations if name != "detach"]
+        assert launched == ["_foreach_norm", "stack"], "two launches, whatever the number of parameters"
+        found.count_numbers([p.grad for p in parameters], [0, 2])
+        Weights(parameters, plan, 40).compare(parameters)
+        if probe:  # not where an earlier test has compiled something
+            probe.call(model, (torch.randn(4, 8),), {})
+    reads = {"_local_scalar_dense", "nonzero", "item", "equal", "is_nonzero"}
+    assert not reads & set(mode.operations)

@@ -23,7 +23,10 @@ KINDS = ("fsdp2", "fsdp2_with_a_replicated_parameter", "hybrid", "tensor_paralle
 @pytest.fixture(scope="module")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     """What each rank wrote: kind of sharding -> with and without the agent -> what happened."""
-    folder = tmp_path_factory.mktemp("sharded")
+    return both_ranks(tmp_path_factory.mktemp("sharded"), "sharded_job.py")
+
+
+def both_ranks(folder: Path, script: str) -> list[dict[str, Any]]:
     port = str(free_port())
     jobs = []
     for rank in (0, 1):
@@ -31,7 +34,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
             folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         )  # fmt: skip
-        command = [sys.executable, str(HERE / "sharded_job.py"), str(folder)]
+        command = [sys.executable, str(HERE / script), str(folder)]
         jobs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
     for job in jobs:
         _, said = job.communicate(timeout=150)
@@ -72,6 +75,31 @@ def test_replicated_gradients_are_known_to_each_rank_and_their_layers_are_sent_o
         assert not series(said, "grad/local_square_sum")
         assert said["with"]["losses"] == said["without"]["losses"]
     assert [bool(series(said, "grad_norm/0.weight")) for said in ranks] == [True, False]
+
+
+@pytest.fixture(scope="module")
+def zero(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each rank of the jobs under DeepSpeed wrote: stage -> what happened."""
+    return both_ranks(tmp_path_factory.mktemp("zero"), "zero_job.py")
+
+
+@pytest.mark.parametrize("stage", ["ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-1, half precision"])
+def test_pieces_of_deepspeed_add_up_to_its_own_norm(zero: list[dict[str, Any]], stage: str) -> None:
+    parts: dict[int, float] = {}
+    layers: dict[str, dict[int, float]] = {}
+    for said in zero:
+        assert not said[stage]["failures"]
+        for step, values in said[stage]["rows"]:
+            parts[step] = parts.get(step, 0.0) + values.get("grad/local_square_sum", 0.0)
+            for name, value in values.items():
+                if name.startswith("grad_square_sum/"):
+                    layers.setdefault(name.partition("/")[2], {}).setdefault(step, 0.0)
+                    layers[name.partition("/")[2]][step] += value
+    norms = zero[0][stage]["norms"]
+    assert [math.sqrt(parts[step]) for step in (1, 2, 3, 4)] == pytest.approx(norms, rel=1e-3 if "half" in stage else 1e-5)
+    assert set(layers) == set(zero[0][stage]["names"])
+    for step in (1, 2, 3, 4):
+        assert sum(of_layer.get(step, 0.0) for of_layer in layers.values()) == pytest.approx(parts[step])
 
 
 class Mesh:
