@@ -56,6 +56,8 @@ class AgentConfig:
 
     def __post_init__(self) -> None:
         address = urlsplit(self.server)
+        if address.username is not None or address.password is not None:
+            raise ConfigError("server must not hold a user or password: the key goes into PERFAGENT_API_KEY")
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigError(f"server must be an http:// or https:// address such as {DEFAULT_SERVER}, not {self.server!r}")
         object.__setattr__(self, "server", self.server.rstrip("/"))

@@ -26,7 +26,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfagent import instrument
 from perfagent.config import AgentConfig
-from perfagent.context import Console, describe
+from perfagent.context.console import Console
+from perfagent.context.gathering import Context
+from perfagent.context.process import describe
 from perfagent.cost import log_ns
 from perfagent.delivery.sender import Sender
 from perfagent.device import Reading, take
@@ -112,6 +114,7 @@ class Run:
         self._refused = 0
         self._last_value = getattr(sys, "last_value", None)
         self._console: Console | None = None
+        self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
 
     # ---- what a training script calls
 
@@ -251,6 +254,7 @@ class Run:
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
         self._console.install()
+        self._context.install()
         if not _hooked:
             _hooked = True
             os.register_at_fork(after_in_child=_forked)
@@ -297,10 +301,14 @@ class Run:
             self._progress.stream = torch.cuda.current_stream().cuda_stream
         instrument.install_late()
         self._watch_model()
+        self._context.first_step()
 
     def _known_model(self) -> Any:
         found = self._model or self._progress.found
         return found() if found is not None else None
+
+    def _known_optimizer(self) -> Any:
+        return self._progress.primary() if self._progress.primary is not None else None
 
     def _watch_model(self) -> None:
         """The hooks of the root model go on after the first step: before, torch.compile would trace them."""
@@ -308,7 +316,7 @@ class Run:
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
             self._undo_forward = watch_forward(model)
-        primary = self._progress.primary() if self._progress.primary is not None else None
+        primary = self._known_optimizer()
         if primary is not None and self._undo_step is None:
             self._undo_step = watch_whole_step(primary)
 
@@ -374,6 +382,7 @@ class Run:
                 undo()
         if self._console is not None:
             self._console.close()
+        self._context.close()
         self._sender.close(ending, reason, EXIT_S, **more)
 
 

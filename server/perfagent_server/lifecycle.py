@@ -30,6 +30,7 @@ FAILED = ("failed", "oom", "killed", "preempted")
 ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
 _REASON_CHARACTERS = 4000
+_NOTES_CHARACTERS = 100_000
 _CONFIG_BYTES = 256 * 1024
 _OWN_COLUMN = {
     "state",
@@ -37,6 +38,7 @@ _OWN_COLUMN = {
     "config",
     "tags",
     "group",
+    "notes",
     "start_step",
     "world_size",
     "host",
@@ -92,7 +94,7 @@ _update_source = Prepared(_by_source.values({name: bindparam(name) for name in _
 _touch_source = Prepared(_by_source.values({name: bindparam(name) for name in ("step", "contact")}))
 _update_run = Prepared(_by_run.values({name: bindparam(name) for name in _RUN_COLUMNS}))
 _touch_run = Prepared(_by_run.values({name: bindparam(name) for name in ("step", "updated")}))
-_describe_run = Prepared(_by_run.values({name: bindparam(name) for name in ("tags", "config", "meta")}))
+_describe_run = Prepared(_by_run.values({name: bindparam(name) for name in ("tags", "notes", "config", "meta")}))
 
 
 def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
@@ -140,6 +142,9 @@ class _Book:
         self.touched_sources[source["id"]] = None
         for event in states:
             self._report(run, source, frame, event)
+        for event in frame.events:
+            if event.kind == "context":
+                self._describe(run, frame, event.data)
         step = max([item.step or 0, *(event.step or 0 for event in states)])
         if step > source["step"]:
             source["step"] = step
@@ -278,13 +283,15 @@ class _Book:
         if data.get("host"):
             run["host"] = str(data["host"])[:256]
         self.changed_runs[run["id"]] = None
-        before = self.connection.execute(select(runs.c.tags, runs.c.config, runs.c.meta).where(runs.c.id == run["id"])).one()
+        columns = select(runs.c.tags, runs.c.notes, runs.c.config, runs.c.meta)
+        before = self.connection.execute(columns.where(runs.c.id == run["id"])).one()
         tags, config = data.get("tags"), data.get("config")
         said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) else []
         meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
         described = {
             "_id": run["id"],
             "tags": _json(list(dict.fromkeys([*json.loads(before.tags), *said]))[:100]),
+            "notes": before.notes or str(data.get("notes") or "")[:_NOTES_CHARACTERS],  # what people wrote since stays
             "config": _json(json.loads(before.config) | (config if isinstance(config, dict) else {})),
             "meta": _json(json.loads(before.meta) | meta),
         }

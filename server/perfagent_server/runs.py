@@ -57,7 +57,7 @@ class Runs:
         with self._database.read() as connection:
             rows = connection.execute(query).mappings().all()
         following = _cursor(rows[limit - 1]) if len(rows) > limit else None
-        return [_summary(row) for row in rows[:limit]], following
+        return [_summary(row, brief=True) for row in rows[:limit]], following
 
     def get(self, identifier: str) -> RunSummary | None:
         with self._database.read() as connection:
@@ -77,7 +77,7 @@ class Runs:
         """The runs of these ids that exist."""
         with self._database.read() as connection:
             rows = connection.execute(select(run).where(run.c.id.in_(identifiers[:500]))).mappings().all()
-        return [_summary(row) for row in rows]
+        return [_summary(row, brief=True) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
         """id and attempt of the newest run of a name."""
@@ -134,12 +134,19 @@ class Runs:
             connection.execute(update(run).where(run.c.id == identifier).values(**values))
 
 
-def _summary(row: Mapping[Any, Any]) -> RunSummary:
+_LONG = ("packages", "environment")
+
+
+def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
+    """brief: without what is long and read of one run at a time."""
+    meta = json.loads(row["meta"])
+    if brief:
+        meta = {name: value for name, value in meta.items() if name not in _LONG}
     return RunSummary(
         run=row["id"], project=row["project"], name=row["name"], state=row["state"], step=row["step"],
         started=rfc3339(row["started"]), updated=rfc3339(row["updated"]), ended=rfc3339(row["ended"]), reason=row["reason"],
         world_size=row["world_size"], attempts=row["attempts"], tags=json.loads(row["tags"]), group=row["group_name"],
-        host=row["host"], config=json.loads(row["config"]), meta=json.loads(row["meta"]),
+        host=row["host"], config=json.loads(row["config"]), meta=meta,
     )  # fmt: skip
 
 

@@ -28,7 +28,7 @@ WIRE_VERSION = 1
 MAX_SENT_BYTES = 8 * 2**20
 MAX_DECODED_BYTES = 32 * 2**20
 MAX_NAME_BYTES = 256
-EVENT_KINDS = ("state", "alert", "phase", "log", "finding", "profile", "stacks", "gpu", "memory", "command", "sync")
+EVENT_KINDS = ("state", "context", "alert", "phase", "log", "finding", "profile", "stacks", "gpu", "memory", "command", "sync")
 
 Column = bytes | Sequence[float] | Sequence[int]
 

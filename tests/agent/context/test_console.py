@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import io
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from perfagent.config import AgentConfig
-from perfagent.context import Console, describe, git_commit
+from perfagent.context.console import Console
 from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 
@@ -96,7 +95,7 @@ WATCHED = """
 import sys, tempfile
 from pathlib import Path
 from perfagent.config import AgentConfig
-from perfagent.context import Console
+from perfagent.context.console import Console
 from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 def seen():
@@ -130,23 +129,20 @@ def test_a_stream_that_cannot_be_watched_is_left_alone(tmp_path: Path, monkeypat
     assert console._streams == []
 
 
-def test_the_commit_is_read_without_git(tmp_path: Path) -> None:
-    git = ["git", "-C", str(tmp_path), "-c", "user.email=a@b", "-c", "user.name=n"]
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "commit", "-q", "--allow-empty", "-m", "x"], check=True)
-    expected = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True).stdout.strip()
-    inside = tmp_path / "a" / "b"
-    inside.mkdir(parents=True)
-    assert git_commit(inside) == expected
-    subprocess.run([*git, "pack-refs", "--all"], check=True)
-    assert git_commit(inside) == expected
-    subprocess.run([*git, "worktree", "add", "-q", str(tmp_path / "tree")], check=True)
-    assert git_commit(tmp_path / "tree") == expected
-    assert git_commit(Path("/proc")) is None
-
-
-def test_a_process_is_described_by_what_is_known() -> None:
-    found = describe()
-    assert found["pid"] == os.getpid()
-    assert found["command"][0].endswith(("python", "python3", "python3.11", "python3.12", "python3.13")) or found["command"]
-    assert None not in found.values()
+@pytest.mark.fault
+def test_x10_a_private_key_printed_over_several_ticks_is_never_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(20)]
+    sys.stdout.write("loading -----BEGIN " + "RSA PRIVATE ")
+    console.poll()
+    sys.stdout.write("KEY-----\n")
+    for line in body:
+        sys.stdout.write(line[:7])
+        console.poll()
+        sys.stdout.write(line[7:] + "\n")
+    sys.stdout.write("-----END RSA PRIVATE KEY-----\nstep 1: loss 0.5\n")
+    console.poll()
+    console.close()
+    assert lines(sender) == ["loading [redacted]", "step 1: loss 0.5"]

@@ -1,0 +1,30 @@
+"""What of the environment is told: variables that say how a job was placed and tuned. A list of what may leave, never of what
+may not; redacted all the same."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+__all__ = ["environment"]
+
+_NAMES = frozenset((
+    "ACCELERATE_MIXED_PRECISION", "ACCELERATE_USE_DEEPSPEED", "ACCELERATE_USE_FSDP", "CONDA_DEFAULT_ENV",
+    "CUBLAS_WORKSPACE_CONFIG", "CUDA_DEVICE_ORDER", "CUDA_LAUNCH_BLOCKING", "CUDA_MODULE_LOADING", "CUDA_VISIBLE_DEVICES",
+    "DS_SKIP_CUDA_CHECK", "FI_PROVIDER", "GLOO_SOCKET_IFNAME", "HF_DATASETS_OFFLINE", "HF_HOME", "HF_HUB_OFFLINE",
+    "HIP_VISIBLE_DEVICES", "HOSTNAME", "KMP_AFFINITY", "KUBERNETES_SERVICE_HOST", "LOCAL_WORLD_SIZE", "LSB_JOBID",
+    "MALLOC_ARENA_MAX", "MASTER_ADDR", "MASTER_PORT", "MKL_NUM_THREADS", "NVIDIA_TF32_OVERRIDE", "NVIDIA_VISIBLE_DEVICES",
+    "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "PBS_JOBID", "PYTHONHASHSEED", "PYTHONOPTIMIZE", "TOKENIZERS_PARALLELISM",
+    "TRANSFORMERS_OFFLINE", "VIRTUAL_ENV", "WORLD_SIZE", "XLA_FLAGS",
+))  # fmt: skip
+_PREFIXES = (
+    "NCCL_", "PYTORCH_", "TORCHELASTIC_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "TORCH_", "SLURM_JOB_", "SLURM_NNODES",
+    "SLURM_NTASKS", "SLURM_GPUS", "SLURM_CPUS_", "SLURM_RESTART_COUNT", "SLURM_CLUSTER_NAME", "UCX_", "OMP_",
+)  # fmt: skip
+MAX_CHARACTERS = 1000
+
+
+def environment(variables: Mapping[str, str] | None = None) -> dict[str, str]:
+    """name -> value of what is on the list, sorted by name."""
+    found = dict(os.environ if variables is None else variables)
+    return {name: found[name][:MAX_CHARACTERS] for name in sorted(found) if name in _NAMES or name.startswith(_PREFIXES)}

@@ -1,0 +1,160 @@
+"""Finds out what a run was started with, piece by piece on the sender's thread, and tells the server.
+
+Two events: at the first tick what a few small files tell (git, environment); after the first step, or ten seconds, what takes
+longer or is known only then (packages, changed files, hyperparameters). Later ones when `run.config` has changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from perfagent.context.hyperparameters import Hyperparameters
+from perfagent.hooks.guard import guarded
+
+if TYPE_CHECKING:
+    from perfagent.delivery.sender import Sender
+
+__all__ = ["Context"]
+
+WAIT_S = 10.0
+AGAIN_S = 5.0
+_IMPORTED_LATER = ["perfagent.context.environment", "perfagent.context.git", "perfagent.context.packages", "perfagent.redaction"]
+PIECE_S, LAST_PIECE_S = 0.02, 0.2
+
+
+class Context:
+    """What the process with rank 0 tells of its job; the other ranks were started in the same way.
+
+    config: what the user handed over, a dict that may still change; model, optimizer: of the run, None where they are not known.
+    """
+
+    def __init__(
+        self,
+        sender: Sender,
+        config: dict[str, Any],
+        model: Callable[[], Any],
+        optimizer: Callable[[], Any],
+    ) -> None:
+        self._sender, self._config = sender, config
+        self._model, self._optimizer = model, optimizer
+        self._stepped = False
+        self.hyperparameters = Hyperparameters()
+        self._work: Iterator[bool] = iter(())
+        self._complete = True
+        self._told: tuple[Any, ...] = ()
+
+    def install(self) -> None:
+        """On the training thread, when the run starts. Looks for configuration in the functions that are being executed."""
+        if self._sender.identity.rank != 0:
+            return
+        self._work, self._complete = self._gather(), False
+        self.hyperparameters.watch_argparse()
+        _look(self.hyperparameters, sys._getframe(1))
+        self._sender.imports += _IMPORTED_LATER
+        self._sender.add_source(self.poll)
+
+    def first_step(self) -> None:
+        """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
+        if self._sender.identity.rank == 0:
+            _look(self.hyperparameters, sys._getframe(1))
+        self._stepped = True
+
+    def close(self) -> None:
+        self.hyperparameters.close()
+
+    def poll(self) -> None:
+        """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200 ms."""
+        closing = self._closing()
+        until = time.monotonic() + (LAST_PIECE_S if closing else PIECE_S)
+        for resting in self._work:
+            if (resting and not closing) or time.monotonic() > until:
+                break
+        if closing and not self._complete:  # no time for the rest
+            self._complete = True
+            self._tell()
+
+    def _closing(self) -> bool:
+        return self._sender.closing_at is not None
+
+    def _gather(self) -> Iterator[bool]:
+        """Yields after each piece: True when the next one has to wait for something."""
+        from perfagent.context.environment import environment
+        from perfagent.context.git import find
+        from perfagent.context.packages import installed
+
+        begun = time.monotonic()
+        repository = find()
+        git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
+        self._tell(git=git, git_commit=git.get("commit"), environment=environment())
+        while not (self._stepped or self._closing() or time.monotonic() - begun > WAIT_S):
+            yield True
+        packages: dict[str, str] = {}
+        for packages in installed():  # noqa: B007 - each time as many as are known so far
+            yield False
+        if repository is not None:
+            for dirty in repository.changes():
+                if dirty is not None:
+                    git["dirty"] = dirty
+                yield False
+        self._complete = True
+        self._tell(packages=dict(sorted(packages.items())), git=git)
+        due = time.monotonic()
+        while not self._closing():
+            if time.monotonic() >= due:
+                due = time.monotonic() + AGAIN_S
+                self._tell_if_changed()
+            yield True
+        self._tell_if_changed()
+
+    def _tell_if_changed(self) -> None:
+        if self._state() != self._told:
+            self._tell()
+
+    def _state(self) -> tuple[Any, ...]:
+        """What makes telling worth while when it is another one."""
+        from perfagent.redaction import redacted
+
+        return self._stepped, self.hyperparameters.sources(), repr(redacted(self._config))
+
+    def _everything(self) -> dict[str, Any]:
+        """Hyperparameters by source, with what the user handed over on top."""
+        found = self.hyperparameters.found()
+        model, optimizer = self._model(), self._optimizer()
+        if model is not None:
+            with contextlib.suppress(Exception):  # a model of another kind, or one that is being changed at this moment
+                found["model"] = _of_model(model)
+        defaults = getattr(optimizer, "defaults", None)
+        if isinstance(defaults, dict):
+            found["optimizer"] = {"class": type(optimizer).__name__, **defaults}
+        return found | self._config
+
+    def _tell(self, **context: Any) -> None:
+        from perfagent.redaction import redacted
+
+        told = {"config": redacted(self._everything()), **context}
+        if self._stepped:
+            self.hyperparameters.settle()
+        self._told = self._state()
+        self._sender.event("context", {name: value for name, value in told.items() if value})
+
+
+@guarded
+def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
+    hyperparameters.look(frame)
+
+
+def _of_model(model: Any) -> dict[str, Any]:
+    # DeepSpeed's third stage leaves an empty tensor and the number of what was in it
+    sizes = [(getattr(p, "ds_numel", None) or p.numel(), p.requires_grad) for p in list(model.parameters())]
+    told = {
+        "class": type(model).__name__,
+        "parameters": sum(size for size, _ in sizes),
+        "trainable_parameters": sum(size for size, trained in sizes if trained),
+    }
+    configuration = getattr(model, "__dict__", {}).get("config")  # of a Transformers model
+    return told | ({"config": configuration} if configuration is not None else {})

@@ -1,0 +1,205 @@
+"""Hyperparameters that nobody handed to us: what argparse returned, and the configuration objects that a training script holds.
+
+Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for counts.
+And twice, when a run starts and when its first step is over, the variables of the functions that are being executed are looked
+through for objects that are known to be configuration: Hugging Face's TrainingArguments, hydra's DictConfig, a Lightning
+module's hparams, DeepSpeed's engine; and, in the script's own functions, a dict, dataclass or namespace that is called `config`,
+`args`, `hparams` or the like.
+
+Only references are kept here; they are read on the sender's thread, later (structure.py of redaction says how).
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+__all__ = ["Hyperparameters"]
+
+MAX_FRAMES = 100
+MAX_FILE_BYTES = 256 * 1024
+_OPTIMIZED = 0x1  # inspect.CO_OPTIMIZED: the variables are no dict
+_NAMED = re.compile(
+    r"(?:config|cfg|conf|args|opts?|options|flags|hps|hparams|h_?params|params|hyper_?param(?:eter)?s|settings|configuration)"
+    r"|\w+_(?:args|arguments|config|cfg|hparams)",
+    re.IGNORECASE,
+)
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
+_LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<frozen ")
+_STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with the names of files as code objects have them
+_OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
+_OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")  # told with the model
+_READS_ITS_OWN = frozenset(("locals", "vars", "dir", "eval", "exec"))
+
+
+class Hyperparameters:
+    """What was found so far: by source (`argparse`, `huggingface`, `hydra`, `lightning`, `deepspeed`), or by variable."""
+
+    def __init__(self) -> None:
+        self._found: dict[str, Any] = {}
+        self._original: Any = None
+
+    # ---- on the training thread
+
+    def look(self, frame: FrameType | None) -> None:
+        """Looks through the variables of this frame and of its callers. Once or twice a run, about 0.1 ms."""
+        for _ in range(MAX_FRAMES):
+            if frame is None:
+                return
+            file = frame.f_code.co_filename
+            if not file.startswith(_OURS):
+                script = is_script(file)
+                with variables_of(frame) as variables:
+                    for name, value in variables:
+                        self._consider(name, value, script=script)
+            frame = frame.f_back
+
+    def _consider(self, name: str, value: Any, *, script: bool) -> None:
+        kind = type(value)
+        if kind.__module__ == "builtins":
+            if script and kind is dict and _NAMED.fullmatch(name) and _is_settings(value):
+                self._found.setdefault(name, value)
+            return
+        for base in kind.__mro__[:-1]:
+            if base.__name__ in _OF_A_MODEL:
+                return
+            take = _KNOWN.get(base.__name__)
+            if take is not None and base.__module__.partition(".")[0] in take[0]:
+                settings = take[2](value)
+                if settings is not None and (take[1] != "argparse" or script):
+                    self._found.setdefault(take[1], settings)
+                return
+        if script and _NAMED.fullmatch(name) and (dataclasses.is_dataclass(kind) or kind is SimpleNamespace):
+            self._found.setdefault(name, value)
+
+    def watch_argparse(self) -> None:
+        """From here on the script's last result of `parse_args` or `parse_known_args` is kept."""
+        original: Any = argparse.ArgumentParser.parse_known_args
+        self._original = original
+
+        @functools.wraps(original)
+        def parse_known_args(parser: Any, *args: Any, **kwargs: Any) -> Any:
+            result = original(parser, *args, **kwargs)
+            if self._original is not None:
+                with contextlib.suppress(Exception):  # whatever a subclass returned
+                    self._parsed(parser, result[0], sys._getframe(1))
+            return result
+
+        argparse.ArgumentParser.parse_known_args = parse_known_args  # type: ignore[method-assign, assignment]
+        self._watched = parse_known_args
+
+    def _parsed(self, parser: Any, namespace: Any, caller: FrameType | None) -> None:
+        """Parsers of libraries are none of our business: counted is what the script asked for, or a parser class for scripts."""
+        own = (argparse.__file__, getattr(sys.modules.get(type(parser).__module__), "__file__", None))
+        while caller is not None and caller.f_code.co_filename in own:
+            caller = caller.f_back
+        if caller is not None and is_script(caller.f_code.co_filename):
+            self._found["argparse"] = namespace
+
+    def close(self) -> None:
+        if self._original is not None and argparse.ArgumentParser.parse_known_args is self._watched:
+            argparse.ArgumentParser.parse_known_args = self._original  # type: ignore[method-assign]
+        self._original = None
+
+    # ---- on the sender's thread
+
+    def sources(self) -> tuple[tuple[str, int], ...]:
+        """Tells whether something was found since."""
+        return tuple((name, id(value)) for name, value in list(self._found.items()))
+
+    def settle(self) -> None:
+        """Keeps copies from here on: what the script let go of is not to live on because of us."""
+        from perfagent.redaction import redacted
+
+        for name, value in list(self._found.items()):
+            self._found[name] = redacted(value)
+
+    def found(self) -> dict[str, Any]:
+        """source or variable -> the object. DeepSpeed's file is read where only its name is known."""
+        found = dict(self._found)
+        if "deepspeed" not in found:
+            for source, name in (("argparse", "deepspeed_config"), ("huggingface", "deepspeed")):
+                given = _attributes(found.get(source)).get(name)
+                content = given if isinstance(given, dict) else _json_file(given)
+                if content:
+                    found["deepspeed"] = content
+        return found
+
+
+def is_script(file: str) -> bool:
+    """Whether this code is the user's: no installed package, not Python's own, not ours."""
+    return not (_LIBRARIES.search(file) or file.startswith((_STDLIB, _OURS)))
+
+
+@contextlib.contextmanager
+def variables_of(frame: FrameType) -> Iterator[list[tuple[str, Any]]]:
+    """The local variables of a function that is being executed.
+
+    Up to Python 3.12 a function's `f_locals` is a dict that stays with the frame and keeps every object in it alive until the
+    function returns, so it is emptied again (as numexpr does). It is also what `locals()` hands out: a function that uses that
+    name, or whose dict somebody holds, is left alone.
+    """
+    code = frame.f_code
+    if not code.co_flags & _OPTIMIZED:
+        yield list(frame.f_globals.items()) if frame.f_locals is frame.f_globals else []
+        return
+    if sys.version_info >= (3, 13):
+        yield list(frame.f_locals.items())
+        return
+    if sys.gettrace() is not None or not _READS_ITS_OWN.isdisjoint(code.co_names):
+        yield []
+        return
+    held = frame.f_locals
+    try:
+        yield list(held.items())
+    finally:
+        if sys.getrefcount(held) <= 3:  # the frame's, ours, and that of the call
+            held.clear()
+
+
+def _is_settings(values: dict[Any, Any]) -> bool:
+    return 0 < len(values) <= 500 and all(type(key) is str and isinstance(value, _PLAIN) for key, value in list(values.items()))
+
+
+def _attributes(value: Any) -> Mapping[str, Any]:
+    own = getattr(value, "__dict__", None)
+    return own if isinstance(own, dict) else {}
+
+
+def _json_file(name: Any) -> Any:
+    if not isinstance(name, (str, Path)) or not str(name).endswith(".json"):
+        return None
+    import json  # on the sender's thread, and rarely
+
+    try:
+        path = Path(name)
+        return json.loads(path.read_bytes()) if path.stat().st_size <= MAX_FILE_BYTES else None
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def _itself(value: Any) -> Any:
+    return value
+
+
+_KNOWN: dict[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
+    "Namespace": (("argparse",), "argparse", _itself),
+    "TrainingArguments": (("transformers",), "huggingface", _itself),
+    "DictConfig": (("omegaconf",), "hydra", _itself),
+    "LightningModule": (("lightning", "pytorch_lightning"), "lightning", lambda module: _attributes(module).get("_hparams")),
+    "DeepSpeedEngine": (
+        ("deepspeed",),
+        "deepspeed",
+        lambda engine: _attributes(_attributes(engine).get("_config")).get("_param_dict"),
+    ),
+}
+"""Name of a class -> (the packages that it may be of, the source, what of an object of it is configuration)."""

@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from perfagent.context.git import Repository, find
+
+
+def git(folder: Path, *words: str) -> str:
+    command = ["git", "-C", str(folder), "-c", "user.email=a@b", "-c", "user.name=n", "-c", "protocol.file.allow=always", *words]
+    return subprocess.run(command, check=True, capture_output=True, text=True).stdout.strip()
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A repository with two commits, files in folders, a link and a program, written long before its index."""
+    root = tmp_path / "tree"
+    (root / "a" / "b").mkdir(parents=True)
+    for name in ("train.py", "a/model.py", "a/b/data.py", "empty"):
+        (root / name).write_text(f"# {name}\n" if name != "empty" else "")
+    (root / "run.sh").write_text("#!/bin/sh\n")
+    (root / "run.sh").chmod(0o755)
+    (root / "link").symlink_to("train.py")
+    old = time.time() - 1000
+    for path in root.rglob("*"):
+        os.utime(path, (old, old), follow_symlinks=False)
+    git(root, "init", "-q", "-b", "main")
+    git(root, "add", ".")
+    git(root, "commit", "-q", "-m", "one")
+    git(root, "commit", "-q", "--allow-empty", "-m", "two")
+    return root
+
+
+def repository(folder: Path) -> Repository:
+    found = find(folder)
+    assert found is not None
+    return found
+
+
+def dirty(folder: Path) -> bool | None:
+    answer = None
+    for answer in repository(folder).changes():
+        pass
+    return answer
+
+
+def expected(folder: Path) -> bool:
+    """What git itself says."""
+    return bool(git(folder, "status", "--porcelain", "--untracked-files=no"))
+
+
+def test_commit_and_branch_are_those_of_git(tree: Path) -> None:
+    inside = tree / "a" / "b"
+    assert repository(inside).describe() == {"commit": git(tree, "rev-parse", "HEAD"), "branch": "main"}
+    git(tree, "pack-refs", "--all")
+    assert repository(inside).commit() == git(tree, "rev-parse", "HEAD")
+    git(tree, "worktree", "add", "-q", "-b", "side/way", str(tree.parent / "other"), "HEAD~1")
+    assert repository(tree.parent / "other").describe() == {"commit": git(tree, "rev-parse", "HEAD~1"), "branch": "side/way"}
+    git(tree, "checkout", "-q", "--detach", "HEAD~1")
+    assert repository(tree).describe() == {"commit": git(tree, "rev-parse", "HEAD")}
+
+
+def test_before_the_first_commit_there_is_only_a_branch(tmp_path: Path) -> None:
+    git(tmp_path, "init", "-q", "-b", "main")
+    assert repository(tmp_path).describe() == {"branch": "main"}
+    assert find(Path("/proc")) is None
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("address", "shown"),
+    [
+        ("https://github.com/team/repo.git", "https://github.com/team/repo.git"),
+        ("https://me:hunter2@gitlab.example.com/team/repo.git", "https://gitlab.example.com/team/repo.git"),
+        ("https://plaintoken@example.com/team/repo", "https://example.com/team/repo"),
+        ("ssh://git@example.com:22/team/repo", "ssh://example.com:22/team/repo"),
+        ("git@github.com:team/repo.git", "git@github.com:team/repo.git"),
+        ("https://example.com/repo?private_token=hunter2", "https://example.com/repo?private_token=[redacted]"),
+        ("/srv/git/repo", "/srv/git/repo"),
+    ],
+)
+def test_x10_the_remote_is_told_without_credentials(tree: Path, address: str, shown: str) -> None:
+    git(tree, "remote", "add", "origin", address)
+    assert repository(tree).remote() == shown
+
+
+def test_the_remote_is_the_one_that_the_branch_is_pushed_to(tree: Path) -> None:
+    git(tree, "remote", "add", "origin", "/srv/origin")
+    git(tree, "remote", "add", "fork", "/srv/fork")
+    assert repository(tree).remote() == "/srv/origin"
+    git(tree, "config", "branch.main.remote", "fork")
+    assert repository(tree).remote() == "/srv/fork"
+
+
+def edited(tree: Path) -> None:
+    (tree / "a" / "model.py").write_text("# another\n")
+
+
+def edited_in_the_same_length(tree: Path) -> None:
+    (tree / "a" / "model.py").write_text("# a/model.yp\n")
+
+
+def touched(tree: Path) -> None:
+    (tree / "a" / "model.py").touch()
+
+
+def staged(tree: Path) -> None:
+    edited(tree)
+    git(tree, "add", ".")
+
+
+def staged_and_put_back(tree: Path) -> None:
+    before = (tree / "a" / "model.py").read_text()
+    staged(tree)
+    (tree / "a" / "model.py").write_text(before)
+
+
+def staged_and_committed(tree: Path) -> None:
+    staged(tree)
+    git(tree, "commit", "-q", "-m", "three")
+
+
+def removed(tree: Path) -> None:
+    (tree / "a" / "b" / "data.py").unlink()
+
+
+def new_and_untracked(tree: Path) -> None:
+    (tree / "notes.txt").write_text("x")
+
+
+def new_and_added(tree: Path) -> None:
+    new_and_untracked(tree)
+    git(tree, "add", "notes.txt")
+
+
+def made_a_program(tree: Path) -> None:
+    (tree / "train.py").chmod(0o755)
+
+
+def link_to_another(tree: Path) -> None:
+    (tree / "link").unlink()
+    (tree / "link").symlink_to("empty")
+
+
+def commit_taken_back(tree: Path) -> None:
+    staged_and_committed(tree)
+    git(tree, "reset", "-q", "--soft", "HEAD~1")
+
+
+def newest_index_format(tree: Path) -> None:
+    git(tree, "update-index", "--index-version", "4")
+
+
+def newest_index_format_and_edited(tree: Path) -> None:
+    newest_index_format(tree)
+    edited(tree)
+
+
+def packed(tree: Path) -> None:
+    git(tree, "gc", "-q")
+
+
+def another_branch(tree: Path) -> None:
+    staged_and_committed(tree)
+    git(tree, "checkout", "-q", "-b", "side", "HEAD~1")
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda tree: None, edited, edited_in_the_same_length, touched, staged, staged_and_put_back, staged_and_committed, removed,
+        new_and_untracked, new_and_added, made_a_program, link_to_another, commit_taken_back, newest_index_format,
+        newest_index_format_and_edited, packed, another_branch,
+    ],
+)  # fmt: skip
+def test_changed_files_are_seen_as_git_sees_them(tree: Path, happens: Callable[[Path], None]) -> None:
+    happens(tree)
+    found = dirty(tree)  # before git is asked: it refreshes the index
+    assert found is expected(tree)
+
+
+def test_a_clone_and_a_copy_of_it_are_clean(tree: Path) -> None:
+    git(tree, "clone", "-q", str(tree), str(tree.parent / "clone"))
+    assert dirty(tree.parent / "clone") is False
+    shutil.copytree(tree.parent / "clone", tree.parent / "copy", symlinks=True)
+    for path in (tree.parent / "copy").rglob("*.py"):
+        path.touch()  # as a copy that keeps no times
+    assert dirty(tree.parent / "copy") is False
+
+
+def test_what_cannot_be_known_is_not_told(tree: Path) -> None:
+    (tree / ".gitattributes").write_text("*.py filter=lfs\n")
+    git(tree, "add", ".gitattributes")
+    git(tree, "commit", "-q", "-m", "filters")
+    (tree / "train.py").write_text("# rtain.py\n")  # the length of the old one: only the filter knows
+    assert dirty(tree) is None
+    git(tree, "config", "--unset-all", "core.bare")
+    (tree / ".git" / "index").write_bytes(b"DIRC\0\0\0\x09\0\0\0\x01")
+    assert dirty(tree) is None
+    (tree / ".git" / "index").unlink()
+    assert dirty(tree) is None
