@@ -116,6 +116,7 @@ class Investigator:
             from perfagent.rootcause.nonfinite import Inquiry
 
             self._watchful = False
+            self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
 
     def obey(self, command: Mapping[str, Any]) -> None:
