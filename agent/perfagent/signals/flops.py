@@ -18,6 +18,7 @@ convolutions grow with the tokens (or samples), attention with samples times len
 
 from __future__ import annotations
 
+import ast
 import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -212,6 +213,7 @@ class FlopCount:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self.step = 0
+        self.size: tuple[int, int] | None = None
         self.windows: list[tuple[list[list[Any]], bool]] = []
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
         self.half: str | None = None
@@ -319,24 +321,37 @@ def compiled() -> bool:
     return any(backend is not None for backend in used.values())
 
 
-_FUSED_CALL = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(?:_for_cpu)?\.default\(([^()]*)\)")
+_FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
+_CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
+"""Which argument says whether attention is causal."""
 
 
 def causal_in_compiled_code() -> bool | None:
     """Whether all fused attention in what inductor wrote is causal; None where there is none, or some is and some is not."""
     cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
-    said = set()
+    said: set[bool] = set()
     for module in list(getattr(cache, "modules", [])):
         try:
             source = Path(module.__file__).read_text("utf-8")
-        except (OSError, AttributeError, TypeError):
+        except (OSError, AttributeError, TypeError, ValueError):
             continue
-        for kind, arguments in _FUSED_CALL.findall(source):
-            words = [word.strip() for word in arguments.split(",")]
-            place = 4 if kind == "flash" else 6
-            if len(words) > place:
-                said.add(words[place] == "True")
+        if "_scaled_dot_product_" in source:
+            said |= _causal_calls(source)
     return said.pop() if len(said) == 1 else None
+
+
+def _causal_calls(source: str) -> set[bool]:
+    """What the calls `torch.ops.aten._scaled_dot_product_..._attention.default(...)` of a module say about causality."""
+    said = set()
+    for node in ast.walk(ast.parse(source)):
+        function = node.func if isinstance(node, ast.Call) else None
+        named = function.value if isinstance(function, ast.Attribute) and function.attr == "default" else None
+        match = _FUSED.fullmatch(named.attr) if isinstance(named, ast.Attribute) else None
+        if match is not None and isinstance(node, ast.Call):
+            place = _CAUSAL_AT[match[1]]
+            argument = node.args[place] if len(node.args) > place else None
+            said.add(isinstance(argument, ast.Constant) and argument.value is True)
+    return said
 
 
 # ---- what becomes of it, on the sender's thread
@@ -351,7 +366,9 @@ class StepFlops:
     def __init__(self, device: Callable[[], int | None]) -> None:
         self._device = device
         self._known: dict[tuple[int, int], Counted] = {}
-        self._recent: dict[int, tuple[int, int]] = {}
+        self._newest: tuple[int, tuple[int, int]] | None = None  # step and size
+        self.look: FlopCount | None = None
+        """The step that is recorded now: its size is kept when its row comes by."""
         self.kind = ""
         self.tells = True
         self._peak: float | None = None
@@ -359,18 +376,17 @@ class StepFlops:
 
     def wants(self) -> bool:
         """Whether a step should be counted: there is none yet, or the last step had a size of its own."""
-        if not self.tells or not self._recent:
+        if not self.tells or self._newest is None:
             return False
-        size = next(reversed(self._recent.values()))
-        return size not in self._known and len(self._known) < MOST_SIZES
+        return self._newest[1] not in self._known and len(self._known) < MOST_SIZES
 
     def has_seen(self, step: int) -> bool:
-        """Whether the row of that step has been here: then its size is known."""
-        return bool(self._recent) and next(reversed(self._recent)) >= step
+        """Whether the row of that step has been here."""
+        return self._newest is not None and self._newest[0] >= step
 
     def take(self, look: FlopCount, model: Any) -> None:
         """The result of a step that was recorded, once the row of that step has been here."""
-        size = self._recent.get(look.step)
+        size, self.look = look.size, None
         counted = Counted()
         causal = _causal_shares(look)
         for threads, backward in look.windows:
@@ -391,9 +407,9 @@ class StepFlops:
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """What a step's row says of it."""
         size = samples, tokens
-        self._recent[step] = size
-        if len(self._recent) > 64:
-            del self._recent[next(iter(self._recent))]
+        self._newest = step, size
+        if self.look is not None and step == self.look.step:
+            self.look.size = size
         flops = self._flops(size)
         if flops is None or not seconds:
             return

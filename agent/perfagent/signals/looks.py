@@ -68,7 +68,8 @@ class Looks:
                     return
 
     def _count(self) -> Any:
-        return FlopCount(self._progress) if self.flops.wants() else None
+        self.flops.look = FlopCount(self._progress) if self.flops.wants() else None
+        return self.flops.look
 
     def _time_modules(self) -> Any:
         model = self._model()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 import torch
 from torch import nn
@@ -10,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import Counted, FlopCount, StepFlops, causal_share
+from perfagent.signals.flops import Counted, FlopCount, StepFlops, causal_in_compiled_code, causal_share
 
 
 class Attention(nn.Module):
@@ -66,6 +68,7 @@ def recorded_step(model, loss_of, micro_steps=1):
     step()
     assert not look.at_boundary()
     flops = StepFlops(lambda: None)
+    flops.look = look
     flops.add(look.step, {}, 1, 1, 1.0)
     flops.take(look, model)
     return flops._known.get((1, 1), Counted())
@@ -270,3 +273,22 @@ class TestStepFlops:
         flops._device, flops.kind = lambda: 0, "float32"
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
         assert set(self.said(flops, 4, 40)) == {"flops_per_s"}
+
+
+def test_causality_is_read_from_what_inductor_wrote(monkeypatch, tmp_path):
+    from types import SimpleNamespace
+
+    def said(*lines):
+        (tmp_path / "compiled.py").write_text("\n".join(("import torch", "def call(args):", *(f"    {line}" for line in lines))))
+        module = SimpleNamespace(__file__=str(tmp_path / "compiled.py"))
+        cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[module]))
+        monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
+        return causal_in_compiled_code()
+
+    flash = "buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(view(a, (2, 3), 0), b, c, 0.0, {}, scale=0.2)"
+    wide = "buf2 = torch.ops.aten._scaled_dot_product_efficient_attention.default(a, b, c, None, True, 0.0, {})"
+    backward = "buf3 = torch.ops.aten._scaled_dot_product_flash_attention_backward.default(g, a, b, c, d, e, 0.0, False)"
+    assert said(flash.format(True), wide.format(True), backward) is True
+    assert said(flash.format(False)) is False
+    assert said(flash.format(True), wide.format(False)) is None
+    assert said("return args") is None
