@@ -137,7 +137,7 @@ class Run:
             return
         try:
             values = dict(metrics)
-        except (TypeError, ValueError):
+        except Exception:  # noqa: BLE001 - somebody else's mapping
             self._refuse(metrics)
             return
         later = False
@@ -166,9 +166,9 @@ class Run:
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
-        severity = LEVELS.get(str(level).lower(), "warning")
+        severity = LEVELS.get(level.lower() if isinstance(level, str) else "", "warning")
         self._sender.event(
-            "alert", {"title": str(title)[:200], "text": str(text)[:4000], "level": severity}, step=self._progress.in_progress()
+            "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.in_progress()
         )
 
     def phase(self, name: str) -> Span:
@@ -347,7 +347,7 @@ class Run:
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
         p = self._progress
-        number = float(value) if type(value) in (float, int) else float("nan")
+        number = value if type(value) is float else float(value) if type(value) is int and abs(value) < 1e300 else float("nan")
         if step == p.completed + 1 or (p.last is not None and p.last.step == step):
             p.user_losses[step] = number
         else:
@@ -389,6 +389,13 @@ class Run:
 _OVERHEAD = ("agent/overhead_pct",)
 
 
+def _text(value: Any, most: int) -> str:
+    try:
+        return str(value)[:most]
+    except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
+        return f"[{type(value).__name__}]"
+
+
 def _snapshot(values: dict[str, Any]) -> bool:
     """Reads tensors now, since users change them in place; those on a device later. True when some are still on their way."""
     torch = sys.modules.get("torch")
@@ -397,8 +404,11 @@ def _snapshot(values: dict[str, Any]) -> bool:
     later = False
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
-            value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
-            values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
+            try:
+                value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
+                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
+            except Exception:  # noqa: BLE001 - a device that was lost
+                values[name] = None
             later = later or isinstance(values[name], Reading)
     return later
 

@@ -175,7 +175,7 @@ class Dispatcher:
                 self._deferred_since = 0.0
             self.sender.rows.popleft()
         if rows:
-            self._step = rows[-1][0]
+            self._step = max(self._step, rows[-1][0])
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()

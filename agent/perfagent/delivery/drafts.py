@@ -82,10 +82,18 @@ def is_pressing(row: Any) -> bool:
             return True
         return any(entry[0] == BACKWARD and entry[3] is not None and entry[3] - entry[3] != 0.0 for entry in row.trace)
     values = row[4] if len(row) == 5 else row[3].values()
-    if math.isfinite(sum(values)):  # a sum is finite only if every term is
+    if _finite(values):
         return len(row) == 5 and "grad/nonfinite" in row[3] and bool(row[4][row[3].index("grad/nonfinite")])
     named = zip(row[3], row[4], strict=False) if len(row) == 5 else row[3].items()
-    return any((name == "loss" or name.startswith("grad/")) and not math.isfinite(value) for name, value in named)
+    return any((name == "loss" or name.startswith("grad/")) and not _finite((value,)) for name, value in named)
+
+
+def _finite(values: Iterable[float]) -> bool:
+    """A sum is finite only if every term is. A whole number may be beyond what a float can be."""
+    try:
+        return math.isfinite(sum(values))
+    except OverflowError:
+        return False
 
 
 def _bad_gradient(values: dict[str, float]) -> bool:
