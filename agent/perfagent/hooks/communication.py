@@ -124,33 +124,39 @@ def _listen(p: Progress, tensors: Any) -> Any:
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
         return None  # there the hook would become part of the graph
-    roots = [tensors] if hasattr(tensors, "requires_grad") else list(tensors)
-    root = next((tensor for tensor in roots if tensor.requires_grad), None)
-    if root is None:
-        return None
-    queue = sys.modules["torch.autograd"].Variable._execution_engine.queue_callback
-
-    def first_gradient(gradient: Any) -> None:  # noqa: ARG001 - the signature torch calls
-        _contained(queue, local_part_done)
-
-    def local_part_done() -> None:
-        _contained(wait_begins)
-
-    def wait_begins() -> None:
-        event, began = device_mark(p), now()
-
-        def wait_is_over() -> None:
-            p.phase_depth -= 1
-            _contained(_note, p, began, event)
-
-        queue(wait_is_over)
-        p.phase_depth += 1  # what is waited for in between counts once
-
-    return root.register_hook(first_gradient)
+    if hasattr(tensors, "requires_grad"):
+        root = tensors if tensors.requires_grad else None
+    else:
+        root = next((tensor for tensor in tensors if tensor.requires_grad), None)
+    return None if root is None else root.register_hook(_End(p).first_gradient)
 
 
-def _contained(function: Callable[..., Any], *args: Any) -> None:
-    try:
-        function(*args)
-    except Exception as error:  # noqa: BLE001 - it must not reach the autograd engine
-        failed(_NAME, error)
+class _End:
+    """The end of one backward pass. What these three methods raise would end up in the autograd engine."""
+
+    __slots__ = ("_began", "_event", "_progress", "_queue")
+
+    def __init__(self, p: Progress) -> None:
+        self._progress = p
+        self._queue = sys.modules["torch.autograd"].Variable._execution_engine.queue_callback
+
+    def first_gradient(self, gradient: Any) -> None:  # noqa: ARG002 - the signature torch calls
+        try:
+            self._queue(self.local_part_done)
+        except Exception as error:  # noqa: BLE001
+            failed(_NAME, error)
+
+    def local_part_done(self) -> None:
+        try:
+            self._event, self._began = device_mark(self._progress), now()
+            self._queue(self.all_is_done)
+            self._progress.phase_depth += 1  # what is waited for in between counts once
+        except Exception as error:  # noqa: BLE001
+            failed(_NAME, error)
+
+    def all_is_done(self) -> None:
+        try:
+            self._progress.phase_depth -= 1
+            _note(self._progress, self._began, self._event)
+        except Exception as error:  # noqa: BLE001
+            failed(_NAME, error)
