@@ -21,7 +21,7 @@ from faults.proxy import Proxy
 from faults.training import EXIT_CODE, STEPS
 from ingest_server import IngestServer, Scripted
 
-from perfagent.wire import Frame
+from perfagent.wire import Frame, Group
 
 HERE = Path(__file__).resolve().parent
 EXIT_S = 2.3  # two seconds, and what noticing the end takes
@@ -253,21 +253,31 @@ def _wrong(case: Case, result: dict[str, float], folder: Path, stores: list[Inge
         yield "nothing was told"
     if result["exit_s"] is not None and result["exit_s"] > EXIT_S:
         yield f"I7: the end took {result['exit_s']:.2f} s"
-    stored: list[int] = []
-    for server in stores:
-        for frame in server.stored.values():
-            if frame.run == case.name:
-                stored += [step for g in frame.groups if "seen" in g.values for step in g.steps()]
-    spools = folder / "state" / "perfagent" / "spool"
-    for place in spools.iterdir():
-        for frame in left_in(place) if place.name != "broken" and _run_of(place) == case.name else ():
-            if not any((place.name, frame.seq) in server.stored for server in stores):
-                stored += [step for g in frame.groups if "seen" in g.values for step in g.steps()]
+    groups = [*_groups_of(case.name, folder, stores)]
+    stored = [step for group in groups if "seen" in group.values for step in group.steps()]
+    for group in groups:
+        if [*group.monotonics()] != sorted(group.monotonics()):
+            yield f"A18: rows of {[*group.values][:3]} are out of order by the monotonic clock"
+        for name in group.values:
+            if name.endswith(("_s", "_pct", "_bytes")) and name != "seen" and min(group.column(name)) < 0:
+                yield f"A18: {name} is negative"
     if len(stored) != len(set(stored)):
         yield "I2: steps are stored twice"
     last = 30 if case.exit_code == -2 else STEPS
     if case.kept and sorted(stored) != list(range(1, last + 1)):
         yield f"I1: {last - len(stored)} of {last} steps are neither stored nor in the spool"
+
+
+def _groups_of(run: str, folder: Path, stores: list[IngestServer]) -> Iterator[Group]:
+    """What is stored of a run, and what waits in its spool."""
+    for server in stores:
+        for _, frame in sorted(server.stored.items()):
+            if frame.run == run:
+                yield from frame.groups
+    for place in (folder / "state" / "perfagent" / "spool").iterdir():
+        for waiting in left_in(place) if place.name != "broken" and _run_of(place) == run else ():
+            if not any((place.name, waiting.seq) in server.stored for server in stores):
+                yield from waiting.groups
 
 
 def _run_of(place: Path) -> str | None:

@@ -1,0 +1,228 @@
+"""A18 to A20, from a script's log call to what the server tells: clocks that jump, values and names of every kind."""
+
+from __future__ import annotations
+
+import json
+import math
+import struct
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import ServerProcess, job_environment, server_process
+from faults.accounts import Accounts
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.fixture(scope="module")
+def real_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+def run_script(script: str, folder: Path, server: ServerProcess) -> str:
+    (folder / "script.py").write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(folder / "script.py")],
+        env=job_environment(folder, PERFAGENT_SERVER=server.url),
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+# ---- A18
+
+JUMPS = """
+import time
+real, offset = time.time, [0.0]
+time.time = lambda: real() + offset[0]
+import perfagent
+run = perfagent.init(run_id="jumps", project="faults")
+for step in range(1, 41):
+    offset[0] = {5: 86400.0, 12: -86400.0, 20: -1.7e9, 25: 9e9, 30: float("nan"), 33: 3600.0, 36: 0.0}.get(step, offset[0])
+    run.log({"loss": 1.0 / step}, step=step)
+    time.sleep(0.05)
+run.finish()
+"""
+
+
+def test_a18_a_clock_that_jumps_by_days_years_and_to_nan_leaves_the_order_and_the_run_as_they_are(
+    real_server: ServerProcess, tmp_path: Path
+) -> None:
+    run_script(JUMPS, tmp_path, real_server)
+    summary = real_server.wait_for_state("jumps", "finished")
+    assert summary["step"] == 40
+    series = real_server.get("/runs/jumps/series", name="loss")
+    assert series["step"] == list(range(1, 41))
+    assert series["mean"] == [1.0 / step for step in range(1, 41)]
+    rows = [row for row in real_server.export("jumps") if row["name"] == "loss"]
+    assert [row["step"] for row in rows] == list(range(1, 41))
+    assert all(isinstance(row["time"], float) and math.isfinite(row["time"]) for row in rows)
+    for path in ("", "/latest", "/verdict", "/findings", "/alerts"):
+        real_server.get(f"/runs/jumps{path}")
+    negative = {
+        row["name"]: row["value"]
+        for row in real_server.export("jumps")
+        if row["name"].endswith(("_s", "_pct", "_bytes")) and isinstance(row["value"], float) and row["value"] < 0
+    }
+    assert negative == {}
+
+
+# ---- A19
+
+numbers = st.one_of(
+    st.floats(),
+    st.floats(width=16).map(np.float16),
+    st.floats(width=32).map(np.float32),
+    st.floats().map(np.float64),
+    st.floats().map(np.array),
+    st.booleans(),
+    st.booleans().map(np.bool_),
+    st.integers(-(2**80), 2**80),
+    st.integers(10**300, 10**400),
+    st.integers(-(2**63), 2**63 - 1).map(np.int64),
+    st.floats(width=16).map(lambda v: torch.tensor(v, dtype=torch.bfloat16)),
+    st.floats(width=16).map(lambda v: torch.tensor(v, dtype=torch.float16)),
+    st.floats(width=32).map(lambda v: torch.tensor(v, dtype=torch.float32)),
+    st.floats().map(lambda v: torch.tensor(v, dtype=torch.float64)),
+    st.floats().map(lambda v: torch.tensor([v], dtype=torch.float64)),
+    st.integers(-(2**63), 2**63 - 1).map(torch.tensor),
+    st.floats(width=32).map(lambda v: torch.nn.Parameter(torch.tensor(v))),
+)
+refused = st.one_of(
+    st.none(),
+    st.text(),
+    st.binary(),
+    st.complex_numbers(),
+    st.lists(st.floats(), max_size=2),
+    st.dictionaries(st.text(), st.floats(), max_size=2),
+    st.just(object()),
+    st.just(np.ones(2)),
+    st.just(torch.ones(3)),
+    st.just(torch.tensor(1j)),
+    st.just(torch.empty((), device="meta")),
+)
+
+
+def expected(value: Any) -> float:
+    try:
+        return float(value.detach().item() if isinstance(value, torch.Tensor) else value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf
+
+
+def same(one: float, other: float) -> bool:
+    return struct.pack("<d", one) == struct.pack("<d", other) or (math.isnan(one) and math.isnan(other))
+
+
+@settings(max_examples=10, suppress_health_check=[*HealthCheck], deadline=None)
+@given(values=st.lists(st.one_of(numbers, numbers, refused), min_size=150, max_size=300))
+def test_a19_every_number_arrives_bit_by_bit_and_what_is_none_is_counted(tmp_path: Path, values: list[Any]) -> None:
+    from perfagent.config import AgentConfig
+    from perfagent.session import Run
+
+    books = Accounts(tmp_path)
+    server = books.server()
+    config = AgentConfig(server=server.url, state_dir=tmp_path / "state", run_id="values")
+    run = Run(config, name=None, config={}, tags=[], group=None, start_step=None)
+    run.start()
+    for step, value in enumerate(values):
+        run.log({"value": value}, step=step)
+    assert run._sender.flush(20)
+    counters = dict(run._sender.counters)
+    run.finish()
+    stored = server.values("value")
+    books.close()
+    good = {step: expected(value) for step, value in enumerate(values) if _is_number(value)}
+    assert sorted(stored) == sorted(good)
+    assert [step for step in good if not same(good[step], stored[step])] == []
+    assert counters.get("refused_kind", 0) == len(values) - len(good)
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return value.numel() == 1 and not value.is_complex() and value.device.type == "cpu"
+    if isinstance(value, np.ndarray):
+        return value.ndim == 0
+    return isinstance(value, (bool, int, float, np.number, np.bool_)) and not isinstance(value, complex)
+
+
+SPECIAL = """
+import perfagent
+run = perfagent.init(run_id="special", project="faults")
+values = [float("nan"), float("inf"), float("-inf"), -0.0, 5e-324, 1.7976931348623157e308, 0.1, 1 / 3]
+values += [2**53 + 1, 2**70, 10**400, -10**400]
+for step, value in enumerate(values):
+    run.log({"value": value, "loss": value}, step=step)
+run.log({"text": "1.0", "none": None, "complex": 1j, "list": [1.0], "fine": 1.0}, step=99)
+run.finish()
+"""
+
+
+def test_a19_what_is_not_finite_is_told_as_what_it_is_by_every_route(real_server: ServerProcess, tmp_path: Path) -> None:
+    run_script(SPECIAL, tmp_path, real_server)
+    real_server.wait_for_state("special", "finished")
+    rows = {row["step"]: row["value"] for row in real_server.export("special") if row["name"] == "value"}
+    told = ["NaN", "Infinity", "-Infinity", -0.0, 5e-324, 1.7976931348623157e308, 0.1, 1 / 3, 2.0**53, 2.0**70]
+    assert [rows[step] for step in range(12)] == [*told, "Infinity", "-Infinity"]
+    assert math.copysign(1.0, rows[3]) == -1.0
+    series = real_server.get("/runs/special/series", name="value")
+    assert series["nonfinite"][0] == 1
+    assert "null" not in json.dumps(series["mean"])
+    latest = real_server.get("/runs/special/latest")
+    assert latest["value"]["value"] == "-Infinity"
+    assert latest["fine"]["value"] == 1.0
+    assert not {"text", "none", "complex", "list"} & set(latest)
+    for path in ("", "/verdict", "/findings", "/alerts"):
+        real_server.get(f"/runs/special{path}")
+    assert real_server.get("/runs/special/ranks", name="loss")["ranks"] == [0]
+
+
+# ---- A20
+
+NAMES = """
+import resource, sys
+from pathlib import Path
+import perfagent
+def resident():
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+run = perfagent.init(run_id="names", project="faults")
+odd = ["", "x" * 10_000, "a\\0b", "\\ud800", "\\u202eabc", "\\U0001f4c9/loss", "../../etc/passwd", "<script>alert(1)</script>",
+    "'; DROP TABLE run; --", "%s%n", "{{7*7}}", " ", "\\n", "a" * 255 + "\\u00e9", "NaN", "constructor", "__proto__"]
+run.log({name: float(n) for n, name in enumerate(odd)}, step=1)
+assert run._sender.flush(30)
+before = resident()
+for block in range(100):
+    run.log({f"many/{block}/{n}": 1.0 for n in range(1000)}, step=2 + block)
+    run._sender.flush(30)
+print(resident() - before, run._sender.counters["refused_series"], run._sender.counters["refused_name"])
+run.finish()
+"""
+
+
+def test_a20_odd_names_are_stored_and_a_hundred_thousand_names_cost_neither_side_its_memory(
+    real_server: ServerProcess, tmp_path: Path
+) -> None:
+    grown, refused_series, refused_names = map(int, run_script(NAMES, tmp_path, real_server).split())
+    real_server.wait_for_state("names", "finished")
+    latest = real_server.get("/runs/names/latest")
+    assert all(len(name.encode()) <= 256 and name for name in latest)
+    assert {"../../etc/passwd", "<script>alert(1)</script>", "'; DROP TABLE run; --", "__proto__", "x" * 256} <= set(latest)
+    assert len(latest) <= 2000
+    assert refused_names == 1
+    assert refused_series >= 98_000
+    assert grown <= 16 * 2**20
+    assert latest["agent/dropped"]["value"] >= refused_series + refused_names  # and what samplers had to leave out at the end
+    for name in ("<script>alert(1)</script>", "../../etc/passwd", "'; DROP TABLE run; --"):
+        assert real_server.get("/runs/names/series", name=name)["count"] == [1]
