@@ -85,10 +85,11 @@ class Run:
         tags: list[str],
         group: str | None,
         start_step: int | None,
+        notes: str | None = None,
         sender: Sender | None = None,
     ) -> None:
         self.settings, self.config = settings, config
-        self.name, self.tags, self.group = name, tags, group
+        self.name, self.tags, self.group, self.notes = name, tags, group, notes
         self._pid = os.getpid()
         self._ended = False
         identity = sender.identity if sender else Identity.from_environment(settings, name=name, start_step=start_step)
@@ -236,6 +237,7 @@ class Run:
             "config": self.config,
             "tags": self.tags,
             "group": self.group,
+            "notes": self.notes,
             "start_step": who.start_step,
             "rank": who.rank,
             "local_rank": who.local_rank,
@@ -275,15 +277,24 @@ class Run:
         return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
 
     def take_up(
-        self, model: Any, optimizer: Any, config: dict[str, Any], tags: list[str], *, name: str | None = None
+        self,
+        model: Any,
+        optimizer: Any,
+        config: dict[str, Any],
+        tags: list[str],
+        *,
+        name: str | None = None,
+        group: str | None = None,
+        notes: str | None = None,
     ) -> None:
         """What a later attach() or init() of the same run adds."""
-        self.name = name or self.name
+        self.name, self.group, self.notes = name or self.name, group or self.group, notes or self.notes
         self.config.update(config)
         self.tags.extend(tag for tag in tags if tag not in self.tags)
-        if config or tags or name:
-            now = "running" if self._progress.last else "starting"
-            self._sender.event("state", {"state": now, "name": self.name, "config": self.config, "tags": self.tags})
+        if config or tags or name or group or notes:
+            told = {"name": self.name, "config": self.config, "tags": self.tags, "group": self.group, "notes": self.notes}
+            told["state"] = "running" if self._progress.last else "starting"
+            self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         if model is not None:
             self._model = self._progress.found = weakref.ref(model)
             self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
@@ -429,10 +440,12 @@ def attach(
     record: str | os.PathLike[str] | None = None,
     run_id: str | None = None,
     start_step: int | None = None,
+    notes: str | None = None,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
-    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace. record: a
+    model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace; `run.config`
+    may be added to later. notes: text for people, shown with the run, where they may change it. record: a
     folder to record into, without a server. start_step: the number of the first step to come, when training is resumed.
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
@@ -440,9 +453,9 @@ def attach(
     _check_model(model)
     _check_optimizer(optimizer)
     settled, labels = _as_dict(config), _as_tags(tags)
-    for what, text in (("name", name), ("group", group)):
-        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > 256):
-            raise ConfigError(f"{what} must be text of 1 to 256 characters, not {text!r:.80}")
+    for what, text, most in (("name", name, 256), ("group", group, 256), ("notes", notes, 100_000)):
+        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > most):
+            raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
     if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
         raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
     run = _current
@@ -451,7 +464,7 @@ def attach(
             return run  # in a forked child: the parent's run, which is silent here
         same = name in (None, run.name) and project in (None, run.settings.project)
         if run_id in (None, run.id) and (same or run is _launched):
-            run.take_up(model, optimizer, settled, labels, name=name)
+            run.take_up(model, optimizer, settled, labels, name=name, group=group, notes=notes)
             return run
         run.finish()
     told = launched.current  # what `perfagent run` was told stands where the script says nothing
@@ -460,7 +473,7 @@ def attach(
         run_id = run_id or told.run_id or (None if os.environ.get("PERFAGENT_RUN_ID") else told.drawn_id)
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
-    run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step)
+    run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
     run.start()
     _current = run
@@ -478,6 +491,7 @@ def init(
     record: str | os.PathLike[str] | None = None,
     run_id: str | None = None,
     start_step: int | None = None,
+    notes: str | None = None,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
     return attach(
@@ -490,6 +504,7 @@ def init(
         record=record,
         run_id=run_id,
         start_step=start_step,
+        notes=notes,
     )
 
 

@@ -39,8 +39,10 @@ class Context:
         config: dict[str, Any],
         model: Callable[[], Any],
         optimizer: Callable[[], Any],
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sender, self._config = sender, config
+        self._sender, self._config, self._clock = sender, config, clock
         self._model, self._optimizer = model, optimizer
         self._stepped = False
         self.hyperparameters = Hyperparameters()
@@ -70,9 +72,9 @@ class Context:
     def poll(self) -> None:
         """On the sender's thread: works for 20 ms, or until there is nothing to do; at the end of the process for 200 ms."""
         closing = self._closing()
-        until = time.monotonic() + (LAST_PIECE_S if closing else PIECE_S)
+        until = self._clock() + (LAST_PIECE_S if closing else PIECE_S)
         for resting in self._work:
-            if (resting and not closing) or time.monotonic() > until:
+            if (resting and not closing) or self._clock() > until:
                 break
         if closing and not self._complete:  # no time for the rest
             self._complete = True
@@ -87,11 +89,11 @@ class Context:
         from perfagent.context.git import find
         from perfagent.context.packages import installed
 
-        begun = time.monotonic()
+        begun = self._clock()
         repository = find()
         git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
         self._tell(git=git, git_commit=git.get("commit"), environment=environment())
-        while not (self._stepped or self._closing() or time.monotonic() - begun > WAIT_S):
+        while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
             yield True
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
@@ -103,10 +105,10 @@ class Context:
                 yield False
         self._complete = True
         self._tell(packages=dict(sorted(packages.items())), git=git)
-        due = time.monotonic()
+        due = self._clock()
         while not self._closing():
-            if time.monotonic() >= due:
-                due = time.monotonic() + AGAIN_S
+            if self._clock() >= due:
+                due = self._clock() + AGAIN_S
                 self._tell_if_changed()
             yield True
         self._tell_if_changed()

@@ -26,7 +26,7 @@ from perfagent.errors import WireError
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 from perfagent.identity import process_start
-from perfagent.redaction import redacted
+from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
 if TYPE_CHECKING:
@@ -56,6 +56,7 @@ class Dispatcher:
     def __init__(self, sender: Sender, transport: Transport | None) -> None:
         self.sender = sender
         config, identity = sender.config, sender.identity
+        identity.name, identity.project = identity.name and redacted_text(identity.name), redacted_text(identity.project)
         self._columns = Columns()
         self._transport = transport
         self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.config import AgentConfig
 from perfagent.identity import owner_line, process_start
-from perfagent.redaction import redacted, redacted_arguments
+from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ class _Watch:
                 server=None if self._config.record is not None else self._config.server,
                 run=self._told["run"],
                 attempt=self._told["attempt"],
-                name=self._told["name"],
+                name=self._told["name"] and redacted_text(self._told["name"]),
                 pid=os.getpid(),
                 pid_start=process_start(os.getpid()),
                 started=self._told["begun"],

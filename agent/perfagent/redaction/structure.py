@@ -50,7 +50,7 @@ class _Walk:
             return value
         kind = type(value)
         if kind is str:
-            return redacted_text(value)
+            return HIDDEN if random_looking(value) else redacted_text(value)
         if kind is float:
             return value
         if kind is int:

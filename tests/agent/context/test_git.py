@@ -44,10 +44,7 @@ def repository(folder: Path) -> Repository:
 
 
 def dirty(folder: Path) -> bool | None:
-    answer = None
-    for answer in repository(folder).changes():
-        pass
-    return answer
+    return (None, *repository(folder).changes())[-1]
 
 
 def expected(folder: Path) -> bool:

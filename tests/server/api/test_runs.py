@@ -64,6 +64,30 @@ def test_name_tags_and_notes_can_be_changed(tmp_path: Path) -> None:
         assert (run["name"], run["notes"]) == ("better", "")
 
 
+def test_what_a_job_was_started_with_comes_in_pieces_and_lists_leave_the_long_ones_out(tmp_path: Path) -> None:
+    def context(**data: object) -> Event:
+        return Event(kind="context", time=1_700_000_000.0, data=data)
+
+    with api(tmp_path) as client:
+        events = [
+            start("first", config={"lr": 0.1}, notes="look here"),
+            context(config={"argparse": {"seed": 1}}, git={"branch": "main"}),
+        ]
+        send(client, frame({"loss": [1.0]}, events=events))
+        packages = {"torch": "2.13.0"}
+        send(client, frame({"loss": [1.0]}, seq=2, events=[context(git={"branch": "main", "dirty": True}, packages=packages)]))
+        run = client.get("/api/v1/runs/r1").json()
+        assert run["config"] == {"lr": 0.1, "argparse": {"seed": 1}}
+        assert run["meta"] == {"git": {"branch": "main", "dirty": True}, "packages": packages}
+        assert run["notes"] == "look here"
+        assert run["state"] == "running"
+        assert client.get("/api/v1/runs").json()["runs"][0]["meta"] == {"git": {"branch": "main", "dirty": True}}
+
+        client.patch("/api/v1/runs/r1", json={"notes": "seen"})
+        send(client, frame({"loss": [1.0]}, seq=3, events=[start("first", notes="look here")]))
+        assert client.get("/api/v1/runs/r1").json()["notes"] == "seen"
+
+
 def test_a_deleted_run_is_gone_and_others_stay(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         send(client, frame({"loss": [1.0]}, run="r1"))

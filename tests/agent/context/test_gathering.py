@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import torch
+from builders import RecordingSender
+
+from perfagent.context.gathering import AGAIN_S, Context
+
+
+class Gathered:
+    def __init__(self, folder: Path, config: dict[str, Any], *, rank: int = 0) -> None:
+        self.sender, self.now = RecordingSender(folder), 0.0
+        self.sender.identity.rank = rank
+        self.model = torch.nn.Linear(4, 2)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        self.context = Context(
+            self.sender,  # type: ignore[arg-type]
+            config,
+            lambda: self.model,
+            lambda: self.optimizer,
+            clock=lambda: self.now,
+        )
+        self.context.install()
+
+    def told(self) -> list[dict[str, Any]]:
+        """What was told since the last time."""
+        self.context.poll()
+        events = [data for kind, data, _ in self.sender.events if kind == "context"]
+        self.sender.events.clear()
+        return events
+
+
+def test_what_is_known_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {"depth": 3})
+    first = gathered.told()
+    assert [sorted(told) for told in first] == [["config", "environment", "git", "git_commit"]]
+    assert gathered.told() == []
+    gathered.context.first_step()
+    rest = gathered.told()
+    gathered.context.close()
+    assert len(rest) == 1
+    assert rest[0]["packages"]["torch"]
+    assert rest[0]["git"]["dirty"] in (True, False)
+    config = rest[0]["config"]
+    assert config["depth"] == 3
+    assert config["model"] == {"class": "Linear", "parameters": 10, "trainable_parameters": 10}
+    assert (config["optimizer"]["class"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == ("SGD", 0.1, 0.9)
+
+
+def test_what_the_user_says_stands_above_what_is_found(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {"model": "mine"})
+    gathered.context.first_step()
+    assert [told["config"]["model"] for told in gathered.told()] == ["mine", "mine"]
+    gathered.context.close()
+
+
+def test_a_change_of_the_configuration_is_told(tmp_path: Path) -> None:
+    config: dict[str, Any] = {"nested": {"lr": 0.1}, "nan": float("nan")}
+    gathered = Gathered(tmp_path, config)
+    gathered.context.first_step()
+    gathered.told()
+    gathered.now += AGAIN_S
+    assert gathered.told() == []
+    config["nested"]["lr"] = 0.2
+    assert gathered.told() == []
+    gathered.now += AGAIN_S
+    assert [told["config"]["nested"] for told in gathered.told()] == [{"lr": 0.2}]
+    config["late"] = 1
+    gathered.sender.closing_at = 1.0
+    assert [told["config"]["late"] for told in gathered.told()] == [1]
+    gathered.context.close()
+
+
+def test_a_process_that_ends_at_once_tells_everything_at_its_end(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {"depth": 3})
+    gathered.sender.closing_at = 1.0
+    told = gathered.told()
+    gathered.context.close()
+    assert told[-1]["config"]["depth"] == 3
+    assert "packages" in told[-1]
+
+
+def test_other_ranks_say_nothing(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {"depth": 3}, rank=1)
+    gathered.context.first_step()
+    assert gathered.sender.sources == []
+    assert gathered.told() == []
+
+
+def test_what_was_found_is_not_kept_alive(tmp_path: Path) -> None:
+    class Config(dict[str, Any]):
+        pass
+
+    config = Config(lr=0.1)
+    gathered = Gathered(tmp_path, {})
+    gathered.context.hyperparameters._found["config"] = config
+    gathered.context.first_step()
+    gathered.told()
+    gone = weakref.ref(config)
+    del config
+    gc.collect()
+    gathered.context.close()
+    assert gone() is None

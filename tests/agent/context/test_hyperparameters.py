@@ -1,0 +1,220 @@
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import gc
+import json
+import sys
+import weakref
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from perfagent.context import hyperparameters
+from perfagent.context.hyperparameters import Hyperparameters, is_script
+
+
+@dataclasses.dataclass
+class Settings:
+    lr: float = 0.1
+
+
+def looked() -> Hyperparameters:
+    found = Hyperparameters()
+    found.look(sys._getframe(1))
+    return found
+
+
+def parser() -> argparse.ArgumentParser:
+    made = argparse.ArgumentParser()
+    made.add_argument("--lr", type=float, default=0.5)
+    made.add_argument("--deepspeed_config")
+    return made
+
+
+@pytest.fixture
+def watched() -> Any:
+    original = argparse.ArgumentParser.parse_known_args
+    found = Hyperparameters()
+    found.watch_argparse()
+    yield found
+    found.close()
+    assert argparse.ArgumentParser.parse_known_args is original
+
+
+def test_the_last_result_of_argparse_counts(watched: Hyperparameters) -> None:
+    parser().parse_args(["--lr", "1"])
+    arguments, rest = parser().parse_known_args(["--lr", "2", "--other"])
+    assert rest == ["--other"]
+    assert watched.found()["argparse"] is arguments
+
+
+def test_subcommands_and_defaults_are_in_it(watched: Hyperparameters) -> None:
+    outer = parser()
+    train = outer.add_subparsers(dest="what").add_parser("train")
+    train.add_argument("--epochs", type=int, default=3)
+    outer.parse_args(["--lr", "2", "train"])
+    assert vars(watched.found()["argparse"]) == {"lr": 2.0, "deepspeed_config": None, "what": "train", "epochs": 3}
+
+
+def test_what_a_library_parses_is_none_of_the_scripts(watched: Hyperparameters, tmp_path: Path) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    library = folder / "library.py"
+    library.write_text("def parse(parser): return parser.parse_args(['--lr', '9'])\n")
+    inside: dict[str, Any] = {}
+    exec(compile(library.read_text(), str(library), "exec"), inside)
+    assert inside["parse"](parser()).lr == 9
+    assert "argparse" not in watched.found()
+
+
+def test_a_parser_that_raises_raises_as_ever(watched: Hyperparameters, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        parser().parse_args(["--lr", "x"])
+    assert ended.value.code == 2
+    assert "invalid float value" in capsys.readouterr().err
+    assert watched.found() == {}
+
+
+def test_someone_who_watches_after_us_stays(watched: Hyperparameters, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = argparse.ArgumentParser.parse_known_args
+
+    def theirs(*args: Any, **kwargs: Any) -> Any:
+        return ours(*args, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(argparse.ArgumentParser, "parse_known_args", theirs)
+        watched.close()
+        assert argparse.ArgumentParser.parse_known_args is theirs
+        parser().parse_args([])
+        assert watched.found() == {}
+    argparse.ArgumentParser.parse_known_args = ours.__wrapped__  # type: ignore[method-assign]
+
+
+def test_configuration_in_the_variables_of_a_function_is_found_by_name_and_kind() -> None:
+    def main() -> dict[str, Any]:
+        args = parser().parse_args([])  # noqa: F841
+        config = {"lr": 0.1, "betas": (0.9, 0.95)}  # noqa: F841
+        model_args = Settings()  # noqa: F841
+        opt = SimpleNamespace(momentum=0.9)  # noqa: F841
+        params = {"weight": torch.ones(3)}  # noqa: F841 - not settings
+        state = {"lr": 0.1}  # noqa: F841 - not called so
+        return looked().found()
+
+    found = main()
+    assert {name: found[name] for name in ("argparse", "config", "model_args", "opt")} == {
+        "argparse": argparse.Namespace(lr=0.5, deepspeed_config=None),
+        "config": {"lr": 0.1, "betas": (0.9, 0.95)},
+        "model_args": Settings(),
+        "opt": SimpleNamespace(momentum=0.9),
+    }
+    assert "params" not in found
+    assert "state" not in found
+
+
+def test_training_arguments_are_found_wherever_they_are() -> None:
+    from transformers import TrainingArguments
+
+    class MyArguments(TrainingArguments):
+        pass
+
+    def trainer(anything: Any) -> dict[str, Any]:
+        return looked().found()
+
+    given = MyArguments(output_dir="x", learning_rate=1e-3, use_cpu=True, report_to=[])
+    assert trainer(given)["huggingface"] is given
+
+
+def test_hparams_of_a_lightning_module_are_found() -> None:
+    from lightning import LightningModule
+
+    class Mine(LightningModule):
+        def __init__(self, lr: float, width: int) -> None:
+            super().__init__()
+            self.save_hyperparameters()
+
+        def optimizer_step(self) -> dict[str, Any]:
+            return looked().found()
+
+    assert dict(Mine(0.1, width=3).optimizer_step()["lightning"]) == {"lr": 0.1, "width": 3}
+
+
+def test_the_file_of_deepspeed_is_read(tmp_path: Path, watched: Hyperparameters) -> None:
+    file = tmp_path / "ds.json"
+    file.write_text(json.dumps({"zero_optimization": {"stage": 2}}))
+    parser().parse_args(["--deepspeed_config", str(file)])
+    assert watched.found()["deepspeed"] == {"zero_optimization": {"stage": 2}}
+    file.write_text("{")
+    assert "deepspeed" not in watched.found()
+    parser().parse_args(["--deepspeed_config", "/etc/passwd"])
+    assert "deepspeed" not in watched.found()
+
+
+def test_looking_keeps_nothing_alive() -> None:
+    """A function's f_locals would hold its variables until it returns: a checkpoint that was loaded and let go of."""
+
+    def main() -> tuple[Hyperparameters, bool]:  # without an assert: pytest's calls locals()
+        checkpoint = torch.ones(10)
+        config = {"lr": 0.1}  # noqa: F841
+        alive = weakref.ref(checkpoint)
+        found = looked()
+        del checkpoint
+        gc.collect()
+        return found, alive() is not None
+
+    found, alive = main()
+    assert found.found()["config"] == {"lr": 0.1}
+    assert not alive
+
+
+def test_a_function_that_uses_locals_is_left_alone() -> None:
+    def main() -> dict[str, Any]:
+        lr = 0.1
+        held = locals()
+        config = {"lr": lr}
+        looked()
+        return held
+
+    assert main() == {"lr": 0.1}
+
+
+def test_settling_lets_go_of_what_was_found() -> None:
+    class Args(argparse.Namespace):
+        pass
+
+    found = Hyperparameters()
+
+    def main() -> weakref.ref[Any]:
+        args = Args(lr=0.1, api_key="plainword")
+        found.look(sys._getframe())
+        return weakref.ref(args)
+
+    gone = main()
+    found.settle()
+    gc.collect()
+    assert gone() is None
+    assert found.found()["argparse"] == {"lr": 0.1, "api_key": "[redacted]"}
+
+
+def test_hostile_objects_are_not_touched() -> None:
+    class Hostile:
+        def __getattribute__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+    def main() -> dict[str, Any]:
+        config = Hostile()  # noqa: F841
+        return looked().found()
+
+    assert "config" not in main()
+
+
+def test_scripts_are_told_from_libraries() -> None:
+    assert is_script("/home/me/train.py")
+    assert is_script("train.py")
+    assert not is_script(torch.__file__)
+    assert not is_script(argparse.__file__)
+    assert not is_script(hyperparameters.__file__)
+    assert not is_script("<frozen importlib._bootstrap>")
