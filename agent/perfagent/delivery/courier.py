@@ -46,6 +46,7 @@ class Courier:
         self.ended = False
         self.gone = False
         """Its thread could not be started, or died."""
+        self.why = ""
         self.cpu_s = 0.0
         self.loopback = bool(getattr(transport, "loopback", True))
         self.source: Source | None = None
@@ -57,8 +58,8 @@ class Courier:
         self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
         try:
             self._thread.start()
-        except RuntimeError:  # at interpreter shutdown, or at the limit of the user's processes
-            self.gone = True
+        except RuntimeError as error:  # at interpreter shutdown, or at the limit of the user's processes
+            self.gone, self.why = True, str(error)
 
     def carry(self, job: Job) -> None:
         self._since = time.monotonic()
@@ -75,9 +76,10 @@ class Courier:
     def _run(self) -> None:
         try:
             self._carry_on()
-        finally:
-            self.gone = not self.ended
-            self._wake.set()
+        except BaseException as error:  # noqa: BLE001 - this thread's errors end here: another one takes its place
+            self.why = f"{type(error).__name__}: {error}"
+        self.gone = not self.ended
+        self._wake.set()
 
     def _carry_on(self) -> None:
         while not self.ended:

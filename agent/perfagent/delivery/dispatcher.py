@@ -296,7 +296,7 @@ class Dispatcher:
                     self._busy = None
                     self._settle(job, answer, now)
             if courier.gone:
-                self._lose_courier(now)
+                self._lose_courier(courier.why, now)
             elif courier.stuck(now):
                 self._replace_courier(courier)
         if (not self._identified or not self.sender.identity.settled) and self.sender.identity.poll() and not self._identified:
@@ -352,11 +352,13 @@ class Dispatcher:
             courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
         return courier
 
-    def _lose_courier(self, now: float) -> None:
+    def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
         self.sender.counters["couriers_lost"] += 1
         self.sender.tell(
-            "courier", logging.WARNING, f"perfagent: no thread for the network, recording to {self.spool.folder}; will retry"
+            "courier",
+            logging.WARNING,
+            f"perfagent: no thread for the network ({why}), recording to {self.spool.folder}; will retry",
         )
         if self._transport is not None:
             self._transport.close()
