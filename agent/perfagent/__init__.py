@@ -19,21 +19,35 @@ if TYPE_CHECKING:
     from perfagent.session import finish as finish
     from perfagent.session import init as init
     from perfagent.session import log as log
+    from perfagent.training.ddp import comm_hook as comm_hook
+    from perfagent.training.ddp import ddp as ddp
+    from perfagent.training.fsdp import fsdp as fsdp
+    from perfagent.training.loop import Loop as Loop
+    from perfagent.training.loop import loop as loop
+    from perfagent.training.stepping import StepResult as StepResult
+    from perfagent.training.zero import zero_config as zero_config
 
 __version__ = "0.1.0"
 
 __all__ = [
     "ConfigError",
+    "Loop",
     "PerfagentError",
     "Run",
     "ServerUnreachable",
+    "StepResult",
     "WireError",
     "__version__",
     "alert",
     "attach",
+    "comm_hook",
+    "ddp",
     "finish",
+    "fsdp",
     "init",
     "log",
+    "loop",
+    "zero_config",
 ]
 
 _WHERE = {
@@ -47,6 +61,13 @@ _WHERE = {
     "finish": "perfagent.session",
     "init": "perfagent.session",
     "log": "perfagent.session",
+    "loop": "perfagent.training.loop",
+    "Loop": "perfagent.training.loop",
+    "StepResult": "perfagent.training.stepping",
+    "fsdp": "perfagent.training.fsdp",
+    "ddp": "perfagent.training.ddp",
+    "comm_hook": "perfagent.training.ddp",
+    "zero_config": "perfagent.training.zero",
 }
 
 

@@ -1,0 +1,325 @@
+"""The loader's batches, one after the other: where windows end, what they hold, on which device, and from where to go on.
+
+The loop must know a window's last micro-step before its forward pass. A loader that can say its length is simply counted; of
+others one batch more is fetched. With `items`, a whole window is fetched before its first batch is handed out.
+
+To go on in the middle of an epoch, the random generators are put back to where they were when it began, the loader is started,
+as many batches are passed over as had been seen, and the generators are put to where they were then. Batches of a map-style
+DataLoader are passed over without loading them; a loader with a state of its own (torchdata's StatefulDataLoader) is given that.
+"""
+
+from __future__ import annotations
+
+import itertools
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch.utils.data import DataLoader
+
+from perfagent.errors import ConfigError
+from perfagent.training.accumulation import Count, Window
+from perfagent.training.randomness import random_state, restore_random_state
+from perfagent.training.strategies import Strategy
+
+if TYPE_CHECKING:
+    from torch.utils.data import Sampler
+
+__all__ = ["Batches", "length_of", "moved"]
+
+Items = Callable[[Any], Count]
+
+
+class Reading(Protocol):
+    """What reading asks of the loop."""
+
+    def goes_on(self) -> bool:
+        """Whether another window is wanted; asked before each."""
+
+    def discard_window(self) -> None: ...
+
+    def step(self) -> Any: ...
+
+
+class Batches:
+    """Where the loop is in its data, and the reading of it.
+
+    epoch: how many were completed. batch: batches of this epoch that were handed out.
+    """
+
+    def __init__(self, window: Window, strategy: Strategy) -> None:
+        self._window, self._strategy = window, strategy
+        self.epoch = self.batch = 0
+        self._of_call = 0  # the epoch, counted from the call of read()
+        self._began: dict[str, Any] | None = None  # the random generators when this epoch began
+        self._loader: Any = None
+        self._kept: Any = None  # the state of a loader from which more was fetched than handed out
+        self._reached = (0, 0, 0)  # epoch, batch and epoch of the call at the last boundary
+        self._resumed: dict[str, Any] | None = None
+        self._last_steps: int | None = None  # micro-steps of an epoch's last window on all ranks together, where they differ
+
+    # ---- reading
+
+    def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Reading) -> Iterator[Any]:
+        """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
+        resumed, self._resumed = self._resumed, None
+        self._loader = loader
+        if self._window.done:  # the loop before was left in the middle of a window
+            loop.discard_window()
+        if resumed is None:
+            if self.batch:  # ... or of an epoch
+                self.epoch += 1
+            self.batch = self._of_call = 0
+        while (epochs is None or self._of_call < epochs) and loop.goes_on():
+            length = self._agree(loader)
+            source = self._source(loader, resumed)
+            resumed = None
+            before = self.batch
+            for batch in self._windows(loader, source, length, items):
+                self.batch += 1
+                yield moved(batch, self._strategy.device)
+                if not self._window.done and not loop.goes_on():
+                    return
+            if self.batch == before == 0:
+                raise ConfigError(
+                    "the loader gave no batch; loop.batches() needs one that can be read once an epoch, not a used-up iterator"
+                )
+            if self._window.done:
+                self._cut_short(length, loop)
+            self.epoch += 1
+            self.batch = 0
+            self._of_call += 1
+
+    def _cut_short(self, length: int | None, loop: Reading) -> None:
+        """The loader ended before its length, in the middle of a window."""
+        if self._strategy.world > 1:
+            raise ConfigError(
+                f"the loader said that it has {length} batches and gave {self.batch}, so that the last window's gradients were "
+                "never "
+                "averaged over the ranks; give it its right length, or no __len__ at all"
+            )
+        self._window.end = self._window.done
+        loop.step()
+
+    def _windows(self, loader: Any, source: Iterator[Any], length: int | None, items: Items | None) -> Iterator[Any]:
+        if items is None and self._strategy.reduces_early and length is None and self._window.size > 1:
+            items = _one  # the length of the last window must be known before it begins
+        if items is not None:
+            return self._look_ahead(loader, source, items)
+        return self._one_ahead(loader, source) if length is None else self._count_down(source, length)
+
+    def _count_down(self, source: Iterator[Any], length: int) -> Iterator[Any]:
+        window = self._window
+        for batch in source:
+            end = window.done + max(1, length - self.batch)
+            if end <= window.size:
+                window.will_end(end, self._last_steps)
+            yield batch
+
+    def _one_ahead(self, loader: Any, source: Iterator[Any]) -> Iterator[Any]:
+        window = self._window
+        window.may_differ(self._strategy.world > 1)
+        self._keep(loader)
+        batch = next(source, _END)
+        while batch is not _END:
+            if window.done + 1 == window.size:
+                self._keep(loader)
+            following = next(source, _END)
+            window.will_end(window.done + 1 if following is _END else window.size)
+            yield batch
+            batch = following
+        self._kept = None
+
+    def _look_ahead(self, loader: Any, source: Iterator[Any], items: Items) -> Iterator[Any]:
+        window = self._window
+        while True:
+            held = [*itertools.islice(source, max(1, window.size - window.done))]
+            if not held:
+                break
+            self._keep(loader)
+            window.will_hold([items(batch) for batch in held])
+            yield from held
+        self._kept = None
+
+    def _keep(self, loader: Any) -> None:
+        """The state of a loader that has one, before more is fetched than the window at hand needs."""
+        self._kept = loader.state_dict() if hasattr(loader, "state_dict") else None
+
+    # ---- lengths
+
+    def _agree(self, loader: Any) -> int | None:
+        """The batches of an epoch, None where the loader cannot say. Ranks tell each other, as each must make as many steps."""
+        self._window.may_differ(False)
+        self._last_steps = None
+        length = length_of(loader)
+        if self._strategy.world == 1:
+            return length
+        lengths = self._lengths(-1 if length is None else length)
+        if min(lengths) < 0:
+            return None
+        size = self._window.size
+        windows = {-(-one // size) for one in lengths}
+        if len(windows) > 1:
+            raise ConfigError(
+                f"the ranks' loaders have {', '.join(map(str, lengths))} batches, so that some would make more steps than "
+                "others and "
+                "wait forever; use a DistributedSampler, or drop_last=True"
+            )
+        if len(set(lengths)) > 1:
+            self._last_steps = sum((one - 1) % size + 1 for one in lengths)
+        return length
+
+    def _lengths(self, length: int) -> list[int]:
+        strategy = self._strategy
+        mine = torch.tensor([length], device=strategy.device)
+        others = [torch.empty_like(mine) for _ in range(strategy.world)]
+        dist.all_gather(others, mine, group=strategy.group)
+        return [int(one) for one in others]  # sync: once an epoch
+
+    # ---- position
+
+    def reached(self) -> None:
+        """An optimizer step is over: this is where a checkpoint goes on."""
+        self._reached = (self.epoch, self.batch, self._of_call)
+
+    def state(self) -> tuple[dict[str, Any], Any]:
+        """The position at the last boundary, and the loader's own state where it has one."""
+        epoch, batch, of_call = self._reached
+        position = {"epoch": epoch, "batch": batch, "epoch_of_call": of_call, "epoch_random": self._began}
+        return position, self._sampler_state()
+
+    def resume(self, position: Mapping[str, Any], sampler: Any, random: dict[str, Any] | None) -> None:
+        """The next read() goes on from there."""
+        self.epoch, self.batch, self._of_call = position["epoch"], position["batch"], position["epoch_of_call"]
+        self._began = position.get("epoch_random")
+        self.reached()
+        self._resumed = {"sampler": sampler, "random": random}
+
+    def _sampler_state(self) -> Any:
+        loader = self._loader
+        if not hasattr(loader, "state_dict"):
+            return None
+        return loader.state_dict() if self._kept is None else self._kept
+
+    def _source(self, loader: Any, resumed: dict[str, Any] | None) -> Iterator[Any]:
+        """An iterator over the rest of this epoch."""
+        parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+        for one in parts:
+            if hasattr(one, "set_epoch"):
+                one.set_epoch(self.epoch)
+        if resumed is None or not self.batch:
+            if resumed is not None and resumed["random"] is not None:
+                restore_random_state(resumed["random"])
+            self._began = {"process": random_state(), "generators": [one.get_state() for one in _generators(loader)]}
+            return _timed(loader)
+        return self._passed_over(loader, resumed)
+
+    def _passed_over(self, loader: Any, resumed: dict[str, Any]) -> Iterator[Any]:
+        def back() -> None:
+            if resumed["random"] is not None:
+                restore_random_state(resumed["random"])
+
+        if resumed["sampler"] is not None and hasattr(loader, "load_state_dict"):
+            loader.load_state_dict(resumed["sampler"])
+            source = _timed(loader)
+            back()
+            return source
+        if self._began is not None:
+            restore_random_state(self._began["process"])
+            for generator, state in zip(_generators(loader), self._began["generators"], strict=False):
+                generator.set_state(state.cpu())
+        if _is_map_style(loader):
+            passing = _PassOver(loader.batch_sampler, self.batch, back)
+            object.__setattr__(loader, "batch_sampler", passing)  # DataLoader forbids it; the iterator made next takes it
+            return _timed(loader)
+        source = _timed(loader)
+        seen = sum(1 for _ in itertools.islice(source, self.batch))
+        if seen < self.batch:
+            raise ConfigError(
+                f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}; is it the same "
+                "data?"
+            )
+        back()
+        return source
+
+
+_END = object()
+
+
+class _PassOver:
+    """A batch sampler whose next round leaves out the batches that were seen; those after it are whole."""
+
+    def __init__(self, inner: Any, number: int, after: Callable[[], None]) -> None:
+        self._inner, self._number, self._after = inner, number, after
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Iterator[Any]:
+        number, self._number = self._number, 0
+        inner = iter(self._inner)
+        for _ in itertools.islice(inner, number):
+            pass
+        if number:
+            self._after()
+        yield from inner
+
+
+def _one(batch: Any) -> int:  # noqa: ARG001
+    return 1
+
+
+def _timed(loader: Any) -> Iterator[Any]:
+    """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
+    session = sys.modules.get("perfagent.session")
+    run = None if session is None or isinstance(loader, DataLoader) else session.current()
+    return iter(loader if run is None else run.batches(loader))
+
+
+def length_of(loader: Any) -> int | None:
+    """Batches of an epoch, where the loader knows; not of an iterable dataset, whose length is a guess."""
+    if isinstance(loader, DataLoader) and not _is_map_style(loader):
+        return None
+    if not hasattr(loader, "__len__"):
+        return None
+    try:
+        return len(loader)
+    except (TypeError, NotImplementedError):
+        return None
+
+
+def _is_map_style(loader: Any) -> bool:
+    return (
+        isinstance(loader, DataLoader)
+        and not isinstance(loader.dataset, torch.utils.data.IterableDataset)
+        and getattr(loader, "batch_sampler", None) is not None
+    )
+
+
+def _generators(loader: Any) -> list[torch.Generator]:
+    """Those that the user gave to the loader or its samplers."""
+    sampler: Sampler[Any] | None = getattr(loader, "sampler", None)
+    found = [getattr(one, "generator", None) for one in (loader, sampler, getattr(loader, "batch_sampler", None))]
+    return [*{id(one): one for one in found if isinstance(one, torch.Generator)}.values()]
+
+
+def moved(batch: Any, device: torch.device) -> Any:
+    """The batch with its tensors on the device; copies from pinned memory do not wait."""
+    if device.type == "cpu":
+        return batch
+    if isinstance(batch, Mapping):
+        if hasattr(batch, "to"):
+            return batch.to(device)
+        return {name: moved(value, device) for name, value in batch.items()}
+    if isinstance(batch, torch.Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
+        return type(batch)(*(moved(value, device) for value in batch))
+    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
+        return type(batch)(moved(value, device) for value in batch)  # type: ignore[call-arg]
+    return batch.to(device) if hasattr(batch, "to") else batch

@@ -1,0 +1,151 @@
+"""DistributedDataParallel with the options that matter, and compressed communication of gradients where it works.
+
+Two of torch's hooks fail without saying why: PowerSGD over gloo hangs in the first backward pass after its warm-up
+(pytorch/pytorch issues 58467 and 58882; seen with torch 2.13), the bf16 hook over gloo raises in the middle of a training. Here
+both are refused before the first step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from perfagent.errors import ConfigError
+
+__all__ = ["HOOKS", "comm_hook", "ddp"]
+
+Hook = Literal["fp16", "bf16", "powersgd", "batched_powersgd", "fp16_powersgd"]
+HOOKS: tuple[Hook, ...] = get_args(Hook)
+
+
+def ddp(
+    model: nn.Module,
+    *,
+    bucket_mb: float = 25.0,
+    gradient_as_bucket_view: bool = True,
+    static_graph: bool = False,
+    find_unused_parameters: bool = False,
+    broadcast_buffers: bool = True,
+    hook: Hook | None = None,
+    process_group: dist.ProcessGroup | None = None,
+) -> DistributedDataParallel:
+    """The model, replicated on every rank; each holds it on its own device already.
+
+    bucket_mb: MiB of gradients that travel together: larger for a slow network (50, 100), smaller to start earlier (10).
+    gradient_as_bucket_view: gradients lie in the buckets, which saves a copy and the memory of all gradients.
+    static_graph: the same parameters get gradients in the same order in every step; needed for checkpointing the same layer
+    twice, and then find_unused_parameters has nothing to do. hook: compression, as of `comm_hook`.
+    """
+    _need_group()
+    if isinstance(model, DistributedDataParallel):
+        raise ConfigError("the model is wrapped by DistributedDataParallel already; pass it to perfagent.loop as it is")
+    if not bucket_mb > 0:
+        raise ConfigError(f"bucket_mb is the size of a bucket of gradients in MiB, above 0 (25 is usual); got {bucket_mb!r}")
+    if static_graph and find_unused_parameters:
+        raise ConfigError(
+            "static_graph and find_unused_parameters exclude each other: a static graph has the same unused parameters in every "
+            "step, which DDP finds in the first; leave find_unused_parameters out"
+        )
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise ConfigError("no parameter of the model requires a gradient, so there is nothing to bring together; do not wrap it")
+    devices = {parameter.device for parameter in trained}
+    one = next(iter(devices)) if len(devices) == 1 else None
+    if hook is not None:
+        _check_hook(hook, process_group)
+    wrapped = DistributedDataParallel(
+        model,
+        device_ids=[one] if one is not None and one.type == "cuda" else None,
+        process_group=process_group,
+        bucket_cap_mb=bucket_mb,  # type: ignore[arg-type]
+        gradient_as_bucket_view=gradient_as_bucket_view,
+        static_graph=static_graph,
+        find_unused_parameters=find_unused_parameters,
+        broadcast_buffers=broadcast_buffers,
+    )
+    if hook is not None:
+        comm_hook(wrapped, hook)
+    return wrapped
+
+
+def comm_hook(
+    model: nn.Module, hook: Hook, *, rank: int = 1, start_iter: int = 1000, min_compression_rate: float = 2.0, seed: int = 0
+) -> None:
+    """Has the gradients of a DistributedDataParallel model compressed on their way.
+
+    hook: fp16 and bf16 halve the traffic by rounding; powersgd sends factors of that rank with error feedback (Vogels et al.,
+    "PowerSGD", 2019) from step start_iter on, batched_powersgd those of whole buckets, fp16_powersgd rounds the factors too. One
+    hook a model, registered once before training. Raises ConfigError where a hook cannot work, instead of hanging there.
+    """
+    inner: Any = getattr(model, "_orig_mod", model)
+    if not isinstance(inner, DistributedDataParallel):
+        raise ConfigError(
+            f"communication hooks belong to DistributedDataParallel, not {type(model).__name__}; under FSDP2 say "
+            "perfagent.fsdp(model, reduce='bf16'), under DeepSpeed zero_config(..., communication='bf16')"
+        )
+    _check_hook(hook, inner.process_group)
+    from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
+
+    if hook in ("fp16", "bf16"):
+        inner.register_comm_hook(
+            inner.process_group, default_hooks.fp16_compress_hook if hook == "fp16" else default_hooks.bf16_compress_hook
+        )
+        return
+    if rank < 1:
+        raise ConfigError(f"rank is that of the factors, 1 or more (1 to 4 are usual); got {rank}")
+    if start_iter < 2:
+        raise ConfigError(
+            f"start_iter is {start_iter}; PowerSGD needs 2 plain steps at least, since DDP rebuilds its buckets after the first"
+        )
+    state = powerSGD_hook.PowerSGDState(
+        process_group=inner.process_group,
+        matrix_approximation_rank=rank,
+        start_powerSGD_iter=start_iter,
+        min_compression_rate=min_compression_rate,
+        random_seed=seed,
+    )
+    chosen: Any = powerSGD_hook.batched_powerSGD_hook if hook == "batched_powersgd" else powerSGD_hook.powerSGD_hook
+    if hook == "fp16_powersgd":
+        chosen = default_hooks.fp16_compress_wrapper(chosen)
+    inner.register_comm_hook(state, chosen)
+
+
+def _check_hook(hook: Any, group: dist.ProcessGroup | None) -> None:
+    if hook not in HOOKS:
+        raise ConfigError(f"hook must be one of {', '.join(HOOKS)}, not {hook!r:.80}")
+    backends = _backends(group)
+    if hook == "bf16" and "nccl" not in backends and "xccl" not in backends:
+        raise ConfigError(
+            f"the bf16 hook needs NCCL, and the process group is {'+'.join(backends)}, whose all-reduce of bf16 torch refuses "
+            "in the "
+            "first backward pass; use hook='fp16', or init_process_group('nccl') on GPUs"
+        )
+    if "powersgd" in hook and "nccl" not in backends:
+        raise ConfigError(
+            f"{hook} needs NCCL, and the process group is {'+'.join(backends)}, over which it hangs for ever when compression "
+            "begins; "
+            "use hook='fp16', or init_process_group('nccl') on GPUs"
+        )
+    if hook == "bf16" and torch.version.cuda is not None and tuple(map(int, torch.version.cuda.split(".")[:2])) < (11, 0):
+        raise ConfigError(
+            f"the bf16 hook needs CUDA 11 or later, and this torch was built for {torch.version.cuda}; use hook='fp16'"
+        )
+
+
+def _backends(group: dist.ProcessGroup | None) -> Sequence[str]:
+    """Of a group: its backends of the devices that gradients can be on."""
+    _need_group()
+    said = str(dist.get_backend(group))
+    return [said] if said != "undefined" else ["gloo"]
+
+
+def _need_group() -> None:
+    if not (dist.is_available() and dist.is_initialized()):
+        raise ConfigError(
+            "there is no process group: call torch.distributed.init_process_group() first, in a script that torchrun started"
+        )
