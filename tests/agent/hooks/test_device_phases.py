@@ -199,6 +199,7 @@ def test_the_watched_copy_is_no_graph_break(monkeypatch):
     torch._dynamo.reset()
     compiled = torch.compile(lambda x: x.to(torch.float64) * 2, backend="eager", fullgraph=True)
     assert torch.equal(compiled(torch.ones(3)), torch.full((3,), 2.0, dtype=torch.float64))
+    torch._dynamo.reset()  # what comes after in this process is not compiled
 
 
 def test_a_process_without_cuda_is_left_alone(record):

@@ -15,6 +15,13 @@ from perfagent.hooks.progress import state
 from perfagent.signals.flops import Counted, FlopCount, StepFlops, causal_in_compiled_code, causal_share
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Another test of this process may have compiled something, and such a process is looked at in another way."""
+    torch._dynamo.reset()
+
+
+
 class Attention(nn.Module):
     def __init__(self, width=32, heads=4, causal=True):
         super().__init__()

@@ -15,6 +15,13 @@ from perfagent.signals.modules import ModuleTimes, parts_of
 CALL = "_compiled_call_impl"
 
 
+@pytest.fixture(autouse=True)
+def nothing_compiled():
+    """Another test of this process may have compiled something, and such a process is looked at in another way."""
+    torch._dynamo.reset()
+
+
+
 class Tower(nn.Module):
     def __init__(self):
         super().__init__()
