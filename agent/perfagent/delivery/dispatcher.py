@@ -107,7 +107,8 @@ class Dispatcher:
             self._transport.abandon()
 
     def run(self) -> None:
-        """Until the sender is closed or disabled."""
+        """Until the sender is closed or disabled. Called again after an error, which may have been anywhere."""
+        self._busy = None  # what was on its way is still in the spool
         for name in self.sender.imports:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

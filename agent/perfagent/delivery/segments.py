@@ -154,9 +154,11 @@ class Segments:
             if os.fstat(self._state_fd).st_size < 2 * _SLOT:
                 self.write_state()
             self.ready = True
-        except OSError as error:
-            self.failed(error)
+        except BaseException as error:
             self._close_fd("_lock_fd")
+            if not isinstance(error, OSError):
+                raise
+            self.failed(error)
             return False
         return True
 

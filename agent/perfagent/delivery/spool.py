@@ -41,6 +41,7 @@ from perfagent.delivery.segments import (
     Header,
     Segments,
     SpoolBusyError,
+    State,
     decode_header,
     folders,
     framed,
@@ -382,11 +383,11 @@ class Spool:
         if not self._pending.last:
             return None
         self.read_drafts()
-        pending, self._pending = self._pending, _Pending()
+        pending = self._pending  # it stays until all that may fail is done
         frame = Outgoing(self._take_seq(), merge(pending.groups), pending.events)
         first = max(self.files.state.mark_upto, self._inflight_upto)
         self._mark(frame.seq, first, pending.last)
-        self._inflight, self._inflight_upto = frame, pending.last
+        self._pending, self._inflight, self._inflight_upto = _Pending(), frame, pending.last
         return frame
 
     def frame(self, outgoing: Outgoing) -> Frame:
@@ -473,8 +474,8 @@ class Spool:
             kept.sent = True
             self._backlog.kept.rotate(1)  # it is the oldest
             self._backlog.carried = kept
-        self._pending = _Pending()
         self._backlog.hold([(self._take_seq(), pending.last, False, merge(pending.groups), pending.events)])
+        self._pending = _Pending()
         self.files.state.mark_upto = max(self.files.state.mark_upto, pending.last)
         self.files.rotate("ticks")
         self._collect()
@@ -486,9 +487,14 @@ class Spool:
         return seq
 
     def _mark(self, seq: int, first: int, last: int) -> None:
-        state = self.files.state
-        state.marked, state.mark_from, state.mark_upto = seq, first, last
-        if not self.files.write_state():
+        before = self.files.state
+        self.files.state = State(before.acked, seq, first, last)
+        try:
+            written = self.files.write_state()
+        except BaseException:
+            self.files.state = before
+            raise
+        if not written:
             # Not written down that these ticks are part of `seq`: a successor would send them again under another number.
             # Deleting works on a full disk; they live in memory until they are acknowledged.
             self.files.rotate("ticks")
