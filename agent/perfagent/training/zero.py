@@ -171,7 +171,7 @@ def _autos(config: Mapping[str, Any], path: str = "") -> Iterator[str]:
         if value == "auto" and isinstance(value, str):
             yield (
                 f'{path}{key} is "auto", which only the Trainer of transformers fills in; DeepSpeed itself takes it for a '
-                'value: write '
+                "value: write "
                 "a number, or leave it out"
             )
         elif isinstance(value, Mapping):
@@ -214,10 +214,10 @@ def _batches(config: Mapping[str, Any], world_size: int | None) -> Iterator[str]
             "neither train_micro_batch_size_per_gpu nor train_batch_size is there, and DeepSpeed needs one; write the samples "
             "of a micro-step"
         )
-    if world_size and all(type(value) is int for value in (micro, steps, whole)) and micro * steps * world_size != whole:  #
-    type: ignore[operator] yield (
-            f"train_batch_size is {whole}, but {micro} samples x {steps} micro-steps x {world_size} ranks are {micro * steps *
-            world_size};"  # type: ignore[operator] " leave train_batch_size out"
+    if world_size and type(micro) is int and type(steps) is int and type(whole) is int and micro * steps * world_size != whole:
+        yield (
+            f"train_batch_size is {whole}, but {micro} samples x {steps} micro-steps x {world_size} ranks are "
+            f"{micro * steps * world_size}; leave train_batch_size out"
         )
     clip = config.get("gradient_clipping")
     if clip is not None and clip != "auto" and not (isinstance(clip, (int, float)) and clip >= 0):
@@ -257,7 +257,7 @@ def _offloads(config: Mapping[str, Any], device: str) -> Iterator[str]:
     if "offload_optimizer" in offloads and client and config.get("zero_force_ds_cpu_optimizer", True):
         yield (
             'offload_optimizer with a torch optimizer of yours is refused by DeepSpeed unless "zero_force_ds_cpu_optimizer" '
-            'is false'
+            "is false"
         )
 
 
@@ -293,14 +293,13 @@ def _optimizers(config: Mapping[str, Any], device: str) -> Iterator[str]:
         return
     if not isinstance(optimizer, Mapping) or not isinstance(optimizer.get("type"), str):
         yield (
-            'optimizer must be {"type": "AdamW", "params": {...}}, or be left out where a torch optimizer is passed to '
-            'initialize'
+            'optimizer must be {"type": "AdamW", "params": {...}}, or be left out where a torch optimizer is passed to initialize'
         )
         return
     if device == "cpu" and optimizer["type"].lower() in _ADAM and not _torch_adam(optimizer):
         yield (
             f'optimizer {optimizer["type"]} on a CPU compiles C++ for minutes before the first step; add "torch_adam": true to '
-            'its params, '
+            "its params, "
             "or pass a torch optimizer to initialize"
         )
     if (
