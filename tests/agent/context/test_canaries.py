@@ -17,7 +17,7 @@ from agent_recorded import Recording
 from builders import job_environment
 from canaries import BASE62, BY_VALUE, HEX40
 
-SCRIPT = Path(__file__).parents[2] / "data" / "scripts" / "secrets.py"
+SCRIPT = Path(__file__).parents[2] / "data" / "scripts" / "careless.py"
 NAMED = {"NAMED_PASSWORD": "correct-horse-battery", "NAMED_BEARER": "dXNlcjpodW50ZXIyaHVudGVy", "NAMED_TOKEN": HEX40}
 CANARIES = BY_VALUE | NAMED
 ARGUMENTS = ("--lr", "0.25", "--api-key", "plainwordplainword", "--database", "mysql://me:hunter2hunter2@db/x", BASE62)
