@@ -1,0 +1,103 @@
+"""What makes a save urgent: a signal that ends the process, or an exception that nobody catches.
+
+The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it would have
+done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not end within the grace
+time, goes through at once. Nothing is installed before a loop that was given a checkpoint has made its first step.
+"""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+import torch
+
+__all__ = ["Emergency", "in_optimizer_step"]
+
+logger = logging.getLogger("perfagent")
+
+
+class Emergency:
+    """Signals and uncaught exceptions of this process.
+
+    signum: the signal that came and has not been passed on; 0 for none. on_exception: called with an exception that ends the
+    process, after its traceback is printed. grace_s: how long a signal waits for the step to end.
+    """
+
+    def __init__(self, on_exception: Callable[[BaseException], None], *, grace_s: float) -> None:
+        self.signum = 0
+        self._on_exception, self._grace_s = on_exception, grace_s
+        self._previous: dict[int, Any] = {}
+        self._excepthook: Any = None
+        self._serial = 0
+
+    def install(self, signals: tuple[int, ...] = (signal.SIGTERM,)) -> None:
+        """Keeps what was there before, to be called afterwards. Signals can only be handled from the main thread."""
+        if self._excepthook is None:
+            self._excepthook, sys.excepthook = sys.excepthook, self._uncaught
+        if threading.current_thread() is not threading.main_thread():
+            logger.warning("perfagent: the loop runs beside the main thread, which alone can handle signals: no save on SIGTERM")
+            return
+        for signum in signals:
+            if signum not in self._previous:
+                self._previous[signum] = signal.signal(signum, self._noted)
+
+    def remove(self) -> None:
+        """Puts back what was there before, where nobody has put in something else since."""
+        if self._excepthook is not None and sys.excepthook == self._uncaught:
+            sys.excepthook = self._excepthook
+        self._excepthook = None
+        if threading.current_thread() is threading.main_thread():
+            for signum, previous in self._previous.items():
+                if signal.getsignal(signum) == self._noted:
+                    signal.signal(signum, signal.SIG_DFL if previous is None else previous)
+            self._previous.clear()
+
+    def pass_on(self, signum: int) -> None:
+        """The signal does now what it would have done without us. Returns when that was nothing, or a handler that returns."""
+        self.signum = 0
+        self._serial += 1  # the grace time of this one is over
+        previous = self._previous.get(signum, signal.SIG_DFL)
+        if callable(previous):
+            previous(signum, None)
+        elif previous != signal.SIG_IGN:
+            signal.signal(signum, signal.SIG_DFL)
+            os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
+            signal.pause()
+
+    def _noted(self, signum: int, frame: FrameType | None) -> None:
+        if self.signum:
+            self.pass_on(signum)
+            return
+        self.signum = signum
+        self._serial += 1
+        # No threading.Thread: it takes locks that the interrupted code may hold.
+        _thread.start_new_thread(self._insist, (signum, self._serial, self._grace_s))
+
+    def _insist(self, signum: int, serial: int, grace_s: float) -> None:
+        time.sleep(grace_s)
+        if self.signum == signum and self._serial == serial:
+            os.kill(os.getpid(), signum)
+
+    def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        (self._excepthook or sys.__excepthook__)(kind, error, trace)
+        self._on_exception(error)
+
+
+def in_optimizer_step(error: BaseException) -> bool:
+    """Whether an exception came out of an optimizer's step: some weights may be stepped and others not."""
+    trace = error.__traceback__
+    while trace is not None:
+        frame = trace.tb_frame
+        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
+            return True
+        trace = trace.tb_next
+    return False

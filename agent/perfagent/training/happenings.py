@@ -1,0 +1,30 @@
+"""What the loop utilities tell the run: an event for what happened, a number for the chart, a line for who watches the console.
+
+Without a current run only the console is told. Nothing here raises.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from perfagent.session import current
+
+__all__ = ["count", "tell"]
+
+logger = logging.getLogger("perfagent")
+
+
+def tell(title: str, text: str, *, level: str = "warning") -> None:
+    """An alert event of the current run, and the same in the log. level: info, warning or critical."""
+    line = f"perfagent: {title}: {text}" if text else f"perfagent: {title}"
+    logger.log({"info": logging.INFO, "critical": logging.ERROR}.get(level, logging.WARNING), "%s", line)
+    run = current()
+    if run is not None:
+        run.alert(title, text, level)
+
+
+def count(name: str, value: float) -> None:
+    """A number under `recovery/NAME` or `checkpoint/NAME` at the step in progress: a mark on the run's charts."""
+    run = current()
+    if run is not None:
+        run.log({name: value})

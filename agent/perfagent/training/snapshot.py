@@ -1,0 +1,109 @@
+"""A state as it can be written: checked for what could not be loaded again, copied to the CPU while the training waits.
+
+Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else. A state
+that holds more is refused when it is saved, by its place, and not when it is needed.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfagent.errors import ConfigError
+
+__all__ = ["Copier", "bytes_of", "check_loadable", "find_nan", "has_shards", "tensors_in"]
+
+_PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
+_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+
+
+def check_loadable(state: Any, at: str = "state") -> None:
+    """Raises ConfigError, naming the place, for a value that weights_only=True could not load again."""
+    kind = type(state)
+    if kind in _PLAIN or isinstance(state, Tensor):
+        return
+    if kind in (dict, OrderedDict):
+        for key, value in state.items():
+            if type(key) not in (str, int, bool, float, tuple):
+                raise ConfigError(f"{at} has a key {key!r:.60} of type {type(key).__name__}; text and numbers can be loaded again")
+            check_loadable(value, f"{at}[{key!r}]")
+    elif kind in (list, tuple, set):
+        for number, value in enumerate(state):
+            check_loadable(value, f"{at}[{number}]")
+    else:
+        raise ConfigError(
+            f"{at} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: loading it would run code. Allowed are "
+            "tensors, numbers, text, bytes, None, and dicts, lists, tuples and sets of them; save torch.as_tensor(array) of an array, "
+            "and a state_dict() of an object"
+        )
+
+
+def tensors_in(state: Any, at: str = "") -> Iterator[tuple[str, Tensor]]:
+    """Every tensor in a nested state, with its place."""
+    if isinstance(state, Tensor):
+        yield at, state
+    elif isinstance(state, dict):
+        for key, value in state.items():
+            yield from tensors_in(value, f"{at}.{key}" if at else str(key))
+    elif isinstance(state, (list, tuple)):
+        for number, value in enumerate(state):
+            yield from tensors_in(value, f"{at}.{number}" if at else str(number))
+
+
+def has_shards(state: Any) -> bool:
+    """Whether any tensor of the state is sharded over ranks (a DTensor)."""
+    return any(hasattr(tensor, "device_mesh") for _, tensor in tensors_in(state))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This rank's piece of a sharded tensor."""
+    piece: Tensor = getattr(tensor, "_local_tensor", tensor)
+    return piece
+
+
+def bytes_of(state: Any) -> int:
+    """Bytes of all tensors; of a sharded one this rank's piece. One that stands in several places counts once."""
+    seen: dict[tuple[int, int], int] = {}
+    for _, tensor in tensors_in(state):
+        piece = local(tensor)
+        seen[piece.data_ptr(), piece.numel()] = piece.numel() * piece.element_size()
+    return sum(seen.values())
+
+
+def find_nan(state: Any) -> str | None:
+    """The place of a tensor that holds NaN; None when there is none. Infinities may be meant (masks)."""
+    for place, tensor in tensors_in(state):
+        piece = local(tensor)
+        # A sum is NaN when any number is, and needs no tensor of truth values; infinities of both signs give NaN too: look closer.
+        if piece.is_floating_point() and bool(piece.sum().isnan()) and bool(piece.isnan().any()):
+            return place
+    return None
+
+
+class Copier:
+    """Copies states to the CPU, into the same memory each time: the second copy of a state is faster than the first.
+
+    It keeps as much host memory as a state has bytes, pinned where the state comes from a GPU. A copy is overwritten by the next.
+    """
+
+    def __init__(self) -> None:
+        from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
+
+        on_gpu = torch.cuda.is_available()
+        self._stager = DefaultStager(
+            StagingOptions(
+                use_pinned_memory=on_gpu, use_shared_memory=False, use_async_staging=False, use_non_blocking_copy=on_gpu
+            )
+        )
+
+    def copy(self, state: dict[str, Any]) -> dict[str, Any]:
+        """The same state on the CPU; what shared memory shares it again. Waits for the device."""
+        copied: Any = self._stager.stage(state)
+        return copied  # type: ignore[no-any-return]
+
+    def close(self) -> None:
+        self._stager.close()
