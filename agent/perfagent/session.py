@@ -115,6 +115,7 @@ class Run:
         self._refused = 0
         self._last_value = getattr(sys, "last_value", None)
         self._console: Console | None = None
+        self._sampler: Sampler | None = None
         self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
 
     # ---- what a training script calls
@@ -247,7 +248,7 @@ class Run:
         }
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         self._sender.add_source(self._poll)
-        sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
+        self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         self._sender.add_source(MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).poll)
@@ -395,6 +396,8 @@ class Run:
             self._console.close()
         self._context.close()
         self._sender.close(ending, reason, EXIT_S, **more)
+        if self._sampler is not None:
+            self._sampler.resign()
 
 
 _OVERHEAD = ("agent/overhead_pct",)

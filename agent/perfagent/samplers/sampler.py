@@ -197,11 +197,15 @@ class Sampler:
         self._lock_fd = fd
         return True
 
-    def _in_forked_child(self) -> None:
+    def resign(self) -> None:
+        """The run is over: another rank, or the next run of this process, may speak for the node."""
         fd, self._lock_fd = self._lock_fd, -1
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+
+    def _in_forked_child(self) -> None:
+        self.resign()
         for reader in self._readers or ():
             reader.close()
 
