@@ -80,7 +80,8 @@ class Accounts:
                         assert key not in seen, f"I2: {key} was stored under two numbers"
                         seen.add(key)
         kept = sum(frame.samples for frame in stored.values())
-        acked, anywhere = sender.counters["acked"], sum(f.samples for server in self.servers for f in server.stored.values())
+        acked = sender.counters["acked"] - sender.counters["duplicate"]
+        anywhere = sum(f.samples for server in self.servers for f in server.stored.values())
         assert acked <= anywhere, f"I1: {acked} samples were acknowledged, {anywhere} are stored (what others left included)"
         left = [frame for frame in left_in(spool.folder) if frame.seq not in stored]
         waiting = sum(frame.samples for frame in left)
