@@ -1,7 +1,8 @@
-"""`python job.py MODULE FUNCTION FOLDER [NAME=VALUE ...]`: trains one loop without the agent, then again with it.
+"""`python job.py FOLDER MODULE LOOP ...`: trains each loop of a module without the agent, then again with it.
 
-Writes what both produced to FOLDER/rank-N.json and what the agent recorded to FOLDER/record. `--launched` trains once only, under
-`perfagent run`, which has attached already. Several ranks meet over gloo, as their environment says.
+LOOP is a function and its options, as in `zero,stage=2`. Of the n-th loop, counted from 0, FOLDER/n/rank-R.json is what both
+trainings produced and FOLDER/n/record what the agent recorded. `--launched` trains one loop once, under `perfagent run`, which
+has attached already. Several ranks meet over gloo, as their environment says.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib
 import json
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,42 +25,39 @@ from perfagent.governor import Governor
 Governor.period = lambda *_: 1  # gradients in every step: what is looked at here is what is measured, not when
 
 
-def main(module: str, function: str, folder: str, *more: str) -> None:
-    options = dict(word.split("=", 1) for word in more if "=" in word)
-    launched = "--launched" in more
+def main(folder: str, module: str, *loops: str) -> None:
     torch.set_num_threads(1)
-    parallel = "WORLD_SIZE" in os.environ and options.pop("meet", "gloo") == "gloo"
-    if parallel:
+    if "WORLD_SIZE" in os.environ:
         dist.init_process_group("gloo")
-    loop = getattr(importlib.import_module(f"loops.{module}"), function)
-
-    def trained(attach: Any, *, watched: bool) -> Script:
-        script = Script(attach, watched, folder)
-        script.seed()
-        loop(script, **options)
-        return script
-
-    told: dict[str, Any] = {}
-    if launched:
-        told["watched"] = vars_of(trained(lambda *_: None, watched=True))
-    else:
-        told["alone"] = vars_of(trained(lambda *_: None, watched=False))
-        record = Path(folder) / "record"
-        script = trained(lambda *given: perfagent.attach(*given, record=record), watched=True)
-        perfagent.finish()
-        told["watched"] = vars_of(script)
-    (Path(folder) / f"rank-{script_rank()}.json").write_text(json.dumps(told), encoding="utf-8")
+    trainings = importlib.import_module(f"loops.{module}")
+    launched = "--launched" in loops
+    for number, words in enumerate(word for word in loops if not word.startswith("--")):
+        function, *options = words.split(",")
+        place = Path(folder) / str(number)
+        place.mkdir(exist_ok=True)
+        loop = getattr(trainings, function)
+        both(loop, dict(option.split("=", 1) for option in options), place, launched=launched)
     if dist.is_initialized():
         dist.destroy_process_group()
 
 
-def vars_of(script: Script) -> dict[str, Any]:
-    return {"steps": script.steps, "digest": script.digest}
+def both(loop: Callable[..., None], options: dict[str, str], folder: Path, *, launched: bool) -> None:
+    def trained(attach: Any, *, watched: bool) -> dict[str, Any]:
+        script = Script(attach, watched, str(folder))
+        script.seed()
+        loop(script, **options)
+        return {"steps": script.steps, "digest": script.digest}
 
-
-def script_rank() -> int:
-    return dist.get_rank() if dist.is_initialized() else 0
+    told = {}
+    if launched:
+        told["watched"] = trained(lambda *_: None, watched=True)
+    else:
+        told["alone"] = trained(lambda *_: None, watched=False)
+        told["watched"] = trained(lambda *given: perfagent.attach(*given, record=folder / "record"), watched=True)
+        perfagent.finish()
+    rank = dist.get_rank() if dist.is_initialized() else 0
+    (folder / f"rank-{rank}.json").write_text(json.dumps(told), encoding="utf-8")
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(*(word for word in sys.argv[1:] if not word.startswith("--local_rank=")))  # which deepspeed's launcher adds

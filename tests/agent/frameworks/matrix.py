@@ -124,7 +124,7 @@ _HEAD = """\
 
 Written by `scripts/compatibility` from the matrix that the tests run (tests/agent/frameworks/matrix.py); do not edit by hand.
 
-Every row is a real training of some steps, done twice in one process: without the agent and with it. **Every cell is an
+Every row is a real training of some steps, done twice in its processes: without the agent and with it. **Every cell is an
 assertion** of tests/agent/frameworks/test_matrix.py, which compares what was captured with what the script itself knows of its
 steps: *yes* means that it is there and right; a letter means that there is nothing to capture, for the reason below the table,
 and that nothing is reported.

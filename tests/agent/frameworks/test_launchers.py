@@ -33,7 +33,7 @@ def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
             *PERFAGENT,
         ],
     }[launcher]
-    job = [str(HERE / "job.py"), "parallel", "data_parallel", str(tmp_path), "--launched"]
+    job = [str(HERE / "job.py"), str(tmp_path), "parallel", "data_parallel", "--launched"]
     done = subprocess.run(
         [sys.executable, *words, *job],
         env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1"),
@@ -43,7 +43,7 @@ def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
     sources = recorded(tmp_path / "record")
     assert_one_run(sources, nodes=1)
     for rank, source in enumerate(sources):
-        truth = json.loads((tmp_path / f"rank-{rank}.json").read_text())["watched"]["steps"]
+        truth = json.loads((tmp_path / "0" / f"rank-{rank}.json").read_text())["watched"]["steps"]
         # the script first trains a single process's model, for its norms; the last steps are the job's
         losses = [loss for _, loss in sorted(source.series["loss"].items())]
         assert losses[-len(truth) :] == [step["loss"] for step in truth]

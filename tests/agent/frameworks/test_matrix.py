@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import math
-import subprocess
-import sys
-from pathlib import Path
-from typing import Any
 
 import pytest
 from agent.frameworks.matrix import COLUMNS, REASONS, ROWS, Row
 from agent.frameworks.recordings import Recorded, recorded
-from builders import free_port, job_environment
+from agent.frameworks.training import trained
 
-JOB = Path(__file__).with_name("job.py")
 NODE = "host/memory_used_bytes"
 PHASES = ("data", "forward", "backward", "optimizer")
 
 
 @pytest.mark.parametrize("row", ROWS, ids=[row.id for row in ROWS])
-def test_training_is_captured_and_unchanged(row: Row, tmp_path: Path) -> None:
-    told = trained(row, tmp_path)
-    sources = recorded(tmp_path / "record")
+def test_training_is_captured_and_unchanged(row: Row) -> None:
+    training = trained(row)
+    told, sources = training.told, recorded(training.record)
     assert [source.rank for source in sources] == list(range(row.ranks))
     for column in COLUMNS:
         if column in row.absent:
@@ -36,25 +30,6 @@ def test_training_is_captured_and_unchanged(row: Row, tmp_path: Path) -> None:
     assert sources[0].run is not None
     assert {(source.run, source.attempt) for source in sources} == {(sources[0].run, sources[0].attempt)}
     assert [NODE in source.series for source in sources] == [True] + [False] * (row.ranks - 1)
-
-
-def trained(row: Row, folder: Path) -> list[dict[str, Any]]:
-    """What each rank of the job says it did."""
-    options = [f"{name}={value}" for name, value in row.options.items()]
-    command = [sys.executable, str(JOB), row.module, row.function, str(folder), *options]
-    meeting = {"WORLD_SIZE": str(row.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = []
-    for rank in range(row.ranks):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | meeting if row.ranks > 1 else {}
-        environment = job_environment(folder, OMP_NUM_THREADS="1", **place)
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
-        )
-    said = [process.communicate(timeout=170)[0] for process in processes]
-    for process, output in zip(processes, said, strict=True):
-        assert process.returncode == 0, output[-3000:]
-        assert "perfagent" not in output, output[-3000:]
-    return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
 
 
 def assert_absent(column: str, sources: list[Recorded]) -> None:

@@ -1,0 +1,67 @@
+"""Trains rows of the matrix in processes of their own.
+
+Rows of one module are trained one after the other in the same processes, whose start takes longer than the training: torch, and
+for some rows a framework, is imported once for all of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import subprocess
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent.frameworks.matrix import ROWS, Row
+from builders import free_port, job_environment
+
+JOB = Path(__file__).with_name("job.py")
+
+
+@dataclass(frozen=True)
+class Training:
+    """One row, trained. told: what each rank says it did, alone and watched. record: what the agent recorded."""
+
+    told: list[dict[str, Any]]
+    record: Path
+
+
+def trained(row: Row) -> Training:
+    """What became of a row; its processes are started by the first of its module's rows that asks."""
+    folder = _job(row.module) / str(_rows(row.module).index(row))
+    told = [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(row.ranks)]
+    return Training(told, folder / "record")
+
+
+def _rows(module: str) -> list[Row]:
+    return [row for row in ROWS if row.module == module]
+
+
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+
+
+@functools.cache
+def _job(module: str) -> Path:
+    """Where the processes of a module have left what they did."""
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name)
+    rows = _rows(module)
+    loops = [",".join([row.function, *(f"{name}={value}" for name, value in row.options.items())]) for row in rows]
+    ranks = rows[0].ranks
+    meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    processes = []
+    for rank in range(ranks):
+        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | meeting if ranks > 1 else {}
+        environment = job_environment(folder / "environment", OMP_NUM_THREADS="1", **place)
+        command = [sys.executable, str(JOB), str(folder), module, *loops]
+        processes.append(
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
+        )
+    said = [process.communicate(timeout=170)[0] for process in processes]
+    for process, output in zip(processes, said, strict=True):
+        assert process.returncode == 0, output[-3000:]
+        assert "perfagent" not in output, output[-3000:]
+    return folder
