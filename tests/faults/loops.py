@@ -1,4 +1,4 @@
-"""The loops of rows A04, A05, A11, A14: in a few rounds they are tests, in many they are scripts/faults."""
+"""The loops of rows A04, A05, A11, A14, A16, A17: in a few rounds they are tests, in many they are scripts/faults."""
 
 from __future__ import annotations
 
@@ -15,10 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from builders import until
-from faults.accounts import Accounts, row
+from faults.accounts import Accounts, left_in, row
 from faults.proxy import Proxy
+from ingest_server import IngestServer
 
-from perfagent.wire import Frame, encode
+from perfagent.delivery import segments
+from perfagent.delivery.spool import Header, Spool
+from perfagent.wire import Event, Frame, Group, encode
 
 HERE = Path(__file__).resolve().parent
 
@@ -136,3 +139,92 @@ def forks(method: str, count: int, variables: Mapping[str, str], *, within_s: fl
     if done.returncode or words[:1] != ["bad"] or words[3] != "True":
         return 0, f"{done.stdout} {done.stderr[-2000:]}"
     return count - int(words[1]), done.stderr[-2000:]
+
+
+# ---- A16
+
+
+def damaged(folder: Path, kind: str) -> Path:
+    """A spool of four ticks, or of four frames; the file."""
+    kept = Spool(folder, Header(source=folder.name, project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1))
+    for tick in range(4):
+        steps = list(range(3 * tick, 3 * tick + 3))
+        group = Group(step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3})
+        kept.append([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})], now=0.0)
+        if kind == "frames":
+            kept.hold(now=0.0, force=True)
+    kept.abandon()
+    (path,) = folder.glob(f"*.{kind}")
+    return path
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [step for frame in left_in(folder) for group in frame.groups for step in group.steps()]
+
+
+def survives_damage(folder: Path, seeded: random.Random) -> bool:
+    """Damages a spool somewhere; whether what is whole before the fault comes out, at the first start and at the second."""
+    path = damaged(folder, seeded.choice(["ticks", "frames"]))
+    for file in (path, folder / "state"):
+        content = bytearray(file.read_bytes())
+        for _ in range(seeded.randrange(5)):
+            content[seeded.randrange(len(content))] ^= 1 << seeded.randrange(8)
+        file.write_bytes(content[: seeded.randrange(len(content))] if seeded.random() < 0.3 else content)
+    whole = sum(kind in (segments.TICK, segments.FRAME) for _, kind, _ in segments.records(path.read_bytes()))
+    first = steps_in(folder)
+    Spool.open(folder).abandon()
+    good = first == list(range(3 * whole)) == steps_in(folder)
+    shutil.rmtree(folder)
+    return good
+
+
+# ---- A17
+
+
+STARTER = """
+import sys, time
+from pathlib import Path
+from perfagent.config import AgentConfig
+from perfagent.delivery.sender import Sender
+from perfagent.identity import Identity
+sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
+sender.start()
+sys.stdin.readline()
+sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
+dispatcher = sender._dispatch()
+until = time.monotonic() + 20
+while time.monotonic() < until and (dispatcher._orphans != [] or dispatcher._orphan is not None or sender.spool.waiting):
+    time.sleep(0.01)
+sender.close("finished")
+"""
+
+
+def orphan(state: Path, name: str, server: str) -> None:
+    """What a dead process left: five samples."""
+    kept = Spool(state / "spool" / name, Header(source=name, project="p", rank=0, server=server, run="dead", attempt=1))
+    for step in range(5):
+        column = [float(step)]
+        kept.append([Group(step=[step], time=column, monotonic=column, values={"loss": column})], [], now=0.0)
+    kept.abandon()
+
+
+def eight_starts(state: Path, server: IngestServer) -> bool:
+    """Eight processes start at once beside twenty orphans; whether each of those was delivered exactly once."""
+    names = [f"orphan{number:02d}" for number in range(20)]
+    for name in names:
+        orphan(state, name, server.url)
+    command = [sys.executable, "-c", STARTER, server.url, str(state)]
+    children = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(8)]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("\n")
+        child.stdin.flush()
+    for child in children:
+        child.communicate(timeout=60)
+    sent = [(frame.source, frame.seq) for frame in server.frames if frame.source in names and frame.groups]
+    return (
+        len(sent) == len(set(sent)) == 20
+        and all(server.values("loss", source=name) == {step: float(step) for step in range(5)} for name in names)
+        and len(server.samples("own")) == 8
+        and list((state / "spool").iterdir()) == []
+    )

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import datetime
+import re
+import subprocess
 import sys
 import tempfile
 import time
+import xml.etree.ElementTree as Xml
+from collections.abc import Callable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -13,55 +18,131 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import nan_latency  # noqa: E402
 import tables  # noqa: E402
-from faults import rows  # noqa: E402
+from faults import agent_rows, rows  # noqa: E402
+from faults.outcome import Outcome  # noqa: E402
 
-ROWS = ("kill", "stop", "gap", "receiver", "nan")
+FAULTS = {
+    "A01": "no server at the start",
+    "A02": "the server stands still",
+    "A03": "the server is slow",
+    "A04": "connections are cut, answers lost, requests repeated and reordered",
+    "A05": "no server for 24 hours",
+    "A06": "429 and 503 with Retry-After",
+    "A07": "413",
+    "A08": "400 and 422",
+    "A09": "401 and 403",
+    "A10": "something answers that is no perfagent server",
+    "A11": "the trainer is killed with SIGKILL",
+    "A12": "the kernel's out-of-memory killer",
+    "A13": "every other way to end",
+    "A14": "forks, workers, spawned ranks",
+    "A15": "the disk is full, broken or read-only",
+    "A16": "the spool is damaged",
+    "A17": "several processes, one spool",
+    "A18": "the clock jumps",
+    "A19": "values of every kind",
+    "A20": "names of every kind, and too many",
+    "A21": "trouble of the agent's own",
+    "A22": "no driver, one that hangs, a lost GPU",
+    "A23": "hooks and callbacks that raise",
+    "A24": "names, proxies, IPv6",
+    "S01": "the server is killed with SIGKILL",
+    "W01": "the receiver of webhooks fails",
+    "W02": "the server dies with an alert on the way",
+    "W03": "NaN on the way to the receiver",
+}
+"""The rows of the table; what each must do is said by its tests."""
+TESTED = ("tests/agent", "tests/faults", "tests/e2e/test_monitoring.py", "tests/server/store/test_kill9.py")
 
 
-def run(name: str, folder: Path, *, quick: bool) -> list[rows.Outcome]:
-    if name == "kill":
-        return [rows.server_killed_under_load(folder, kills=5 if quick else 50)]
-    if name == "stop":
-        return rows.server_stopped(folder, seconds=5.0 if quick else 60.0)
-    if name == "gap":
-        return [rows.killed_between_ack_and_judgement(folder, trials=2 if quick else 20)]
-    if name == "receiver":
-        return [rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)]
+def _nan(folder: Path, *, quick: bool) -> list[Outcome]:
     runs = 3 if quick else 50
     latencies = nan_latency.measure(runs, folder)
     within = sum(value <= nan_latency.LIMIT_S for value in latencies)
-    figures = f"slowest {max(latencies):.2f} s; {runs - runs // 50} are required"
-    name = "NaN loss at a healthy receiver within 2 s, each a run of its own"
-    return [rows.Outcome(name, within, runs, figures, required=runs - runs // 50)]
+    required = runs - runs // 50
+    figures = f"slowest {max(latencies):.2f} s; {required} are required"
+    return [Outcome("W03", "NaN loss at a healthy receiver within 2 s, each a run of its own", within, runs, figures, required)]
+
+
+LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
+    "trainings": lambda folder, _: agent_rows.whole_trainings(folder),
+    "stop": lambda folder, quick: rows.server_stopped(folder, seconds=5.0 if quick else 60.0),
+    "slow": lambda _, __: [agent_rows.slow_answers()],
+    "cuts": lambda folder, quick: [agent_rows.cut_connections(folder, cuts=50 if quick else 1000)],
+    "outage": lambda folder, quick: [agent_rows.long_outage(folder, hours=0.5 if quick else agent_rows.DAY_H)],
+    "agent-kill": lambda folder, quick: agent_rows.killed_agents(folder, kills=6 if quick else 200),
+    "forks": lambda folder, quick: agent_rows.forks(folder, count=20 if quick else 1000),
+    "damage": lambda folder, quick: [agent_rows.damaged_spools(folder, rounds=100 if quick else 5000)],
+    "starts": lambda folder, quick: [agent_rows.starts_at_once(folder, rounds=1 if quick else 20)],
+    "kill": lambda folder, quick: [rows.server_killed_under_load(folder, kills=5 if quick else 50)],
+    "gap": lambda folder, quick: [rows.killed_between_ack_and_judgement(folder, trials=2 if quick else 20)],
+    "receiver": lambda folder, quick: [
+        rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)
+    ],
+    "nan": lambda folder, quick: _nan(folder, quick=quick),
+}
+
+
+def tests(folder: Path) -> list[Outcome]:
+    """The tests of every row: how many passed of how many ran. A skipped one is named, and counts as neither."""
+    report = folder / "report.xml"
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "fault", "-n", "2", f"--junitxml={report}", *TESTED]
+    subprocess.run(command, cwd=ROOT, stdout=subprocess.DEVNULL, check=False)
+    passed: dict[str, int] = {}
+    ran: dict[str, int] = {}
+    words: dict[str, list[str]] = {}
+    for case in Xml.parse(report).getroot().iter("testcase"):
+        match = re.match(r"test_([aswdx]\d\d)_", case.get("name", ""))
+        if match is None or (row := match[1].upper()) not in FAULTS:
+            continue
+        skipped, failed = case.find("skipped"), [*case.iter("failure"), *case.iter("error")]
+        if skipped is not None:
+            words.setdefault(row, []).append(f"skipped: {skipped.get('message')}")
+            continue
+        ran[row] = ran.get(row, 0) + 1
+        passed[row] = passed.get(row, 0) + (not failed)
+        if failed:
+            words.setdefault(row, []).append(f"failed: {case.get('name')}")
+    return [Outcome(row, "tests of this row", passed[row], ran[row], "; ".join(words.get(row, []))) for row in sorted(ran)]
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="a few kills and seconds instead of many; the page is not written")
-    parser.add_argument("rows", nargs="*", help=f"any of {', '.join(ROWS)}; all without a name")
+    parser.add_argument("loops", nargs="*", help=f"any of tests, {', '.join(LOOPS)}; all without a name")
     options = parser.parse_args()
-    if unknown := set(options.rows) - set(ROWS):
-        parser.error(f"unknown rows {sorted(unknown)}; these are: {', '.join(ROWS)}")
-    outcomes: list[rows.Outcome] = []
-    for name in options.rows or ROWS:
+    if unknown := set(options.loops) - set(LOOPS) - {"tests"}:
+        parser.error(f"unknown {sorted(unknown)}; these are: tests, {', '.join(LOOPS)}")
+    outcomes: list[Outcome] = []
+    for name in options.loops or ("tests", *LOOPS):
         begin = time.monotonic()
         with tempfile.TemporaryDirectory(prefix=f"perfagent-faults-{name}-") as folder:
-            found = run(name, Path(folder), quick=options.quick)
+            try:
+                found = tests(Path(folder)) if name == "tests" else LOOPS[name](Path(folder), options.quick)
+            except Exception as error:
+                found = [Outcome("?", f"{name} did not come to its end", 0, 1, f"{type(error).__name__}: {error}"[:500])]
         outcomes += found
         for outcome in found:
-            print(
-                f"{outcome.survived}/{outcome.total}  {outcome.name} ({outcome.figures}; {time.monotonic() - begin:.0f} s)",
-                flush=True,
-            )
+            print(f"{outcome.survived}/{outcome.total}  {outcome.row}  {outcome.name} ({outcome.figures})", flush=True)
+        print(f"  {name}: {time.monotonic() - begin:.0f} s", flush=True)
     good = sum(outcome.good for outcome in outcomes)
-    print(f"{good}/{len(outcomes)} rows survived")
-    if not options.quick and not options.rows:
-        text = f"{tables.machine('torch')}.\n\n" + tables.table(
-            ["fault, and what must hold", "survived/total", "figures"],
-            [[outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures] for outcome in outcomes],
-        )
-        tables.replace("faults", text, ROOT / "docs" / "faults.md")
+    ids = {outcome.row for outcome in outcomes}
+    whole = sum(all(outcome.good for outcome in outcomes if outcome.row == row) for row in ids)
+    print(f"{whole}/{len(ids)} rows survived, {good}/{len(outcomes)} of their lines")
+    if not options.quick and not options.loops:
+        write(outcomes)
     return 0 if good == len(outcomes) else 1
+
+
+def write(outcomes: list[Outcome]) -> None:
+    lines = []
+    for row, fault in FAULTS.items():
+        for outcome in (outcome for outcome in outcomes if outcome.row == row):
+            lines.append([row, fault, outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures.replace("|", "/")])
+    survived = sum(all(o.good for o in outcomes if o.row == row) for row in FAULTS)
+    head = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
+    table = tables.table(["row", "fault", "what was done, and what must hold", "survived/total", "figures"], lines)
+    tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "faults.md")
 
 
 if __name__ == "__main__":

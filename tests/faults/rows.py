@@ -14,12 +14,12 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 from builders import Receiver, ServerProcess, job_environment, server_process, until
+from faults.outcome import Outcome
 
 from perfagent.wire import Event, Frame, Group, encode
 
@@ -28,21 +28,6 @@ STALL_LIMIT_S = 0.005
 EXIT_LIMIT_S = 2.0
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """One row: how many of how many survived, and the figures behind it in words. required: enough of them, all by default."""
-
-    name: str
-    survived: int
-    total: int
-    figures: str
-    required: int | None = None
-
-    @property
-    def good(self) -> bool:
-        return self.survived >= (self.total if self.required is None else self.required)
 
 
 def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: Say = print) -> Outcome:
@@ -94,7 +79,7 @@ def server_killed_under_load(folder: Path, *, kills: int, agents: int = 4, say: 
         f"{kills} kills, {agents} agents ({alive} still logging after the last): "
         f"{missing} missing, {repeated} twice, {changed} changed"
     )
-    return Outcome("server killed with SIGKILL under load: points stored exactly once", stored_once, logged, figures)
+    return Outcome("S01", "server killed with SIGKILL under load: points stored exactly once", stored_once, logged, figures)
 
 
 def server_stopped(folder: Path, *, seconds: float) -> list[Outcome]:
@@ -116,6 +101,7 @@ def server_stopped(folder: Path, *, seconds: float) -> list[Outcome]:
     exit_s = ended - float(output.split("DONE ")[1].split()[0])
     above_s = result["slowest_s"] - result["control_slowest_s"]
     calm = Outcome(
+        "A02",
         f"server stopped with SIGSTOP for {seconds:.0f} s: slowest log call at most 5 ms above an empty loop",
         int(above_s <= STALL_LIMIT_S),
         1,
@@ -124,6 +110,7 @@ def server_stopped(folder: Path, *, seconds: float) -> list[Outcome]:
         f"p99.9 {result['p999_s'] * 1e6:.0f} µs (empty loop {result['control_p999_s'] * 1e6:.1f} µs)",
     )
     left = Outcome(
+        "A02",
         "server stopped with SIGSTOP: the process is gone within 2 s of main's end",
         int(exit_s <= EXIT_LIMIT_S and job.returncode == 0),
         1,
@@ -201,7 +188,9 @@ def killed_between_ack_and_judgement(folder: Path, *, trials: int, say: Say = pr
         finally:
             server.stop()
     figures = f"{gaps} of {trials} kills hit before the alert was on disk"
-    return Outcome("server killed between the ack and the judgement of a NaN: the alert fires, once", good, trials, figures)
+    return Outcome(
+        "W02", "server killed between the ack and the judgement of a NaN: the alert fires, once", good, trials, figures
+    )
 
 
 def _alerts_on_disk(server: ServerProcess, run: str) -> int:
@@ -253,6 +242,5 @@ def receiver_fails_and_server_dies(
     figures = (
         f"{requests} requests, {refused} refused, {kills} kills; every repeat carried the id of the first try: {good == alerts}"
     )
-    return Outcome(
-        "receiver refuses every third request, server killed in between: one id per alert, none missing", good, alerts, figures
-    )
+    name = "receiver refuses every third request, server killed in between: one id per alert, none missing"
+    return Outcome("W01", name, good, alerts, figures)

@@ -7,7 +7,6 @@ import errno
 import logging
 import os
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,13 +14,13 @@ from typing import Any
 
 import pytest
 from builders import free_port, until
+from faults import loops
 from faults.accounts import Accounts, left_in, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfagent.delivery import backlog, segments, spool
 from perfagent.delivery.spool import Header, Spool
-from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault
 
@@ -159,32 +158,18 @@ def test_a15_a_lock_is_let_go_when_the_disk_refuses_the_rest_of_the_folder(
 # ---- A16
 
 
-def damaged(folder: Path, kind: str) -> Path:
-    """A spool of four ticks, or of four frames; the file."""
-    kept = Spool(folder, Header(source=folder.name, project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1))
-    for tick in range(4):
-        steps = list(range(3 * tick, 3 * tick + 3))
-        group = Group(step=steps, time=[float(s) for s in steps], monotonic=[float(s) for s in steps], values={"x": [0.1] * 3})
-        kept.append([group], [Event(kind="alert", time=1.0, data={"title": str(tick)})], now=0.0)
-        if kind == "frames":
-            kept.hold(now=0.0, force=True)
-    kept.abandon()
-    (path,) = folder.glob(f"*.{kind}")
-    return path
-
-
 def read_again(folder: Path) -> list[int]:
     """The steps that come out, twice: the second start must not find less than the first."""
-    first = [step for frame in left_in(folder) for group in frame.groups for step in group.steps()]
+    first = loops.steps_in(folder)
     opened = Spool.open(folder)
     opened.abandon()
-    assert [step for frame in left_in(folder) for group in frame.groups for step in group.steps()] == first
+    assert loops.steps_in(folder) == first
     return first
 
 
 @pytest.mark.parametrize("kind", ["ticks", "frames"])
 def test_a16_truncated_at_any_offset_what_is_whole_before_is_read(tmp_path: Path, kind: str) -> None:
-    original = damaged(tmp_path / "whole", kind).read_bytes()
+    original = loops.damaged(tmp_path / "whole", kind).read_bytes()
     ends = [
         offset + segments.FRAMING.size + len(payload)
         for offset, found, payload in segments.records(original)
@@ -215,7 +200,7 @@ def test_a16_flipped_bits_in_any_file_never_stop_the_start_and_never_invent_or_d
     tmp_path: Path, kind: str, flips: list[tuple[float, int]], state: list[tuple[int, int]]
 ) -> None:
     folder = tmp_path / str(len(list(tmp_path.iterdir())))
-    path = damaged(folder, kind)
+    path = loops.damaged(folder, kind)
     content = bytearray(path.read_bytes())
     for place, bit in flips:
         content[int(place * len(content))] ^= 1 << bit
@@ -243,56 +228,14 @@ def _end_of_whole(data: bytes) -> int:
 # ---- A17
 
 
-STARTER = """
-import sys, time
-from pathlib import Path
-from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
-from perfagent.identity import Identity
-sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
-sender.start()
-sys.stdin.readline()
-sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
-dispatcher = sender._dispatch()
-until = time.monotonic() + 20
-while time.monotonic() < until and (dispatcher._orphans != [] or dispatcher._orphan is not None or sender.spool.waiting):
-    time.sleep(0.01)
-sender.close("finished")
-"""
-
-
-def orphan(state: Path, name: str, server: str) -> None:
-    kept = Spool(state / "spool" / name, Header(source=name, project="p", rank=0, server=server, run="dead", attempt=1))
-    for step in range(5):
-        column = [float(step)]
-        kept.append([Group(step=[step], time=column, monotonic=column, values={"loss": column})], [], now=0.0)
-    kept.abandon()
-
-
 def test_a17_eight_processes_that_start_at_once_deliver_what_the_dead_left_exactly_once(fault: Accounts) -> None:
-    server = fault.server()
-    for number in range(20):
-        orphan(fault.state, f"orphan{number:02d}", server.url)
-    command = [sys.executable, "-c", STARTER, server.url, str(fault.state)]
-    children = [subprocess.Popen(command, stdin=subprocess.PIPE, text=True) for _ in range(8)]
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("\n")
-        child.stdin.flush()
-    for child in children:
-        child.communicate(timeout=60)
-    sent = [(frame.source, frame.seq) for frame in server.frames if frame.source.startswith("orphan") and frame.groups]
-    assert len(sent) == len(set(sent)) == 20
-    for number in range(20):
-        assert server.values("loss", source=f"orphan{number:02d}") == {step: float(step) for step in range(5)}
-    assert len(server.samples("own")) == 8
-    assert list((fault.state / "spool").iterdir()) == []
+    assert loops.eight_starts(fault.state, fault.server())
 
 
 def test_a17_a_recycled_pid_and_a_stale_lock_file_keep_nobody_away(fault: Accounts) -> None:
     """The lock is the kernel's flock; what the file says is only for the watcher."""
     server = fault.server()
-    orphan(fault.state, "orphan", server.url)
+    loops.orphan(fault.state, "orphan", server.url)
     lock = fault.state / "spool" / "orphan" / "lock"
     lock.write_text(f"{os.getpid()} 1")  # a living process by that number, but another one
     sender = fault.sender(server)
