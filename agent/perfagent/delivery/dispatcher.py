@@ -48,6 +48,8 @@ URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
 COMMAND_ERRORS = 3
+TELL_AGAIN_S = 600.0
+"""On a bad line a server comes and goes all the time; that is told so often."""
 
 
 class Dispatcher:
@@ -94,6 +96,7 @@ class Dispatcher:
         self._last_sync = self._last_read = 0.0
         self._deferred_since = 0.0
         self._courier_at = 0.0
+        self._told_at = 0.0
         self._step = 0
         self._told_gone = 0
         self._command_errors: Counter[int] = Counter()
@@ -385,7 +388,8 @@ class Dispatcher:
             if self._failures:
                 _log.info("perfagent: server %s reachable again", self.sender.config.server)
             self._failures = 0
-            self.sender.told.discard("unreachable")
+            if now - self._told_at >= TELL_AGAIN_S:
+                self.sender.told.discard("unreachable")
             self.sender.counters["acked_frames"] += 1
             self.sender.counters["acked"] += answer.stored + answer.duplicate
             self.sender.counters["duplicate"] += answer.duplicate
@@ -432,6 +436,7 @@ class Dispatcher:
                 f"perfagent: server {server} is busy ({answer.reason}), recording to {self.spool.folder}; will retry",
             )
         else:
+            self._told_at = self._told_at if "unreachable" in self.sender.told else now
             self.sender.tell(
                 "unreachable",
                 logging.WARNING,

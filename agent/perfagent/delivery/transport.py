@@ -211,6 +211,8 @@ class HttpTransport:
         try:
             response.begin()
             found = response.read(MAX_REPLY_BYTES + 1)
+            if response.length and len(found) <= MAX_REPLY_BYTES:  # read() with a size does not say so itself
+                raise http.client.IncompleteRead(found, response.length)
             reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
             keep = not response.will_close and len(found) <= MAX_REPLY_BYTES and response.isclosed()
         finally:
