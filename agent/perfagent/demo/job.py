@@ -1,4 +1,4 @@
-"""The demo's training job: an ordinary training script with one line of perfagent in it.
+"""The demo's training job: a training script with one line of perfagent that watches it, and its loop that trains it.
 
 Run by `perfagent demo` as a process of its own: `python -m perfagent.demo.job --steps 200 --fault none`.
 """
@@ -51,24 +51,19 @@ def train(steps: int, fault: faults.Fault, *, batch_size: int, seed: int = 0) ->
     )
 
     # -------------------------------------------------------------------------------------------- nothing below knows the agent
-    step = 0
-    while step < steps:
-        for tokens, targets in loader:
-            step += 1
-            tokens, targets = faults.bad_batch(fault, step, steps, tokens, targets)  # noqa: PLW2901 - the batch as it is used
-            logits = model(tokens.to(device))
-            token_losses = functional.cross_entropy(logits.flatten(0, 1), targets.to(device).flatten(), reduction="none")
+    loop = perfagent.loop(model, optimizer, schedule, clip_norm=CLIP_NORM)
+    for tokens, targets in loop.batches(loader, epochs=None, steps=steps):
+        step = loop.step_count + 1
+        tokens, targets = faults.bad_batch(fault, step, steps, tokens, targets)  # noqa: PLW2901 - the batch as it is used
+        with loop.forward():
+            logits = model(tokens)
+            token_losses = functional.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="none")
             loss = faults.bad_loss(fault, step, steps, token_losses)
-            loss.backward()  # type: ignore[no-untyped-call]
-            torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-            optimizer.step()
-            schedule.step()
-            optimizer.zero_grad(set_to_none=True)
-            faults.breaks(fault, step, steps, logits.detach())
-            if step % PRINT_EVERY == 0 or step == steps:
-                print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
-            if step == steps:
-                break
+        loop.backward(loss)
+        loop.step()
+        faults.breaks(fault, step, steps, logits.detach())
+        if step % PRINT_EVERY == 0 or step == steps:
+            print(f"step {step}/{steps} loss {loss.item():.4f}", flush=True)  # .item() waits for the device
 
 
 def _share_of_rate(step: int, steps: int) -> float:

@@ -142,6 +142,18 @@ class Window:
         if count != self._constant:
             raise ConfigError(_unequal(self._constant, count))
 
+    # ---- state
+
+    @property
+    def expected(self) -> float | None:
+        """Items of a micro-step, as in the window before: what weights are rounded by, and so part of a state. Sync."""
+        return None if self._expected is None else float(self._expected)
+
+    @expected.setter
+    def expected(self, items: float | None) -> None:
+        alone = items is None or self._strategy.world == 1
+        self._expected = items if alone else self._number(items)  # type: ignore[arg-type]
+
     # ---- the end of a window
 
     def factor(self) -> Count | None:

@@ -62,11 +62,11 @@ def ddp(
         model,
         device_ids=[one] if one is not None and one.type == "cuda" else None,
         process_group=process_group,
-        bucket_cap_mb=bucket_mb,  # type: ignore[arg-type]
+        bucket_cap_mb=bucket_mb,
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
         find_unused_parameters=find_unused_parameters,
-        broadcast_buffers=broadcast_buffers,
+        **({} if broadcast_buffers else {"broadcast_buffers": False}),  # torch renames it, and warns where it is named
     )
     if hook is not None:
         comm_hook(wrapped, hook)

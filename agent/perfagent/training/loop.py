@@ -251,7 +251,9 @@ class Loop:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "rng": random_state(),
             "sampler": sampler,
-            "loop": {"step_count": self.step_count, "run_id": _run_id(), **position},
+            "loop": {
+                "step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position
+            },
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -268,6 +270,7 @@ class Loop:
         self._window.clear()
         place = state["loop"]
         self.step_count = int(place["step_count"])
+        self._window.expected = place.get("items")
         self._batches.resume(place, state["sampler"], state["rng"])
         if state["rng"] is not None:
             restore_random_state(state["rng"])

@@ -128,7 +128,7 @@ class FSDP2(Plain):
         from torch.distributed.checkpoint.state_dict import set_state_dict
 
         set_state_dict(
-            self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer,  # type: ignore[arg-type]
+            self.module, optimizer, model_state_dict=of_model, optim_state_dict=of_optimizer,
         )  # fmt: skip
 
 

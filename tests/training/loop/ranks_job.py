@@ -1,0 +1,289 @@
+"""`python ranks_job.py FOLDER`: two ranks train the same model in every way the loop knows; each writes what came out of it.
+
+Micro-batches have unequal numbers of items on both ranks, the last window of an epoch is shorter, gradients are clipped.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import logging
+import os
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.data import IterableDataset
+
+import perfagent
+from perfagent.errors import ConfigError
+
+STEPS, ACCUMULATED, BATCHES, CLIP = 50, 3, 8, 0.05
+Batch = tuple[torch.Tensor, torch.Tensor]
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Sequential(nn.Linear(6, 6), nn.Tanh()) for _ in range(2)])
+        self.out = nn.Linear(6, 1)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.layers:
+            x = layer(x)
+        return self.out(x)
+
+
+def net() -> Net:
+    torch.manual_seed(3)
+    return Net()
+
+
+def batches_of(rank: int, number: int = BATCHES) -> list[Batch]:
+    """Batches of 1 to 7 items."""
+    generator = torch.Generator().manual_seed(100 + rank)
+    sizes = torch.randint(1, 8, (number,), generator=generator).tolist()
+    return [(torch.randn(size, 6, generator=generator), torch.randn(size, 1, generator=generator)) for size in sizes]
+
+
+def loss_of(model: Callable[[torch.Tensor], torch.Tensor], batch: Batch) -> torch.Tensor:
+    return nn.functional.mse_loss(model(batch[0]), batch[1])
+
+
+def adamw(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=3e-3)
+
+
+def big_batches(ranks: list[list[Batch]], steps: int, accumulated: int = ACCUMULATED) -> dict[str, Any]:
+    """The truth: one process, and one big batch for all that the ranks see in a window."""
+    model = net()
+    optimizer = adamw(model)
+    norms: list[float] = []
+    while len(norms) < steps:
+        for begin in range(0, max(map(len, ranks)), accumulated):
+            window = [batch for of_rank in ranks for batch in of_rank[begin : begin + accumulated]]
+            whole = torch.cat([x for x, _ in window]), torch.cat([y for _, y in window])
+            loss_of(model, whole).backward()
+            norms.append(float(nn.utils.clip_grad_norm_(model.parameters(), CLIP)))
+            optimizer.step()
+            optimizer.zero_grad()
+            if len(norms) == steps:
+                break
+    return {"norms": norms, "weights": flat(model), "loss": held_out(model)}
+
+
+def flat(model: nn.Module) -> list[float]:
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in (q.detach() for q in model.parameters())]
+    return torch.cat([one.reshape(-1) for one in whole]).tolist()
+
+
+def held_out(model: Callable[[torch.Tensor], torch.Tensor]) -> float:
+    with torch.no_grad():
+        return float(loss_of(model, batches_of(9, 1)[0]))
+
+
+def train(model: Any, optimizer: Any, data: Any, *, steps: int = STEPS, items: Any = None, **options: Any) -> dict[str, Any]:
+    loop = perfagent.loop(model, optimizer, **{"grad_accum": ACCUMULATED, "clip_norm": CLIP, **options})
+    norms = []
+    for batch in loop.batches(data, epochs=None, items=items, steps=steps):
+        with loop.forward():
+            loss = loss_of(model, batch)
+        loop.backward(loss, None if items else len(batch[0]))
+        result = loop.step()
+        if result.stepped:
+            norms.append(float(result.grad_norm))
+    assert loop.step_count == steps
+    return {"norms": norms, "kind": loop.strategy.kind}
+
+
+def ended(said: dict[str, Any], model: Any) -> dict[str, Any]:
+    return {**said, "weights": flat(model), "loss": held_out(model)}
+
+
+class Stream(IterableDataset[Batch]):
+    """Nobody knows how many there are."""
+
+    def __init__(self, batches: list[Batch]) -> None:
+        self._batches = batches
+
+    def __iter__(self) -> Iterator[Batch]:
+        return iter(self._batches)
+
+
+def zero(stage: int, data: Any, **options: Any) -> dict[str, Any]:
+    import deepspeed
+
+    model = net()
+    config = perfagent.zero_config(
+        stage, micro_batch=1, precision="fp32", grad_accum=ACCUMULATED, clip_norm=CLIP, device="cpu", bucket_elements=1000
+    )
+    engine = deepspeed.initialize(model=model, optimizer=adamw(model), config=config, dist_init_required=False)[0]
+    said = train(engine, None, data, grad_accum=None, clip_norm=None, **options)
+    if stage == 3:
+        with deepspeed.zero.GatheredParameters([*model.parameters()]):
+            said["weights"] = flat(model)
+        return {**said, "loss": held_out(engine)}
+    return ended(said, model)
+
+
+def same_training(rank: int) -> dict[str, Any]:
+    """Every strategy on the same data."""
+    mine = batches_of(rank)
+    said: dict[str, Any] = {}
+    for name, items in (("ddp", None), ("ddp_items", lambda batch: len(batch[0]))):
+        model = perfagent.ddp(net())
+        said[name] = ended(train(model, adamw(model), mine, items=items), model)
+    for name, items in (("fsdp2", None), ("fsdp2_items", lambda batch: torch.tensor(len(batch[0])))):
+        sharded = perfagent.fsdp(net())
+        said[name] = ended(train(sharded, adamw(sharded), mine, items=items), sharded)
+    model = perfagent.ddp(net())
+    stream = torch.utils.data.DataLoader(Stream(mine), batch_size=None)
+    said["ddp_stream"] = ended(train(model, adamw(model), stream), model)
+    for stage in (1, 2, 3):
+        said[f"zero{stage}"] = zero(stage, mine, items=lambda batch: len(batch[0]))
+    said["zero2_stream"] = zero(2, stream, items=lambda batch: len(batch[0]))
+    return said
+
+
+def reductions(rank: int) -> dict[str, Any]:
+    """How often gradients travel in ten windows."""
+    calls = {"ddp": 0, "fsdp2": 0}
+
+    def counting(group: Any, bucket: dist.GradBucket) -> torch.futures.Future[torch.Tensor]:
+        calls["ddp"] += 1
+        return dist.all_reduce(bucket.buffer().div_(2), group=group, async_op=True).get_future().then(lambda f: f.value()[0])
+
+    model = perfagent.ddp(net())
+    counting.__annotations__ = {}  # torch wants classes there, not their names
+    model.register_comm_hook(model.process_group, counting)
+    train(model, adamw(model), batches_of(rank), steps=10)
+
+    name = "reduce_scatter_single" if hasattr(dist, "reduce_scatter_single") else "reduce_scatter_tensor"
+    scatter = getattr(dist, name)
+
+    def scattered(*args: Any, **kwargs: Any) -> Any:
+        calls["fsdp2"] += 1
+        return scatter(*args, **kwargs)
+
+    sharded = perfagent.fsdp(net())
+    setattr(dist, name, scattered)
+    train(sharded, adamw(sharded), batches_of(rank), steps=10)
+    setattr(dist, name, scatter)
+    return calls
+
+
+def uneven_loaders(rank: int) -> dict[str, Any]:
+    """Ranks with 8 and 7 batches make as many windows of 3; ranks with 7 and 6 do not."""
+    model = perfagent.ddp(net())
+    loop = perfagent.loop(model, adamw(model), grad_accum=ACCUMULATED, clip_norm=CLIP)
+    for batch in loop.batches([batches_of(rank)[place] for place in range(8 - rank)], epochs=2):
+        with loop.forward():
+            loss = loss_of(model, batch)
+        loop.backward(loss)
+        loop.step()
+    return {"steps": loop.step_count, "weights": flat(model), "refused": refused(lambda: next(loop.batches([0] * (7 - rank))))}
+
+
+def refused(call: Callable[[], Any]) -> str:
+    try:
+        call()
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def refusals(rank: int) -> dict[str, str]:
+    model = perfagent.ddp(net())
+    zeroed = [(torch.zeros(size, 6), torch.zeros(size, 1)) for size in (2, 2, 2, 3)]
+    said = {
+        "bf16": refused(lambda: perfagent.comm_hook(model, "bf16")),
+        "powersgd": refused(lambda: perfagent.comm_hook(model, "powersgd")),
+        "batched_powersgd": refused(lambda: perfagent.ddp(net(), hook="batched_powersgd")),
+        "unknown": refused(lambda: perfagent.comm_hook(model, "gzip")),
+        "not_ddp": refused(lambda: perfagent.comm_hook(net(), "fp16")),
+        "zero_unequal": refused(lambda: zero(2, zeroed, steps=2)),
+        "zero_unequal_ranks": refused(lambda: zero(2, [zeroed[0] if rank else zeroed[3]] * 3, steps=1)),
+        "static_and_unused": refused(lambda: perfagent.ddp(net(), static_graph=True, find_unused_parameters=True)),
+        "sharded_twice": refused(lambda: perfagent.fsdp(perfagent.fsdp(net()))),
+    }
+    halved = perfagent.ddp(net(), hook="fp16")
+    said["fp16_trains"] = str(train(halved, adamw(halved), batches_of(rank), steps=4)["norms"][-1])
+    return said
+
+
+def skipping_together(rank: int) -> dict[str, Any]:
+    """An overflow on one rank: all ranks leave out the step, and the scale halves everywhere."""
+    said = {}
+    for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp)):
+        model: Any = wrap(net())
+        scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+        loop = perfagent.loop(model, adamw(model), precision="fp16", clip_norm=CLIP, scaler=scaler)
+        before, skipped = flat(model), []
+        for number, batch in enumerate(batches_of(rank, 2)):
+            with loop.forward():
+                loss = loss_of(model, batch)
+            loop.backward(loss * (float("inf") if rank == 1 and number == 0 else 1.0))
+            skipped.append(loop.step().skipped)
+            if number == 0:
+                kept = flat(model) == before
+        said[name] = {"skipped": skipped, "kept": kept, "scale": scaler.get_scale(), "moved": flat(model) != before}
+    return said
+
+
+def going_on(rank: int) -> dict[str, Any]:
+    """State of a loop, put into another one: six steps are four and two."""
+    said = {}
+    for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp)):
+        whole: Any = wrap(net())
+        train(whole, adamw(whole), batches_of(rank), steps=6)
+        first: Any = wrap(net())
+        loop = perfagent.loop(first, adamw(first), grad_accum=ACCUMULATED, clip_norm=CLIP)
+        _run(loop, first, batches_of(rank), 4)
+        second: Any = wrap(net())
+        resumed = perfagent.loop(second, adamw(second), grad_accum=ACCUMULATED, clip_norm=CLIP)
+        resumed.load_state_dict(loop.state_dict())
+        _run(resumed, second, batches_of(rank), 6)
+        said[name] = flat(second) == flat(whole)
+    return said
+
+
+def _run(loop: perfagent.Loop, model: Any, data: list[Batch], steps: int) -> None:
+    for batch in loop.batches(data, epochs=None, steps=steps):
+        with loop.forward():
+            loss = loss_of(model, batch)
+        loop.backward(loss, len(batch[0]))
+        loop.step()
+
+
+CASES: dict[str, Callable[[int], Any]] = {
+    "same_training": same_training,
+    "reductions": reductions,
+    "uneven_loaders": uneven_loaders,
+    "refusals": refusals,
+    "skipping_together": skipping_together,
+    "going_on": going_on,
+}
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    import deepspeed
+
+    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute
+    logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
+    deepspeed.init_distributed("gloo", dist_init_required=False)
+    wanted = sys.argv[2:] or [*CASES]
+    said = {name: CASES[name](dist.get_rank()) for name in itertools.chain(wanted)}
+    (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))
+    dist.barrier()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""Two ranks over gloo: every strategy trains as one process with big batches, and what cannot work is refused on all ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import free_port, job_environment
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import ranks_job  # noqa: E402 - the data and the truth that the ranks train on
+
+STRATEGIES = ("ddp", "ddp_items", "ddp_stream", "fsdp2", "fsdp2_items", "zero1", "zero2", "zero3", "zero2_stream")
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What each of the two ranks wrote."""
+    folder = tmp_path_factory.mktemp("ranks")
+    port, jobs = str(free_port()), []
+    for rank in ("0", "1"):
+        environment = job_environment(
+            folder / rank, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
+            OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu",
+        )  # fmt: skip
+        command = [sys.executable, str(HERE / "ranks_job.py"), str(folder)]
+        jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
+    try:
+        said = [job.communicate(timeout=300)[1] for job in jobs]
+    finally:
+        for job in jobs:
+            job.kill()
+            job.wait()
+    assert [job.returncode for job in jobs] == [0, 0], "".join(words[-2000:] for words in said)
+    return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
+
+
+@pytest.fixture(scope="module")
+def truth() -> dict[str, Any]:
+    torch.set_num_threads(1)
+    return ranks_job.big_batches([ranks_job.batches_of(0), ranks_job.batches_of(1)], ranks_job.STEPS)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_fifty_steps_of_two_ranks_are_those_of_one_process_with_big_batches(
+    ranks: list[dict[str, Any]], truth: dict[str, Any], strategy: str
+) -> None:
+    for said in (rank["same_training"][strategy] for rank in ranks):
+        assert len(said["norms"]) == ranks_job.STEPS
+        assert said["weights"] == pytest.approx(truth["weights"], abs=1e-6)
+        assert said["loss"] == pytest.approx(truth["loss"], abs=1e-6)
+        assert said["norms"] == pytest.approx(truth["norms"], rel=1e-5)
+
+
+def test_the_strategy_follows_from_the_type(ranks: list[dict[str, Any]]) -> None:
+    kinds = {name: said["kind"] for name, said in ranks[0]["same_training"].items()}
+    assert {name: kind for name, kind in kinds.items() if name in ("ddp", "fsdp2", "zero3")} == {
+        "ddp": "ddp", "fsdp2": "fsdp2", "zero3": "deepspeed",
+    }  # fmt: skip
+
+
+def test_gradients_travel_once_a_window(ranks: list[dict[str, Any]]) -> None:
+    units = 3  # two layers and the rest are shards of their own
+    for said in ranks:
+        assert said["reductions"] == {"ddp": 10, "fsdp2": 10 * units}
+
+
+def test_last_windows_of_unequal_length_weigh_every_micro_step_alike(ranks: list[dict[str, Any]]) -> None:
+    model = ranks_job.net()
+    optimizer = ranks_job.adamw(model)
+    data = [ranks_job.batches_of(0), ranks_job.batches_of(1)[:7]]
+    for _ in range(2):
+        for begin in (0, 3, 6):
+            window = [batch for of_rank in data for batch in of_rank[begin : begin + 3]]
+            sum(ranks_job.loss_of(model, batch) for batch in window).div(len(window)).backward()  # type: ignore[union-attr]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), ranks_job.CLIP)
+            optimizer.step()
+            optimizer.zero_grad()
+    for said in (rank["uneven_loaders"] for rank in ranks):
+        assert said["steps"] == 6
+        assert said["weights"] == pytest.approx(ranks_job.flat(model), abs=1e-6)
+
+
+def test_loaders_that_would_leave_a_rank_waiting_are_refused_on_every_rank(ranks: list[dict[str, Any]]) -> None:
+    assert all("have 7, 6 batches" in said["uneven_loaders"]["refused"] for said in ranks)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ("bf16", "bf16 hook needs NCCL, and the process group is gloo"),
+        ("powersgd", "over which it hangs"),
+        ("batched_powersgd", "over which it hangs"),
+        ("unknown", "not 'gzip'"),
+        ("not_ddp", "perfagent.fsdp(model, reduce='bf16')"),
+        ("zero_unequal", "unequal num_items (2 and 3)"),
+        ("zero_unequal_ranks", "items=lambda batch"),
+        ("static_and_unused", "exclude each other"),
+        ("sharded_twice", "sharded already"),
+    ],
+)
+def test_what_cannot_work_is_refused_in_words_on_every_rank(ranks: list[dict[str, Any]], case: str, words: str) -> None:
+    assert all(words in said["refusals"][case] for said in ranks)
+
+
+def test_the_fp16_hook_works_over_gloo(ranks: list[dict[str, Any]], truth: dict[str, Any]) -> None:
+    for said in ranks:
+        assert float(said["refusals"]["fp16_trains"]) == pytest.approx(truth["norms"][3], rel=1e-2)
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[dict[str, Any]], strategy: str) -> None:
+    for said in ranks:
+        assert said["skipping_together"][strategy] == {"skipped": [True, False], "kept": True, "scale": 512.0, "moved": True}
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_state_put_into_another_loop_goes_on_bit_for_bit(ranks: list[dict[str, Any]], strategy: str) -> None:
+    assert all(said["going_on"][strategy] for said in ranks)
