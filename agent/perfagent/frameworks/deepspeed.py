@@ -12,7 +12,6 @@ An engine that steps a plain torch optimizer (stage 0 in full precision) needs t
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -24,6 +23,7 @@ from perfagent.device import Value, take
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, OPTIMIZER, Entry
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.guard import failures, guarded, keep_out_of_frames
+from perfagent.hooks.living import living
 from perfagent.hooks.model import owned
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.step import finish_step, make_primary
@@ -144,8 +144,8 @@ def _choose(p: Progress, engine: Any) -> None:
     more steps than this is left over from an earlier training."""
     kind = sys.modules["deepspeed.runtime.engine"].DeepSpeedEngine
     best, size = engine, owned(engine.optimizer)
-    for other in gc.get_objects():
-        if issubclass(type(other), kind) and other.__dict__.get("global_steps", sys.maxsize) <= engine.global_steps:
+    for other in living(kind):
+        if other.__dict__.get("global_steps", sys.maxsize) <= engine.global_steps:
             optimizer = other.__dict__.get("optimizer")
             if hasattr(optimizer, "param_groups") and owned(optimizer) > size:
                 best, size = other, owned(optimizer)

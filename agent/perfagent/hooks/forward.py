@@ -12,7 +12,6 @@ calls without gradients, and calls in evaluation mode of a model that is trained
 from __future__ import annotations
 
 import functools
-import gc
 import logging
 import sys
 import weakref
@@ -24,6 +23,7 @@ from perfagent.hooks.account import DATA, FORWARD, RETURNED
 from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
+from perfagent.hooks.living import living
 from perfagent.hooks.progress import now, state
 
 __all__ = ["Watched", "watch_forward"]
@@ -145,7 +145,7 @@ def _outermost(model: Any) -> Any:
     wrappers.pop(None, None)
     if not wrappers or type(model) in wrappers:
         return model
-    for candidate in gc.get_objects():
+    for candidate in living(*wrappers):
         name = wrappers.get(type(candidate))
         if name is not None and candidate.__dict__.get("_modules", {}).get(name) is model:
             return candidate

@@ -35,9 +35,9 @@ class _EveryStep:
     """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
 
     __slots__ = (
-        "backward_depth", "boundary", "clock", "completed", "data_depth", "early", "entered", "gradients", "last", "measure_at",
-        "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth", "step_end", "thread", "trace",
-        "unusual", "whole",
+        "backward_depth", "boundary", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
+        "measure_at", "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth",
+        "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
 
@@ -68,8 +68,8 @@ class Progress(_EveryStep):
         "grad_scale",
         "health",
         "hooks_ns",
-        "investigator",
         "inside_roots",
+        "investigator",
         "model_size",
         "on_event",
         "on_first_step",

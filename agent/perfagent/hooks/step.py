@@ -30,18 +30,23 @@ _PATIENCE = 64
 
 
 @untraced
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001 - the signature torch calls
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
     """Global pre-hook of every optimizer."""
     p = state.current
     if p is None or p.whole or _BEFORE in failures:
         return
     try:
-        _before(p, optimizer)
+        _before(p, optimizer, closure=_closure(args, kwargs))
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_BEFORE, error)
 
 
-def _before(p: Progress, optimizer: Any) -> None:
+def _closure(args: Any, kwargs: Any) -> bool:
+    """Whether the step is given a function that backpropagates: then the gradients are complete only after it."""
+    return kwargs.get("closure") is not None or any(map(callable, args))
+
+
+def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
     if p.thread != get_ident():
         if p.completed or p.primary is not None:
             return
@@ -57,7 +62,7 @@ def _before(p: Progress, optimizer: Any) -> None:
         _choose(p, optimizer)
     if not p.scaler_depth:
         p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
-    if p.primary_id == me and (p.clip_norm or p.completed >= p.measure_at):
+    if p.primary_id == me and not closure and (p.clip_norm or p.completed >= p.measure_at):
         _look(p, optimizer)
 
 
@@ -95,7 +100,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.roots = 0
         p.trace.append((OPTIMIZER_END, now(), event))
         return
-    if p.inside_roots and p.gradients is None and not p.clip_norm and p.completed >= p.measure_at:
+    if p.completed >= p.measure_at and p.gradients is None and p.roots and not p.clip_norm and skipped is not True:
         p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
     if skipped is True:
         p.skipped += 1
@@ -195,7 +200,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            if p.completed >= p.measure_at or p.clip_norm:
+            if (p.completed >= p.measure_at or p.clip_norm) and not _closure(args, kwargs):
                 _look_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:

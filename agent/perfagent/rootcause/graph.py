@@ -7,11 +7,12 @@ The values are looked at in place: nothing is computed again and nothing is kept
 
 from __future__ import annotations
 
-import gc
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from perfagent.hooks.living import living
 
 __all__ = ["first_bad_operator"]
 
@@ -143,4 +144,5 @@ def _name(node: Any) -> str:
 
 def _checkpointed() -> bool:
     """Whether tensors of this process are held by torch.utils.checkpoint, whose saved tensors are made again when read."""
-    return any(type(thing).__name__ == "_CheckpointFrame" for thing in gc.get_objects())
+    frame = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
+    return frame is not None and bool(living(frame))
