@@ -141,8 +141,7 @@ def _outermost(model: Any) -> Any:
     torch = sys.modules["torch"]
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
     parallel = torch.nn.DataParallel if torch.cuda.is_initialized() and torch.cuda.device_count() > 1 else None
-    wrappers = {compiled: "_orig_mod", parallel: "module"}
-    wrappers.pop(None, None)
+    wrappers = {kind: name for kind, name in ((compiled, "_orig_mod"), (parallel, "module")) if kind is not None}
     if not wrappers or type(model) in wrappers:
         return model
     for candidate in living(*wrappers):
