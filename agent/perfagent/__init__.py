@@ -9,6 +9,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from perfagent.errors import CheckpointError as CheckpointError
     from perfagent.errors import ConfigError as ConfigError
     from perfagent.errors import PerfagentError as PerfagentError
     from perfagent.errors import ServerUnreachable as ServerUnreachable
@@ -19,22 +20,30 @@ if TYPE_CHECKING:
     from perfagent.session import finish as finish
     from perfagent.session import init as init
     from perfagent.session import log as log
+    from perfagent.training.checkpoint import Checkpoint as Checkpoint
     from perfagent.training.ddp import comm_hook as comm_hook
     from perfagent.training.ddp import ddp as ddp
     from perfagent.training.fsdp import fsdp as fsdp
     from perfagent.training.loop import Loop as Loop
     from perfagent.training.loop import loop as loop
+    from perfagent.training.nonfinite import NanPolicy as NanPolicy
+    from perfagent.training.retry import retry as retry
+    from perfagent.training.split_on_oom import SplitOnOom as SplitOnOom
     from perfagent.training.stepping import StepResult as StepResult
     from perfagent.training.zero import zero_config as zero_config
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Checkpoint",
+    "CheckpointError",
     "ConfigError",
     "Loop",
+    "NanPolicy",
     "PerfagentError",
     "Run",
     "ServerUnreachable",
+    "SplitOnOom",
     "StepResult",
     "WireError",
     "__version__",
@@ -47,10 +56,12 @@ __all__ = [
     "init",
     "log",
     "loop",
+    "retry",
     "zero_config",
 ]
 
 _WHERE = {
+    "CheckpointError": "perfagent.errors",
     "ConfigError": "perfagent.errors",
     "PerfagentError": "perfagent.errors",
     "ServerUnreachable": "perfagent.errors",
@@ -61,6 +72,10 @@ _WHERE = {
     "finish": "perfagent.session",
     "init": "perfagent.session",
     "log": "perfagent.session",
+    "Checkpoint": "perfagent.training.checkpoint",
+    "NanPolicy": "perfagent.training.nonfinite",
+    "SplitOnOom": "perfagent.training.split_on_oom",
+    "retry": "perfagent.training.retry",
     "loop": "perfagent.training.loop",
     "Loop": "perfagent.training.loop",
     "StepResult": "perfagent.training.stepping",

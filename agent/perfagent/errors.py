@@ -2,6 +2,7 @@
 
 PerfagentError              the root: catch this to catch them all
 ├── ConfigError             an option, an argument or an environment variable has a value that cannot be used
+├── CheckpointError         a checkpoint could not be written, or does not fit what it is loaded into
 ├── WireError               bytes or values that are not what frame.py or query.py says
 └── ServerUnreachable       the server refused, timed out or answered with something that is not its reply
 
@@ -9,7 +10,7 @@ Every message says what was given, what is allowed and what to do. Only misuse b
 trouble of our own (no server, full disk) is counted and reported once by the sender instead.
 """
 
-__all__ = ["ConfigError", "PerfagentError", "ServerUnreachable", "WireError"]
+__all__ = ["CheckpointError", "ConfigError", "PerfagentError", "ServerUnreachable", "WireError"]
 
 
 class PerfagentError(Exception):
@@ -18,6 +19,17 @@ class PerfagentError(Exception):
 
 class ConfigError(PerfagentError, ValueError):
     """An option, argument or environment variable has a value that cannot be used."""
+
+
+class CheckpointError(PerfagentError):
+    """A checkpoint could not be written (the disk is full, a file was refused, another rank failed) or does not fit.
+
+    transient: the cause may pass by itself, so that it is worth another try.
+    """
+
+    def __init__(self, message: str, *, transient: bool = False) -> None:
+        super().__init__(message)
+        self.transient = transient
 
 
 class WireError(PerfagentError, ValueError):

@@ -66,6 +66,7 @@ _PLAIN = frozenset((float, int, bool))
 
 _current: Run | None = None
 _launched: Run | None = None
+_resumed: tuple[str | None, int] | None = None
 _exit_status: Any = None
 _hooked = False
 
@@ -223,6 +224,14 @@ class Run:
             self._fail(error)
 
     # ---- starting
+
+    def start_at(self, start_step: int) -> None:
+        """The first step to come has that number: told by a training that was resumed before it made one."""
+        p = self._progress
+        p.completed = p.measure_at = max(0, start_step - 1)
+        p.early_step = max(p.early_step, start_step)
+        self._identity.start_step = start_step
+        self._sender.event("state", {"state": "starting", "start_step": start_step})
 
     def start(self) -> None:
         """Starts the sender and the hooks. Called once, by attach."""
@@ -452,7 +461,7 @@ def attach(
     folder to record into, without a server. start_step: the number of the first step to come, when training is resumed.
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
-    global _current
+    global _current, _resumed
     _check_model(model)
     _check_optimizer(optimizer)
     settled, labels = _as_dict(config), _as_tags(tags)
@@ -462,6 +471,9 @@ def attach(
     if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
         raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
     run = _current
+    if _resumed is not None and run_id in (None, _resumed[0]):
+        run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
+        _resumed = None
     if run is not None and not run._ended:
         if run._pid != os.getpid():
             return run  # in a forked child: the parent's run, which is silent here
@@ -536,6 +548,12 @@ def finish(status: str | int | None = None) -> None:
 def current() -> Run | None:
     """The run of this process, if one was started and has not ended."""
     return _current if _current is not None and not _current._ended else None
+
+
+def resumed_at(run_id: str | None, start_step: int) -> None:
+    """A training went on from a checkpoint of that run: whoever attaches next continues it, from that step on."""
+    global _resumed
+    _resumed = (run_id, start_step)
 
 
 def start_from_launcher(**options: Any) -> Run:

@@ -21,7 +21,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._dynamo  # what a child would import later is imported once, here
 import torch.distributed as dist
+import torch.distributed.checkpoint.staging
+import torch.distributed.checkpoint.state_dict
+import torch.distributed.fsdp
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from torch.utils.data.distributed import DistributedSampler
@@ -72,8 +76,8 @@ def with_deepspeed(model: nn.Module, stage: int) -> tuple[Any, Any, Any]:
     }  # fmt: skip
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     schedule = torch.optim.lr_scheduler.StepLR(optimizer, 5, gamma=0.8)
-    engine = deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, config=config, dist_init_required=False)[0]
-    return engine, None, None
+    more: Any = {"config": config, "dist_init_required": False}
+    return deepspeed.initialize(model=model, optimizer=optimizer, lr_scheduler=schedule, **more)[0], None, None
 
 
 def train(kind: str, rank: int, world: int, folder: Path, log: Path, *, every: int, asynchronous: bool) -> None:
@@ -82,11 +86,12 @@ def train(kind: str, rank: int, world: int, folder: Path, log: Path, *, every: i
         dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     model, optimizer, scheduler = build(kind, rank)
     checkpoint = Checkpoint(folder / "saved", every=every, keep=2, asynchronous=asynchronous, emergency=False)
-    clip = None if optimizer is None else 1.0
-    loop = make_loop(model, optimizer, scheduler, grad_accum=None if optimizer is None else MICRO, clip_norm=clip, checkpoint=checkpoint)
+    how = {} if optimizer is None else {"grad_accum": MICRO, "clip_norm": 1.0}  # an engine has its own
+    loop = make_loop(model, optimizer, scheduler, checkpoint=checkpoint, **how)
     start = loop.resume() or 0
     data = torch.Generator().manual_seed(5)
-    pairs = TensorDataset(torch.randn(STEPS * MICRO * 4 * world // EPOCHS, 8, generator=data), torch.randn(STEPS * MICRO * 4 * world // EPOCHS, 4, generator=data))
+    rows = STEPS * MICRO * 4 * world // EPOCHS
+    pairs = TensorDataset(torch.randn(rows, 8, generator=data), torch.randn(rows, 4, generator=data))
     sampler = DistributedSampler(pairs, world, rank, shuffle=True, seed=1) if world > 1 else None
     loader = DataLoader(pairs, batch_size=4, sampler=sampler, shuffle=sampler is None)
     if start == 0:
@@ -130,7 +135,7 @@ def start(kind: str, folder: Path, attempt: int, **how: Any) -> list[int]:
             os.environ |= {"ATTEMPT": str(attempt), "RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world)}
             train(kind, rank, world, folder, folder / f"losses-{rank}-{attempt}.txt", **how)
             code = 0
-        except BaseException:  # noqa: BLE001
+        except BaseException:
             traceback.print_exc()
         finally:
             sys.stderr.flush()
@@ -189,7 +194,7 @@ def trial(kind: str, folder: Path, seeded: random.Random, expected: list[dict[in
         wrong = [step for step, losses in [*before.items(), *after.items()] if right.get(step) != losses]
         if wrong or not done or sorted(after) != list(range(began + 1, STEPS + 1)):
             said = (folder / f"output-{rank}.txt").read_text()[-1500:]
-            problem = f"{kind} {how} killed after step {at_step}: rank {rank} from {began}, codes {codes}, wrong {wrong[:5]}: {said}"
+            problem = f"{kind} {how} killed after step {at_step}: rank {rank} from {began}, {codes}, wrong {wrong[:5]}: {said}"
     result.resumed += max(began_at) > 0
     if problem or len(began_at) > 1:
         result.problems.append(problem or f"ranks began at {began_at}")

@@ -25,13 +25,14 @@ from typing import Any, Literal
 
 import torch
 
-from perfagent.errors import ConfigError
+from perfagent.errors import CheckpointError, ConfigError
 from perfagent.session import current
 from perfagent.training import engine_files
+from perfagent.training.continuing import continue_run
 from perfagent.training.emergency import Emergency, in_optimizer_step
 from perfagent.training.folder import Folder
 from perfagent.training.happenings import count, tell
-from perfagent.training.manifest import CheckpointError, FileSum, Manifest
+from perfagent.training.manifest import FileSum, Manifest
 from perfagent.training.ranks import Agreement, Ranks
 from perfagent.training.resume import newest_whole, read
 from perfagent.training.retry import retry
@@ -47,12 +48,12 @@ ARRIVE_S = 10.0
 class Checkpoint:
     """Checkpoints of one training in one folder.
 
-    folder: seen by every rank. every: optimizer steps between saves; None saves only when asked and in an emergency. keep: how many
-    of the newest stay; two or more leave one to fall back to. best: "min" or "max" keeps the one of the best metric too.
-    asynchronous: the training waits only while the state is copied to host memory, once more its size; one save at a time is under
-    way. emergency: saves at SIGTERM and at an uncaught exception too; handlers are installed at the loop's first step and call
-    those that were there. grace_s: how long a signal waits for the end of the step. tries: of a save, when an error may pass.
-    tolerate: failed saves in a row that training survives (each is an alert); the next one raises.
+    folder: seen by every rank. every: optimizer steps between saves; None saves only when asked and in an emergency. keep: how
+    many of the newest stay; two or more leave one to fall back to. best: "min" or "max" keeps the one of the best metric too.
+    asynchronous: the training waits only while the state is copied to host memory, once more its size; one save at a time is
+    under way. emergency: saves at SIGTERM and at an uncaught exception too; handlers are installed at the loop's first step and
+    call those that were there. grace_s: how long a signal waits for the end of the step. tries: of a save, when an error may
+    pass. tolerate: failed saves in a row that training survives (each is an alert); the next one raises.
 
     Used on every rank: saving and loading are collectives. Raises ConfigError for values that cannot be used.
     """
@@ -178,7 +179,7 @@ class Checkpoint:
         return None if found is None else found[0]
 
     def load_latest(self, into: dict[str, Any] | None = None, *, engine: Any = None) -> tuple[int, dict[str, Any]] | None:
-        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None when there is none. Every rank calls it.
+        """Step and state of the newest checkpoint that is whole, tensors on the CPU; None without one. Every rank calls it.
 
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed engine that
         takes its part itself. Loading never runs code from a file (weights_only).
@@ -190,7 +191,11 @@ class Checkpoint:
             return None
         path, manifest, _ = found
         if (manifest.kind == "deepspeed") != (engine is not None):
-            what = "was saved by a DeepSpeed engine: pass engine=" if engine is None else "was saved without DeepSpeed: load it without engine="
+            what = (
+                "was saved by a DeepSpeed engine: pass engine="
+                if engine is None
+                else "was saved without DeepSpeed: load it without engine="
+            )
             raise CheckpointError(f"{path} {what}")
         state = read(path, manifest, ranks, into=into, read_engine=None if engine is None else engine_files.reader(engine))
         return manifest.step, state
@@ -212,7 +217,7 @@ class Checkpoint:
             self.save_loop(loop, reason="every")
 
     def save_loop(self, loop: Any, *, metric: float | None = None, reason: str = "asked") -> None:
-        """Saves a loop now, between two steps; every rank calls it. A failure is an alert, and raised after `tolerate` in a row."""
+        """Saves a loop between two steps; every rank calls it. A failure is an alert, and after `tolerate` in a row it raises."""
         with self._tolerated():
             self.wait()  # the save before, which went on beside the training
         with self._tolerated():
@@ -229,7 +234,26 @@ class Checkpoint:
             step, state = found
             loop.load_state_dict(state)
         self._last_step = step
+        continue_run(state["loop"].get("run_id"), step)
         tell("resumed", f"from step {step}", level="info")
+        return step
+
+    def roll_back(self, loop: Any) -> int | None:
+        """Weights, optimizer, scheduler and scaler of the newest whole checkpoint; the loop goes on with its data and its count.
+
+        The step of that checkpoint, or None when there is none. Every rank calls it.
+        """
+        with _phase(), _unwatched():
+            into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
+            found = self.load_latest(into)
+            if found is None:
+                return None
+            step, state = found
+            loop.strategy.load(loop.optimizer, state["model"], state["optimizer"])
+            for name in ("scheduler", "scaler"):
+                owner = getattr(loop, name)
+                if state.get(name) is not None and hasattr(owner, "load_state_dict"):
+                    owner.load_state_dict(state[name])
         return step
 
     def _begin(self, loop: Any) -> None:
@@ -284,7 +308,7 @@ class Checkpoint:
                 self.wait()
             self.save(loop.step_count, loop.state_dict(), engine=_engine_of(loop), reason=reason)
             tell("emergency checkpoint", f"of step {loop.step_count}, because of {reason}", level="warning")
-        except BaseException as problem:  # noqa: BLE001 - the process is about to end for another reason, which must not be hidden
+        except BaseException as problem:
             if is_fatal(problem):
                 raise
             tell("emergency checkpoint failed", f"{type(problem).__name__}: {problem}", level="critical")

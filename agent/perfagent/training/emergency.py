@@ -73,7 +73,7 @@ class Emergency:
             os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
             signal.pause()
 
-    def _noted(self, signum: int, frame: FrameType | None) -> None:
+    def _noted(self, signum: int, _: FrameType | None) -> None:
         if self.signum:
             self.pass_on(signum)
             return

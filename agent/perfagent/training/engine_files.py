@@ -7,13 +7,14 @@ classes, so that a file from elsewhere cannot run code. Both calls are collectiv
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from perfagent.training.manifest import CheckpointError
+from perfagent.errors import CheckpointError
 
 __all__ = ["reader", "writer"]
 
@@ -32,7 +33,9 @@ def reader(engine: Any) -> Callable[[Path], None]:
         with _weights_only(engine.checkpoint_engine):
             path, _ = engine.load_checkpoint(str(folder), tag=TAG)
         if path is None:
-            raise CheckpointError(f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?")
+            raise CheckpointError(
+                f"{folder} is whole, but DeepSpeed finds nothing for this engine in it: another ZeRO stage or world size?"
+            )
 
     return load
 
@@ -54,8 +57,7 @@ def _weights_only(files: Any) -> Iterator[None]:
 
 def _own_classes() -> list[Any]:
     """Classes that DeepSpeed's own files hold: data without code."""
-    from deepspeed.runtime.fp16.loss_scaler import DynamicLossScaler, LossScaler
-    from deepspeed.runtime.zero.config import ZeroStageEnum
-    from deepspeed.utils.tensor_fragment import fragment_address
-
-    return [DynamicLossScaler, LossScaler, ZeroStageEnum, fragment_address]
+    scalers = importlib.import_module("deepspeed.runtime.fp16.loss_scaler")
+    zero = importlib.import_module("deepspeed.runtime.zero.config")
+    fragments = importlib.import_module("deepspeed.utils.tensor_fragment")
+    return [scalers.DynamicLossScaler, scalers.LossScaler, zero.ZeroStageEnum, fragments.fragment_address]

@@ -15,7 +15,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from perfagent.training.manifest import NAME, CheckpointError, DamagedCheckpoint, Manifest
+from perfagent.errors import CheckpointError
+from perfagent.training.manifest import NAME, DamagedCheckpoint, Manifest
 
 __all__ = ["Folder", "sync_file", "sync_folder"]
 

@@ -15,23 +15,12 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from perfagent.errors import PerfagentError
+from perfagent.errors import CheckpointError
 
-__all__ = ["FORMAT", "NAME", "CheckpointError", "DamagedCheckpoint", "FileSum", "Manifest", "check_file", "check_list", "sum_of"]
+__all__ = ["FORMAT", "NAME", "DamagedCheckpoint", "FileSum", "Manifest", "check_file", "check_list", "sum_of"]
 
 FORMAT = 1
 NAME = "manifest.json"
-
-
-class CheckpointError(PerfagentError):
-    """A checkpoint could not be written: the disk is full, a file was refused, or another rank failed.
-
-    transient: the cause may pass by itself, so that it is worth another try.
-    """
-
-    def __init__(self, message: str, *, transient: bool = False) -> None:
-        super().__init__(message)
-        self.transient = transient
 
 
 class DamagedCheckpoint(CheckpointError):  # noqa: N818 - it says what was found
@@ -84,7 +73,9 @@ class Manifest:
             raise DamagedCheckpoint(f"{NAME} is not as it was written")
         told: dict[str, Any] = json.loads(body)
         if told.pop("format") != FORMAT:
-            raise DamagedCheckpoint(f"{NAME} has a format other than {FORMAT}; read it with the version of perfagent that wrote it")
+            raise DamagedCheckpoint(
+                f"{NAME} has a format other than {FORMAT}; read it with the version of perfagent that wrote it"
+            )
         files = {name: FileSum(**one) for name, one in told.pop("files").items()}
         return cls(files=files, **told)
 

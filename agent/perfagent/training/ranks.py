@@ -53,7 +53,7 @@ class Ranks:
         return answers
 
     def all_arrive(self, within_s: float) -> bool:
-        """Whether every rank comes here within the time. For moments in which some may be gone; a group that failed is not used again."""
+        """Whether every rank comes here in time, for moments in which some may be gone. A group that failed is not used again."""
         if self.group is None:
             return True
         try:
@@ -70,8 +70,8 @@ class Ranks:
 class Agreement:
     """Brings one small number of every rank together while training goes on, about once a second.
 
-    `look(mine)` is called at every step on every rank; now and then it answers the greatest number of all ranks, for the same step
-    on every rank, otherwise None. The sum travels between two looks, so nobody waits for it unless a rank is late by that long.
+    `look(mine)` is called at every step on every rank; now and then it answers the greatest number of all ranks, at the same
+    step on every rank, else None. The sum travels between two looks, so nobody waits for it unless a rank is late by that long.
     How many steps lie between is agreed the same way, from how long steps take.
     """
 
@@ -81,7 +81,8 @@ class Agreement:
         self.ranks = ranks
         self._work: Any = None
         self._numbers = torch.zeros(2)
-        self._every = self._left = 1
+        self._every = self._left = self._steps = 1
+        self._at = 0.0
 
     def look(self, mine: int, now_s: float) -> int | None:
         """mine: 0 or a positive number. now_s: seconds of a monotonic clock."""

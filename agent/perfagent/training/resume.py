@@ -13,9 +13,10 @@ from typing import Any
 
 import torch
 
+from perfagent.errors import CheckpointError
 from perfagent.training.folder import Folder
 from perfagent.training.happenings import count, tell
-from perfagent.training.manifest import CheckpointError, DamagedCheckpoint, Manifest, check_file, check_list
+from perfagent.training.manifest import DamagedCheckpoint, Manifest, check_file, check_list
 from perfagent.training.ranks import Ranks
 from perfagent.training.retry import retry
 from perfagent.training.saving import PER_RANK, SHARDED, SHARED, is_fatal, part_of_rank
@@ -75,7 +76,10 @@ def read(
         state.update(retry(lambda: _load(own), what=f"reading {path.name}"))
     else:
         what = " and ".join(PER_RANK)
-        tell("resumed with more ranks", f"{path.name} was saved by {manifest.world_size} ranks: rank {ranks.rank} keeps its own {what}")
+        tell(
+            "resumed with more ranks",
+            f"{path.name} was saved by {manifest.world_size} ranks: rank {ranks.rank} keeps its own {what}",
+        )
     if manifest.kind == "sharded":
         state.update(_load_sharded(path, ranks, into))
     if read_engine is not None:
@@ -89,16 +93,16 @@ def _load(path: Path) -> dict[str, Any]:
 
 
 def _load_sharded(path: Path, ranks: Ranks, into: dict[str, Any] | None) -> dict[str, Any]:
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict_loader import load
 
     if into is None:
         raise CheckpointError(
             f"{path} is sharded: pass into= a state of the same model and optimizer (get_state_dict), on every rank, to be filled"
         )
-    spread = {name: into[name] for name in ("model", "optimizer") if name in into}
+    spread: dict[str, Any] = {name: into[name] for name in ("model", "optimizer") if name in into}
     try:
-        dcp.load(spread, checkpoint_id=path / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
-    except BaseException as error:  # noqa: BLE001 - CheckpointException is no Exception
+        load(spread, checkpoint_id=path / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
+    except BaseException as error:
         if is_fatal(error):
             raise
         said = str(error).strip().splitlines() or [""]

@@ -19,9 +19,9 @@ __all__ = ["TRANSIENT", "is_transient", "pauses", "retry"]
 
 T = TypeVar("T")
 TRANSIENT = frozenset((
-    errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EINTR, errno.EIO,
-    errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ENOBUFS, errno.ENOTCONN, errno.EPIPE, errno.EREMOTEIO, errno.ESTALE,
-    errno.ETIMEDOUT,
+    errno.EAGAIN, errno.EBUSY, errno.ECONNABORTED, errno.ECONNREFUSED, errno.ECONNRESET, errno.EHOSTUNREACH, errno.EINTR,
+    errno.EIO, errno.ENETDOWN, errno.ENETRESET, errno.ENETUNREACH, errno.ENOBUFS, errno.ENOTCONN, errno.EPIPE, errno.EREMOTEIO,
+    errno.ESTALE, errno.ETIMEDOUT,
 ))  # fmt: skip
 """Numbers of OSErrors that may pass by themselves."""
 
@@ -67,7 +67,10 @@ def retry(
             if wait_s is None or not is_transient(error):
                 raise
             name = what or getattr(call, "__qualname__", "a call")
-            tell(f"{name} failed and is tried again", f"{type(error).__name__}: {error} (try {number} of {tries}, in {wait_s:.1f} s)")
+            tell(
+                f"{name} failed and is tried again",
+                f"{type(error).__name__}: {error} (try {number} of {tries}, in {wait_s:.1f} s)",
+            )
             count("recovery/retries", 1.0)
             pause(wait_s)
             number += 1

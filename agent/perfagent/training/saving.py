@@ -16,8 +16,9 @@ from typing import Any, TypeVar, cast
 
 import torch
 
+from perfagent.errors import CheckpointError
 from perfagent.training.folder import Folder, sync_file
-from perfagent.training.manifest import CheckpointError, FileSum, Manifest, sum_of
+from perfagent.training.manifest import FileSum, Manifest, sum_of
 from perfagent.training.ranks import Ranks
 from perfagent.training.retry import is_transient
 from perfagent.training.snapshot import bytes_of, find_nan
@@ -55,7 +56,7 @@ class Saved:
 def split(state: dict[str, Any], *, sharded: bool) -> Parts:
     """sharded: model and optimizer are spread over the ranks."""
     own = {name: state[name] for name in PER_RANK if name in state}
-    spread = {name: state[name] for name in ("model", "optimizer") if name in state} if sharded else None
+    spread: dict[str, Any] | None = {name: state[name] for name in ("model", "optimizer") if name in state} if sharded else None
     shared = {name: value for name, value in state.items() if name not in ("rng", "sampler") and not (spread and name in spread)}
     return Parts(shared, own, spread)
 
@@ -102,7 +103,7 @@ class _Stages:
         problem: tuple[str, bool] | None = None
         try:
             result = stage()
-        except BaseException as error:  # noqa: BLE001 - DCP's is no Exception, and the other ranks must be told before they wait
+        except BaseException as error:
             if is_fatal(error):
                 raise
             problem = _say(error), is_transient(error)
@@ -154,9 +155,9 @@ def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, write_engine: Callable[[
         torch.save(parts.shared, tmp / SHARED)
     torch.save(parts.own, tmp / part_of_rank(ranks.rank))
     if parts.sharded is not None:
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
-        dcp.save(parts.sharded, checkpoint_id=tmp / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
+        save(parts.sharded, checkpoint_id=tmp / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
     if write_engine is not None:
         write_engine(tmp)
 

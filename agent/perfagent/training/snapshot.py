@@ -29,16 +29,18 @@ def check_loadable(state: Any, at: str = "state") -> None:
     if kind in (dict, OrderedDict):
         for key, value in state.items():
             if type(key) not in (str, int, bool, float, tuple):
-                raise ConfigError(f"{at} has a key {key!r:.60} of type {type(key).__name__}; text and numbers can be loaded again")
+                raise ConfigError(
+                    f"{at} has a key {key!r:.60} of type {type(key).__name__}; text and numbers can be loaded again"
+                )
             check_loadable(value, f"{at}[{key!r}]")
     elif kind in (list, tuple, set):
         for number, value in enumerate(state):
             check_loadable(value, f"{at}[{number}]")
     else:
         raise ConfigError(
-            f"{at} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: loading it would run code. Allowed are "
-            "tensors, numbers, text, bytes, None, and dicts, lists, tuples and sets of them; save torch.as_tensor(array) of an array, "
-            "and a state_dict() of an object"
+            f"{at} is a {kind.__module__}.{kind.__qualname__}, which a checkpoint cannot hold: loading it would run code. "
+            "Allowed are tensors, numbers, text, bytes, None, and dicts, lists, tuples and sets of them; torch.as_tensor(array) "
+            "stands for an array, state_dict() for an object"
         )
 
 
@@ -78,7 +80,7 @@ def find_nan(state: Any) -> str | None:
     """The place of a tensor that holds NaN; None when there is none. Infinities may be meant (masks)."""
     for place, tensor in tensors_in(state):
         piece = local(tensor)
-        # A sum is NaN when any number is, and needs no tensor of truth values; infinities of both signs give NaN too: look closer.
+        # The sum is NaN when a number is, and needs no tensor of truth values; it is NaN of +Inf and -Inf too: look closer.
         if piece.is_floating_point() and bool(piece.sum().isnan()) and bool(piece.isnan().any()):
             return place
     return None
