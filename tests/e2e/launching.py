@@ -27,11 +27,10 @@ def python(*arguments: str, folder: Path, timeout_s: float = 150.0, **environmen
     return done.stdout
 
 
-def monitored(server: ServerProcess, run: str, script: Path, *arguments: str, folder: Path) -> str:
+def monitored(server: ServerProcess, run: str, script: Path, *arguments: str, folder: Path, **environment: str) -> str:
     """Standard output of `perfagent run script`."""
-    return python(
-        "-m", "perfagent", "run", str(script), *arguments, folder=folder, PERFAGENT_SERVER=server.url, PERFAGENT_RUN_ID=run
-    )
+    environment |= {"PERFAGENT_SERVER": server.url, "PERFAGENT_RUN_ID": run}
+    return python("-m", "perfagent", "run", str(script), *arguments, folder=folder, **environment)
 
 
 def printed_losses(output: str) -> list[float]:

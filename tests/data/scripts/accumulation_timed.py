@@ -23,6 +23,7 @@ model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Dropout(0.2), nn.Linear
 optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=5, gamma=0.7)
 
+
 def zeros():
     return {"data": 0.0, "forward": 0.0, "backward": 0.0, "optimizer": 0.0}
 
