@@ -310,7 +310,6 @@ def sqlite_engine(path: Path) -> Engine:
             "foreign_keys=ON",
             "cache_size=-65536",
             "mmap_size=268435456",
-            "wal_autocheckpoint=4000",
             "temp_store=MEMORY",
             # Debian's SQLite fills all that is deleted with zeros, so each frame that is compacted would be written once more.
             # FAST does so only where it costs no writing.

@@ -1,8 +1,9 @@
 """The codec of blocks: up to 1024 steps of one series, as steps, times and values that come back bit by bit.
 
 The axis (steps and times) and the values are encoded apart: series that were sent in one group share their rows, so their
-axis is stored once. Steps and times: differences of differences, nothing for steps without a gap. Values: float32 where that
-loses nothing (NaN payloads and -0.0 included), XOR with the value before, bytes of equal weight together, zstd.
+axis is stored once. Steps and times: how far each difference is off the typical one, nothing for steps without a gap.
+Values: float32 where that loses nothing (NaN payloads and -0.0 included), XOR with the value before. Then bytes of equal
+weight together, and zstd.
 
 Encoding takes many blocks at once: numpy's cost a call is that of a thousand samples.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -39,7 +41,10 @@ CELL_STEPS = 16
 
 _HEADER = struct.Struct("<BBI")  # version, bytes a value, samples
 _AXIS = struct.Struct("<BBIq")  # version, gapless or not, samples, first step
+_AXIS_GAPLESS = struct.Struct("<BBIqqq")  # and, of the times as integers, the first and the typical difference
+_AXIS_GAPS = struct.Struct("<BBIqqqqq")  # the same of the steps before
 _VERSION = 1
+_AXIS_VERSION = 2
 
 
 @dataclass(slots=True)
@@ -83,22 +88,26 @@ def step_order(step: Ints, time: Floats) -> Ints | None:
 
 def encode_axes(step: Ints, time: Floats) -> list[bytes]:
     """One payload a block; (blocks, rows) steps in order, and times in Unix seconds. Blocks without gaps go together."""
-    firsts = step[:, 0].tolist()
-    rows = step.shape[1]
     gapless = bool((np.diff(step, axis=1) == 1).all())
-    parts = [] if gapless else [_twice_delta(step)]
-    parts.append(_twice_delta(np.ascontiguousarray(time).view(np.int64)))
-    bodies = compress_planes(np.concatenate(parts, axis=1), 8)
-    return [_AXIS.pack(_VERSION, gapless, rows, first) + body for first, body in zip(firsts, bodies, strict=True)]
+    starts, planes = _differences(np.ascontiguousarray(time).view(np.int64))
+    if not gapless:
+        step_starts, step_planes = _differences(step)
+        starts, planes = step_starts + starts, np.concatenate([step_planes, planes], axis=1)
+    heads = zip(step[:, 0].tolist(), *starts, compress_planes(planes, 8), strict=True)
+    layout = _AXIS_GAPLESS if gapless else _AXIS_GAPS
+    return [layout.pack(_AXIS_VERSION, gapless, step.shape[1], *head) + body for *head, body in heads]
 
 
 def decode_axis(data: bytes) -> tuple[Ints, Floats]:
     version, gapless, rows, first = _AXIS.unpack_from(data)
-    _check(version)
-    planes = np.frombuffer(decompress(memoryview(data)[_AXIS.size :]), np.uint8)[None]
+    _check(version, _AXIS_VERSION)
+    layout = _AXIS_GAPLESS if gapless else _AXIS_GAPS
+    starts = layout.unpack_from(data)[4:]
+    planes = np.frombuffer(decompress(memoryview(data)[layout.size :]), np.uint8)[None]
     if gapless:
-        return np.arange(first, first + rows, dtype=np.int64), _twice_sum(planes).view(np.float64)
-    return _twice_sum(planes[:, : 8 * rows]), _twice_sum(planes[:, 8 * rows :]).view(np.float64)
+        return np.arange(first, first + rows, dtype=np.int64), _sums(starts, planes).view(np.float64)
+    half = 8 * (rows - 1)
+    return _sums(starts[:2], planes[:, :half]), _sums(starts[2:], planes[:, half:]).view(np.float64)
 
 
 def axis_key(series: int, attempt: int, number: int, data: bytes) -> int:
@@ -132,33 +141,50 @@ def _encoded(values: Values) -> list[bytes]:
     return [header + body for body in compress_planes(shuffled(changes), width)]
 
 
-def decode_values(payload: bytes) -> Floats:
-    version, width, _ = _HEADER.unpack_from(payload)
-    _check(version)
-    planes = np.frombuffer(decompress(memoryview(payload)[_HEADER.size :]), np.uint8)[None]
-    bits = np.bitwise_xor.accumulate(unshuffled(planes, np.dtype(f"<u{width}"))[0])
-    values: Floats = bits.view(f"<f{width}").astype("<f8", copy=False)
-    return values
+def decode_values(payloads: Sequence[bytes]) -> Values:
+    """The values of blocks with as many samples each: (blocks, samples), in float32 if all of them are."""
+    alike: dict[bytes, list[int]] = {}
+    for at, payload in enumerate(payloads):
+        alike.setdefault(payload[: _HEADER.size], []).append(at)
+    parts = []
+    for header, members in alike.items():
+        version, width, _ = _HEADER.unpack(header)
+        _check(version, _VERSION)
+        body = b"".join([decompress(memoryview(payloads[at])[_HEADER.size :]) for at in members])
+        planes = np.frombuffer(body, np.uint8).reshape(len(members), -1)
+        bits = np.bitwise_xor.accumulate(unshuffled(planes, np.dtype(f"<u{width}")), axis=1)
+        parts.append(bits.view(f"<f{width}"))
+    if len(parts) == 1:
+        return parts[0]
+    whole = np.empty((len(payloads), parts[0].shape[1]))
+    for members, part in zip(alike.values(), parts, strict=True):
+        whole[members] = part
+    return whole
 
 
 def decode_block(axis: bytes, payload: bytes) -> Samples:
     step, time = decode_axis(axis)
-    return Samples(step, time, decode_values(payload))
+    return Samples(step, time, decode_values([payload])[0].astype("<f8", copy=False))
 
 
-def _check(version: int) -> None:
-    if version != _VERSION:
+def _check(version: int, known: int) -> None:
+    if version != known:
         raise WireError(f"blocks of format {version} are not known here; upgrade perfagent")
 
 
-def _twice_delta(values: Ints) -> npt.NDArray[np.uint8]:
-    """(blocks, rows) -> shuffled bytes: the first value, the first difference, then how much each difference is off the one
-    before."""
-    first = np.diff(values, axis=1)
-    return shuffled(np.concatenate([values[:, :1], first[:, :1], np.diff(first, axis=1)], axis=1))
+def _differences(values: Ints) -> tuple[list[list[int]], npt.NDArray[np.uint8]]:
+    """(blocks, rows) -> the first value and the typical difference of each block, and the bytes of how far each difference is off
+    that one: small, and positive by way of the lowest bit, so that all but two or three planes are empty."""
+    differences = np.diff(values, axis=1)
+    middle = differences.shape[1] // 2
+    typical = np.partition(differences, middle, axis=1)[:, middle] if differences.shape[1] else np.zeros(len(values), np.int64)
+    off = differences - typical[:, None]
+    return [values[:, 0].tolist(), typical.tolist()], shuffled((off << 1) ^ (off >> 63))
 
 
-def _twice_sum(planes: npt.NDArray[np.uint8]) -> Ints:
-    stored = unshuffled(planes, np.dtype("<i8"))[0].astype(np.int64)
-    stored[1:] = np.cumsum(stored[1:])
-    return np.cumsum(stored)
+def _sums(start: tuple[int, int], planes: npt.NDArray[np.uint8]) -> Ints:
+    """The values of one block, from what _differences() made of them."""
+    first, typical = start
+    coded = unshuffled(planes, np.dtype("<u8"))[0]
+    off = (coded >> np.uint64(1)).astype(np.int64) ^ -(coded & np.uint64(1)).astype(np.int64)
+    return np.concatenate([[first], first + np.cumsum(off + typical)])

@@ -203,7 +203,7 @@ def places(index: Ints) -> Places:
 
 
 def aggregate(where: Places, times: Floats, values: Values) -> Grid:
-    """Cells of `values` (rows, samples). times: (blocks, samples); the rows are series after series, each with all blocks."""
+    """Cells of `values` (rows, samples). times: (rows, cells), those of their first samples."""
     rows, cells = len(values), len(where.starts)
     finite = np.isfinite(values)
     nonfinite = np.zeros((rows, cells), np.int64)
@@ -223,10 +223,7 @@ def aggregate(where: Places, times: Floats, values: Values) -> Grid:
             lowest = np.minimum.reduceat(low, where.starts, axis=1)
             highest = np.maximum.reduceat(high, where.starts, axis=1)
             sums = np.add.reduceat(total, where.starts, axis=1, dtype=np.float64)
-    first = times[:, where.starts]
-    if rows != len(times):
-        first = np.tile(first, (rows // len(times), 1))
-    return Grid(where.index, where.count, first, lowest, highest, sums, nonfinite)
+    return Grid(where.index, where.count, times, lowest, highest, sums, nonfinite)
 
 
 # --- as bytes ----------------------------------------------------------------------------------------------------------------

@@ -7,6 +7,8 @@ frame comes here once only is the ledger's work, and the tail rows disappear in 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import functools
 import logging
 import threading
@@ -20,26 +22,30 @@ from sqlalchemy import Connection, Table, bindparam, delete, func, select, updat
 from sqlalchemy.exc import IntegrityError
 
 from perfagent_server.database import Database, StorageError
+from perfagent_server.store.blocks import BLOCK_STEPS
 from perfagent_server.store.packing import KnownSeries, TailRow, Work, pack
 from perfagent_server.store.prepared import Prepared, insert_for
 from perfagent_server.store.rollups import rollup_rows
 from perfagent_server.store.tables import axis, block, cursor, last, ledger, rollup, series, source, tail
+from perfagent_server.store.tail import last_step
 
 __all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "trim_ledger"]
 
 _log = logging.getLogger(__name__)
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompactionPolicy:
-    """When a rank's tail is worth compacting. Rewriting a half-filled block costs as much as writing it, so it waits until
-    there is something to merge: `samples` of all its series together, `frames`, or the oldest being `age_s` old.
+    """When a rank's tail is worth compacting. Rewriting a half-filled block costs as much as writing it: with `samples` of all
+    its series together, or `frames`, there are whole blocks to write, and frames that reach into the newest block stay in the
+    tail; when the oldest is `age_s` old, everything is compacted.
 
     pause_s: between two looks. rows_at_once, samples_at_once: what one job of the writer may replace; ranks share it.
     """
 
-    samples: int = 40_960
-    frames: int = 120
+    samples: int = 131_072
+    frames: int = 240
     age_s: float = 30.0
     pause_s: float = 1.0
     rows_at_once: int = 2048
@@ -48,9 +54,18 @@ class CompactionPolicy:
 
 @dataclass(slots=True)
 class _Due:
+    """A rank's rows that may be compacted. at_samples, at_frames: with so many it is worth another look."""
+
+    at_samples: int
+    at_frames: int
     frames: int = 0
     samples: int = 0
     oldest: float = float("inf")
+
+    def add(self, samples: int, received: float) -> None:
+        self.frames += 1
+        self.samples += samples
+        self.oldest = min(self.oldest, received)
 
 
 class _GoneError(Exception):
@@ -123,6 +138,7 @@ class Compactor:
         policy: CompactionPolicy | None = None,
         clock: Callable[[], float] = time.time,
     ) -> None:
+        _keep_freed_memory()
         self._database, self._rules_enabled, self._clock = database, rules_enabled, clock
         self.policy = policy or CompactionPolicy()
         self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "failures": 0}
@@ -161,10 +177,11 @@ class Compactor:
         for rank, due in list(self._due.items()):
             if self._stop.is_set():
                 break
-            if everything or due.samples >= policy.samples or due.frames >= policy.frames or now - due.oldest >= policy.age_s:
+            old = everything or now - due.oldest >= policy.age_s
+            if old or due.samples >= due.at_samples or due.frames >= due.at_frames:
                 del self._due[rank]
                 # A rank's next rows must find its blocks written, so what it adds goes out before more of it is read.
-                while self._gather(work, rank, limit):
+                while self._gather(work, rank, limit, whole_blocks=not old):
                     work = self._write(work)
                 if len(work.rows) >= policy.rows_at_once or sum(row.samples for row in work.rows) >= policy.samples_at_once:
                     work = self._write(work)
@@ -183,27 +200,41 @@ class Compactor:
         for run, rank, samples, received in rows:
             due = self._due.get((run, rank))
             if due is None:
-                due = self._due[run, rank] = _Due()
-            due.frames += 1
-            due.samples += samples
-            due.oldest = min(due.oldest, received)
+                due = self._due[run, rank] = _Due(self.policy.samples, self.policy.frames)
+            due.add(samples, received)
         self._looked = limit
         return limit
 
-    def _gather(self, work: Work, rank: tuple[str, int], limit: int) -> bool:
-        """Adds a rank's rows to the work. True when there may be more of them."""
+    def _gather(self, work: Work, rank: tuple[str, int], limit: int, *, whole_blocks: bool) -> bool:
+        """Adds a rank's rows to the work. whole_blocks: leaves those in the tail that belong to the newest block, as long as that
+        is not full. True when there may be more rows."""
         where = {"run": rank[0], "rank": rank[1], "limit": limit, "count": self.policy.rows_at_once}
         with self._database.read() as connection:
             rows = [TailRow(*row) for row in _rows_of_rank.all(connection, where)]
-            if not rows:
+            more = len(rows) == self.policy.rows_at_once
+            taken = _of_whole_blocks(rows) if whole_blocks else rows
+            if more and not taken:  # nothing is whole in all that is read at once
+                taken = rows
+            if len(taken) < len(rows) and not more:
+                left = {row.id for row in rows} - {row.id for row in taken}
+                self._wait_for_more(rank, [row for row in rows if row.id in left])
+            if not taken:
                 return False
-            for attempt in sorted({row.attempt for row in rows}):
+            for attempt in sorted({row.attempt for row in taken}):
                 found = _series_of_rank.all(connection, {**where, "attempt": attempt})
                 known = {name: KnownSeries(series_id, newest) for name, series_id, newest in found}
-                pack(connection, [row for row in rows if row.attempt == attempt], attempt, known, work)
-        work.rows += rows
+                pack(connection, [row for row in taken if row.attempt == attempt], attempt, known, work)
+        work.rows += taken
         work.ranks.append(rank)
-        return len(rows) == self.policy.rows_at_once
+        return more
+
+    def _wait_for_more(self, rank: tuple[str, int], rows: Sequence[TailRow]) -> None:
+        """Counts rows that stay in the tail: another look when as much again has come, or when they are old."""
+        due = self._due[rank] = _Due(self.policy.samples, self.policy.frames)
+        for row in rows:
+            due.add(row.samples, row.received)
+        due.at_samples += due.samples
+        due.at_frames += due.frames
 
     def _write(self, work: Work) -> Work:
         """Has the writer do the work; answers a fresh one."""
@@ -215,11 +246,11 @@ class Compactor:
             self._database.write(functools.partial(_store, work=work, rollups=rollups))
         except (_GoneError, IntegrityError):  # a run was deleted meanwhile: what is left of the work is found again
             for rank in work.ranks:
-                self._due[rank] = _Due(oldest=0.0)
+                self._due[rank] = _Due(0, 0)
             return Work()
         except BaseException:
             for rank in work.ranks:
-                self._due[rank] = _Due(oldest=0.0)
+                self._due[rank] = _Due(0, 0)
             raise
         self.counters["rows"] += len(work.rows)
         self.counters["samples"] += sum(row.samples for row in work.rows)
@@ -256,6 +287,24 @@ def trim_ledger(connection: Connection, source_id: str) -> int:
         connection.execute(update(source).where(source.c.id == source_id).values(seq_floor=floor + gapless))
         connection.execute(delete(ledger).where(ledger.c.source == source_id, ledger.c.seq <= floor + gapless))
     return gapless
+
+
+def _keep_freed_memory() -> None:
+    """glibc returns what arrays of some 100 kB leave to the system at once, and takes it again page by page for the next ones:
+    as much work as the arithmetic itself. Up to 32 MB stay with the process instead. Other C libraries are left alone."""
+    with contextlib.suppress(AttributeError, OSError, ValueError):
+        mallopt = ctypes.CDLL(None).mallopt
+        for parameter in (_TRIM_THRESHOLD, _MMAP_THRESHOLD):
+            mallopt(parameter, 32 * 2**20)
+
+
+def _of_whole_blocks(rows: Sequence[TailRow]) -> list[TailRow]:
+    """The rows without a step in the newest block of their attempt, unless that is full."""
+    last = {row.id: last_step(row.frame) for row in rows}
+    ends: dict[int, int] = {}
+    for row in rows:
+        ends[row.attempt] = max(ends.get(row.attempt, -1), last[row.id])
+    return [row for row in rows if last[row.id] < (ends[row.attempt] + 1) // BLOCK_STEPS * BLOCK_STEPS]
 
 
 def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -> None:

@@ -73,4 +73,4 @@ def _tools() -> _Tools:
 def _views(rows: Bytes) -> list[memoryview]:
     size = rows.shape[1]
     whole = np.ascontiguousarray(rows).reshape(-1).data
-    return [whole[at : at + size] for at in range(0, size * len(rows), size)]
+    return [whole[at * size : (at + 1) * size] for at in range(len(rows))]

@@ -98,8 +98,8 @@ class _Rows:
 
 
 def pack(connection: Connection, rows: Sequence[TailRow], attempt: int, known: dict[str, KnownSeries], work: Work) -> None:
-    """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in several
-    kinds of groups is put together from all of them."""
+    """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in
+    several kinds of groups is put together from all of them."""
     kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
     for row in rows:
         if row.samples:
@@ -173,9 +173,7 @@ def _matrices(
 
 def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> None:
     """Cuts the rows into blocks and merges them with the blocks that exist."""
-    order = step_order(rows.step, rows.time)
-    if order is not None:
-        rows = _Rows(rows.step[order], rows.time[order], [_Columns(item.series, item.value[:, order]) for item in rows.columns])
+    rows = _in_step_order(rows)
     step = rows.step
     _note_last(rows, attempt, work)
     numbers = step // BLOCK_STEPS
@@ -224,24 +222,36 @@ def _held(connection: Connection, ids: Sequence[int], attempt: int, numbers: Seq
 
 def _merge(connection: Connection, rows: _Rows, attempt: int, number: int, held: dict[tuple[int, int], Any], work: Work) -> None:
     """Rows for a block that some of the series have already."""
+    by_axis: dict[int | None, list[_Columns]] = {}
     for columns in rows.columns:
-        by_axis: dict[int | None, list[int]] = {}
+        members: dict[int | None, list[int]] = {}
         for at, item in enumerate(columns.series):
             row = held.get((number, item.id))
             if row is not None and row.payload is None:
                 _merge_cells(item.id, attempt, number, row, Samples(rows.step, rows.time, columns.value[at : at + 1]), work)
             else:
-                by_axis.setdefault(None if row is None else row.axis, []).append(at)
-        for key, members in by_axis.items():
-            series = [columns.series[at] for at in members]
-            mine = Samples(rows.step, rows.time, columns.value[members])
-            if key is not None:
-                work.stale.add(key)
-                step, time = decode_axis(connection.execute(select(axis.c.payload).where(axis.c.key == key)).scalar_one())
-                before = np.stack([decode_values(held[number, item.id].payload) for item in series])
-                mine = merged([Samples(step, time, before), mine])
-                work.merged_blocks += len(members)
-            _encode(_Rows(mine.step, mine.time, [_Columns(series, mine.value)]), attempt, [number], work)
+                members.setdefault(None if row is None else row.axis, []).append(at)
+        for key, which in members.items():
+            by_axis.setdefault(key, []).append(_Columns([columns.series[at] for at in which], columns.value[which]))
+    for key, mine in by_axis.items():
+        if key is None:
+            _encode(_Rows(rows.step, rows.time, mine), attempt, [number], work)
+            continue
+        work.stale.add(key)
+        step, time = decode_axis(connection.execute(select(axis.c.payload).where(axis.c.key == key)).scalar_one())
+        step, time = np.concatenate([step, rows.step]), np.concatenate([time, rows.time])
+        for columns in mine:
+            before = decode_values([held[number, item.id].payload for item in columns.series])
+            columns.value = np.concatenate([before, columns.value], axis=1)
+            work.merged_blocks += len(columns.series)
+        _encode(_in_step_order(_Rows(step, time, mine)), attempt, [number], work)
+
+
+def _in_step_order(rows: _Rows) -> _Rows:
+    order = step_order(rows.step, rows.time)
+    if order is None:
+        return rows
+    return _Rows(rows.step[order], rows.time[order], [_Columns(item.series, item.value[:, order]) for item in rows.columns])
 
 
 def _encode(rows: _Rows, attempt: int, numbers: Sequence[int], work: Work) -> None:
@@ -254,31 +264,19 @@ def _encode(rows: _Rows, attempt: int, numbers: Sequence[int], work: Work) -> No
         key = axis_key(owner, attempt, number, payload)
         work.axes[key] = (key, owner, payload)
         keys.append(key)
-    first_step, last_step = step[:, 0].tolist(), step[:, -1].tolist()
-    first_time, last_time = time.min(axis=1).tolist(), time.max(axis=1).tolist()
+    steps = list(zip(step[:, 0].tolist(), step[:, -1].tolist(), strict=True))  # first and last of each block
+    times = list(zip(time.min(axis=1).tolist(), time.max(axis=1).tolist(), strict=True))
     where = places((step[0] % BLOCK_STEPS) // CELL_STEPS)
     for columns in rows.columns:
-        series = len(columns.series)
-        value = columns.value.reshape(series * blocks, samples)
-        grid = aggregate(where, time, value)
-        ids = [item.id for item in columns.series for _ in numbers]
-        work.blocks += zip(
-            ids,
-            itertools.repeat(attempt),
-            itertools.cycle(numbers),
-            itertools.repeat(samples),
-            itertools.cycle(first_step),
-            itertools.cycle(last_step),
-            *_summaries(grid, samples),
-            itertools.cycle(first_time),
-            itertools.cycle(last_time),
-            encode_cells(grid),
-            itertools.cycle(keys),
-            encode_values(value),
-            strict=False,
-        )
-        for at, (series_id, number) in enumerate(zip(ids, itertools.cycle(numbers), strict=False)):
-            work.cells.setdefault((series_id, attempt), {})[number] = (grid, at)
+        value = columns.value.reshape(-1, samples)
+        grid = aggregate(where, np.tile(time[:, where.starts], (len(columns.series), 1)), value)
+        packed = zip(*_summaries(grid, samples), encode_cells(grid), encode_values(value), strict=True)
+        for row, (nonfinite, low, high, total, cells, payload) in enumerate(packed):
+            which, at = divmod(row, blocks)
+            series_id, number = columns.series[which].id, numbers[at]
+            summary = (*steps[at], nonfinite, low, high, total, *times[at])
+            work.blocks.append((series_id, attempt, number, samples, *summary, cells, keys[at], payload))
+            work.cells.setdefault((series_id, attempt), {})[number] = (grid, row)
 
 
 def _summaries(grid: Grid, samples: int) -> tuple[list[int], list[float | None], list[float | None], list[float]]:
@@ -299,7 +297,8 @@ def _summaries(grid: Grid, samples: int) -> tuple[list[int], list[float | None],
 
 def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: Samples, work: Work) -> None:
     """Late samples for a block whose samples retention has dropped: its cells still take them in."""
-    grid = aggregate(places((samples.step % BLOCK_STEPS) // CELL_STEPS), samples.time[None], samples.value)
+    where = places((samples.step % BLOCK_STEPS) // CELL_STEPS)
+    grid = aggregate(where, samples.time[None, where.starts], samples.value)
     origin = number * BLOCK_STEPS
     before, _ = decode_cells([row.cells], [origin], CELL_STEPS)
     cells = reduced(concatenate([before, grid.row(0, origin, CELL_STEPS)]), CELL_STEPS)

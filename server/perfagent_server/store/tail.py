@@ -14,7 +14,7 @@ import numpy as np
 from perfagent.wire import Event, Group
 from perfagent_server.store.cells import Floats, Ints
 
-__all__ = ["TailGroup", "newest", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
+__all__ = ["TailGroup", "last_step", "newest", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
 
 _FEW = 64  # rows: below this numpy costs more than it saves
 
@@ -35,6 +35,10 @@ class TailGroup(msgspec.Struct, array_like=True):
     @property
     def steps(self) -> Ints:
         return np.frombuffer(self.step, "<i8") if self.step else np.arange(self.first, self.first + self.rows)
+
+    @property
+    def last_step(self) -> int:
+        return int(np.frombuffer(self.step, "<i8").max()) if self.step else self.first + self.rows - 1
 
     @property
     def times(self) -> Floats:
@@ -71,6 +75,11 @@ def step_range(group: Group) -> tuple[int, int]:
         return min(few), max(few)
     steps = np.frombuffer(group.step, "<i8")
     return int(steps.min()), int(steps.max())
+
+
+def last_step(frame: bytes) -> int:
+    """Highest step of a frame; -1 without samples."""
+    return max((group.last_step for group in unpack_tail(frame)), default=-1)
 
 
 def newest(group: TailGroup) -> tuple[int, float, int]:

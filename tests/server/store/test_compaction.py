@@ -17,17 +17,47 @@ def count(shelf, table) -> int:
 
 def test_a_tail_is_left_alone_until_it_is_worth_the_work(shelf) -> None:
     now = [BEGIN]
-    policy = CompactionPolicy(samples=100, frames=5, age_s=30)
+    policy = CompactionPolicy(samples=1000, frames=5, age_s=30)
     lazy = Compactor(shelf.database, rules_enabled=False, policy=policy, clock=lambda: now[0])
     shelf.append(frame(1, rows({"loss": [1.0]}, [1])), now=BEGIN)
     assert lazy.run_once() == 0
     now[0] += 31
     assert lazy.run_once() == 1  # by age
-    shelf.append(frame(2, rows({"loss": [1.0] * 100}, range(100))), now=now[0])
+    shelf.append(frame(2, rows({"loss": [1.0] * 1024}, range(1024, 2048))), now=now[0])
     assert lazy.run_once() == 1  # by samples
     for seq in range(3, 8):
-        shelf.append(frame(seq, rows({"loss": [1.0]}, [seq])), now=now[0])
+        shelf.append(frame(seq, rows({"loss": [1.0]}, [seq * 1024 - 1])), now=now[0])
     assert lazy.run_once() == 5  # by frames
+
+
+def test_what_belongs_to_the_newest_block_waits_until_that_is_full_or_old(shelf) -> None:
+    now = [BEGIN]
+    policy = CompactionPolicy(samples=1000, age_s=30)
+    lazy = Compactor(shelf.database, rules_enabled=False, policy=policy, clock=lambda: now[0])
+    for seq, steps in enumerate([range(1000), range(1000, 1500), range(1500, 2100)], 1):
+        shelf.append(frame(seq, rows({"loss": np.array(steps) * 1.0}, steps)), now=now[0])
+    assert lazy.run_once() == 2  # the last one reaches into a block that is not full
+    shelf.append(frame(4, rows({"loss": [7.0]}, [3])), now=now[0])  # late, for a block that is there
+    assert lazy.run_once() == 0
+    shelf.append(frame(5, rows({"loss": np.arange(2100.0, 3072.0)}, range(2100, 3072))), now=now[0])
+    assert lazy.run_once() == 0  # a thousand more than had to wait
+    shelf.append(frame(6, rows({"loss": np.arange(3072.0, 4096.0)}, range(3072, 4096))), now=now[0])
+    assert lazy.run_once() == 4
+    assert (count(shelf, tables.block), count(shelf, tables.tail), lazy.counters["blocks"]) == (4, 0, 6)
+    shelf.append(frame(7, rows({"loss": [4096.0]}, [4096])), now=now[0])
+    now[0] += 31
+    assert lazy.run_once() == 1
+    assert [row.value for row in shelf.store.samples("r1")] == [0.0, 1.0, 2.0, 3.0, 7.0, *np.arange(4.0, 4097.0)]
+
+
+def test_more_rows_than_are_read_at_once_are_compacted_though_no_block_is_whole(shelf) -> None:
+    policy = CompactionPolicy(samples=10, rows_at_once=4, age_s=1e9)
+    lazy = Compactor(shelf.database, rules_enabled=False, policy=policy, clock=lambda: BEGIN)
+    for seq in range(1, 11):
+        shelf.append(frame(seq, rows({"loss": [float(seq)]}, [seq])), now=BEGIN)
+    assert lazy.run_once() == 8
+    assert count(shelf, tables.tail) == 2
+    assert shelf.store.series("r1", "loss").mean == [float(seq) for seq in range(1, 11)]
 
 
 def test_ranks_that_are_due_together_share_one_commit(shelf) -> None:
