@@ -102,7 +102,10 @@ ROWS = (
     _one(COMPILE, "attached after", "compiled", "attached_after"),
     _one(TRAINERS, "Transformers Trainer, evaluation", "hf_trainer", "train", _FULL),
     _one(TRAINERS, "Transformers Trainer, accumulation", "hf_trainer", "train", _FULL, options={"accumulate": "2"}),
-    _one(TRAINERS, "Lightning, automatic, accumulation", "with_lightning", "automatic", options={"accumulate": "4"}),
+    _one(
+        TRAINERS, "Lightning, accumulation, clipping", "with_lightning", "automatic", options={"accumulate": "4", "clip": "0.5"}
+    ),
+    _one(TRAINERS, "Lightning, accumulation", "with_lightning", "automatic", options={"accumulate": "2"}),
     _one(TRAINERS, "Lightning, manual", "with_lightning", "manual"),
     _one(TRAINERS, "Accelerate, accumulate()", "with_accelerate", "accumulate"),
     _two(PARALLEL, "DDP", "parallel", "data_parallel"),

@@ -20,9 +20,9 @@ for name in ("lightning.pytorch", "pytorch_lightning", "lightning.fabric", "ligh
 warnings.simplefilter("ignore")
 
 
-def automatic(script: Script, accumulate: str = "1") -> None:
-    """Automatic optimization with clipping and validation in between."""
-    _fit(script, lightning.pytorch, manual=False, accumulate=int(accumulate))
+def automatic(script: Script, accumulate: str = "1", clip: str = "") -> None:
+    """Automatic optimization, validation in between: the optimizer is given a closure that trains on the last micro-batch."""
+    _fit(script, lightning.pytorch, manual=False, accumulate=int(accumulate), clip=float(clip or 0))
 
 
 def manual(script: Script) -> None:
@@ -30,7 +30,7 @@ def manual(script: Script) -> None:
     _fit(script, pytorch_lightning, manual=True, accumulate=2)
 
 
-def _fit(script: Script, pl: Any, *, manual: bool, accumulate: int) -> None:
+def _fit(script: Script, pl: Any, *, manual: bool, accumulate: int, clip: float = 0.0) -> None:
     script.attach()
     sums: list[float] = []
 
@@ -71,7 +71,7 @@ def _fit(script: Script, pl: Any, *, manual: bool, accumulate: int) -> None:
     trainer = pl.Trainer(
         max_epochs=1, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
         enable_model_summary=False, val_check_interval=0.5, accumulate_grad_batches=1 if manual else accumulate,
-        gradient_clip_val=None if manual else 0.5,
+        gradient_clip_val=clip or None,
     )  # fmt: skip
     loader = DataLoader(Points(48 * accumulate), batch_size=8)
     trainer.fit(task, loader, DataLoader(Points(16), batch_size=8))
