@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+import logging
 import re
 import subprocess
 import sys
@@ -111,6 +112,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="a few kills and seconds instead of many; the page is not written")
     parser.add_argument("loops", nargs="*", help=f"any of tests, {', '.join(LOOPS)}; all without a name")
     options = parser.parse_args()
+    logging.getLogger("perfagent").setLevel(logging.CRITICAL)  # of the agents in this process
     if unknown := set(options.loops) - set(LOOPS) - {"tests"}:
         parser.error(f"unknown {sorted(unknown)}; these are: tests, {', '.join(LOOPS)}")
     outcomes: list[Outcome] = []
@@ -135,12 +137,15 @@ def main() -> int:
 
 
 def write(outcomes: list[Outcome]) -> None:
-    lines = []
-    for row, fault in FAULTS.items():
-        for outcome in (outcome for outcome in outcomes if outcome.row == row):
-            lines.append([row, fault, outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures.replace("|", "/")])
+    lines = [
+        [row, fault, outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures.replace("|", "/")]
+        for row, fault in FAULTS.items()
+        for outcome in outcomes
+        if outcome.row == row
+    ]
     survived = sum(all(o.good for o in outcomes if o.row == row) for row in FAULTS)
-    head = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}, {tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
+    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
+    head = f"{day}, {tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
     table = tables.table(["row", "fault", "what was done, and what must hold", "survived/total", "figures"], lines)
     tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "faults.md")
 

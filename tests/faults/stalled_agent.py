@@ -1,4 +1,5 @@
-"""A training thread's view of a server that stands still: how long each log call takes, beside an empty loop in the same run.
+"""A training thread's view of a server that stands still: how long each log call takes, beside a bare copy of the dict and an
+append in the same run, which is the least that any call can do.
 
     python stalled_agent.py SECONDS
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections import deque
 
 import perfagent
 
@@ -22,16 +24,20 @@ def percentile(values: list[float], share: float) -> float:
 def main(seconds: float) -> None:
     run = perfagent.init(project="faults", name="stalled")
     values = {f"value{i}": float(i) for i in range(10)}
+    plain: deque[tuple[float, float, dict[str, float]]] = deque(maxlen=1000)
     calls: list[float] = []
     control: list[float] = []
     clock = time.perf_counter
     end = time.monotonic() + seconds
     while time.monotonic() < end:
-        begin = clock()
-        run.log(values)
-        calls.append(clock() - begin)
-        begin = clock()
-        control.append(clock() - begin)
+        for call in (True, False) if len(calls) % 2 else (False, True):  # both come first after a sleep, when caches are cold
+            begin = clock()
+            if call:
+                run.log(values)
+            else:
+                plain.append((time.time(), time.monotonic(), dict(values)))
+            took = clock() - begin
+            (calls if call else control).append(took)
         time.sleep(0.001)  # the rest of a step; it also lets other threads in, as a step on the device would
     result = {
         "calls": len(calls),
