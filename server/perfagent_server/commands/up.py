@@ -82,7 +82,7 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         raise
     address = settings.data / ADDRESS_FILE
     address.touch(mode=0o600)
-    address.write_text(settings.url + "\n")
+    address.write_text(replace(settings, public_url=None).url + "\n")  # for commands here, where the public one may lead nowhere
     _announce(settings, services)
     helper = _take_in(settings)
     with contextlib.suppress(KeyboardInterrupt):

@@ -56,6 +56,12 @@ def test_up_says_where_it_is_and_lets_the_administrator_in(tmp_path: Path) -> No
         assert "token=" not in server.log.replace(link[0], ""), "no token may get into a log"
 
 
+def test_commands_on_the_servers_machine_reach_it_where_it_listens_and_show_the_public_address(tmp_path: Path) -> None:
+    with server_process(tmp_path / "s", PERFAGENT_PUBLIC_URL="https://perfagent.example.invalid") as server:
+        done = perfagent(tmp_path, "keys", "login", "--data", str(server.folder / "server-data"))
+        assert done.stdout.startswith("https://perfagent.example.invalid/login?token="), done.stderr
+
+
 def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(tmp_path: Path) -> None:
     with server_process(tmp_path / "s") as server:
         port = perfagent(tmp_path, "up", "--port", str(server.port), "--data", str(tmp_path / "other"))
