@@ -93,8 +93,9 @@ def main() -> None:
         sections.append(f"{words}, {batches} batches (peers: {peer_batches}):\n\n{text}")
     if options.write:
         note = (
-            f"{machine('sqlalchemy', 'numpy', 'zstandard')}. Every store got the same batches, {TURN} at a turn. samples/s: all samples by "
-            'all time, compaction included. "to rows": ratio to the first line over the same batches, by time (which holds the '
+            f"{machine('sqlalchemy', 'numpy', 'zstandard')}. Every store got the same batches, {TURN} at a turn. samples/s: all "
+            'samples by all time, compaction included. "to rows": ratio to the first line over the same batches, by time (which '
+            "holds the "
             "waiting for a disk and two cores that others used as well) and by CPU. bytes/sample: pages in use. "
             "The peers got the first batches only, so their last two columns are over far fewer samples. "
             f"Made by `PYTHONPATH=benchmarks python benchmarks/store/measure.py --batches {batches} --write`."
