@@ -5,9 +5,11 @@ If a call never returns (a lost GPU's driver), the thread is left where it is an
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -51,6 +53,8 @@ class Courier:
         self.loopback = bool(getattr(transport, "loopback", True))
         self.source: Source | None = None
         self._job: Job | None = None
+        self._errand: Callable[[], None] | None = None
+        self._errand_since = 0.0
         self._since = 0.0
         self._sampled = 0.0
         if hasattr(transport, "idle"):
@@ -66,8 +70,15 @@ class Courier:
         self._job = job
         self.work.set()
 
+    def run(self, errand: Callable[[], None]) -> None:
+        """Has something else done that may take a while, between two requests."""
+        self._errand = errand
+        self.work.set()
+
     def stuck(self, now: float) -> bool:
         since = self._since
+        if 0.0 < self._errand_since < now - STUCK_S:
+            return True
         return since > 0.0 and now - since > (STUCK_S if self.source is None else SOURCE_STUCK_S)
 
     def _replaced(self) -> bool:
@@ -95,6 +106,13 @@ class Courier:
                     answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
                 self._since = 0.0
                 self.answers.append((job, answer))
+                self._wake.set()
+            errand, self._errand = self._errand, None
+            if errand is not None:
+                self._errand_since = time.monotonic()
+                with contextlib.suppress(Exception):  # what cannot be done is left
+                    errand()
+                self._errand_since = 0.0
                 self._wake.set()
             self._sample()
             self.cpu_s = time.thread_time()

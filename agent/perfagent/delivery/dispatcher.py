@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING, Any
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, rows_of
-from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
+from perfagent.delivery.orphans import Orphans
+from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
 from perfagent.hooks.reading import Note
@@ -43,7 +44,6 @@ LAST_ROWS_S = 0.25
 READ_S = 2.0
 MOST_DRAFTED = 4096
 """Rows of one tick that are written down as they were noted; more become columns at once."""
-ORPHAN_AGE_S = 7 * 86400.0
 URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
@@ -84,8 +84,7 @@ class Dispatcher:
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
-        self._orphan: Spool | None = None
-        self._orphans: list[Any] | None = None
+        self.orphans = Orphans(config.state_dir / "spool", sender.folder, config.server)
         self._busy: Job | None = None
         self._urgent = False
         self._identified = False
@@ -104,8 +103,6 @@ class Dispatcher:
     def forked(self) -> None:
         """In a forked child: lets go of files and socket without a word."""
         self.spool.forked()
-        if self._orphan is not None:
-            self._orphan.forked()
         if self._transport is not None:
             self._transport.abandon()
 
@@ -484,28 +481,17 @@ class Dispatcher:
 
     def _send_orphan(self, now: float) -> None:
         """At low priority: frames of sources whose process is gone, recorded for this same server."""
-        if self._orphans is None:
-            self._orphans = folders(self.sender.config.state_dir / "spool", max_age_s=ORPHAN_AGE_S)
-        while self._orphan is None and self._orphans:
-            folder = self._orphans.pop(0)
-            if folder == self.spool.folder:
-                continue
-            try:
-                spool = Spool.open(folder)
-            except (SpoolBusyError, OSError):
-                continue
-            if spool.header.server != self.sender.config.server or not spool.header.run:
-                spool.close()
-                continue
-            self._orphan = spool
-        if self._orphan is None:
+        spool = self.orphans.current
+        if spool is None:
+            errand = self.orphans.errand()
+            if errand is not None:
+                self._courier_ready().run(errand)
             return
-        outgoing = self._orphan.next()
+        outgoing = spool.next()
         if outgoing is None:
-            self._orphan.remove()
-            self._orphan = None
+            self.orphans.sent()
             return
-        self._send(outgoing, self._orphan, now)
+        self._send(outgoing, spool, now)
 
     # ---- the end
 
@@ -554,8 +540,7 @@ class Dispatcher:
                 self.sender.tell(
                     "lost", logging.WARNING, f"perfagent: {self._gone() - gone} samples are lost: the spool cannot be written"
                 )
-        if self._orphan is not None:
-            self._orphan.close()
+        self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()
 

@@ -195,9 +195,10 @@ class Segments:
         self.retry_at = math.inf
 
     def forked(self) -> None:
-        """In a forked child: closes the files, also one that the parent's thread had opened but not yet noted down."""
+        """In a forked child: closes the files, also one that the parent's threads had opened but not yet noted down, and those
+        of the sources beside this one, which may be open to be sent."""
         self.close()
-        mine = str(self.folder) + os.sep
+        mine = str(self.folder.parent) + os.sep
         with contextlib.suppress(OSError):
             for name in os.listdir("/proc/self/fd"):  # noqa: PTH208 - names are numbers
                 with contextlib.suppress(OSError):
