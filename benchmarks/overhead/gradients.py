@@ -29,7 +29,6 @@ CASES = {
     "perfagent, norms, shares and NaN in every step": "perfagent",
     "perfagent, everything in every step": "perfagent",
     "perfagent, every tenth step": "perfagent",
-    "perfagent, as the governor allows": "perfagent",
     "wandb.watch, every step": "wandb",
     "wandb.watch, every tenth step": "wandb",
 }
@@ -88,9 +87,8 @@ class Perfagent(Case):
         run = perfagent.attach(model, optimizer, project="bench")
         self._progress = run._progress
         self._progress.health = Timed()
-        if "governor" not in name:
-            self._progress.governor = Every(0.5)
-            Every.steps = 10 if "tenth" in name else 1
+        self._progress.governor = Every(0.5)
+        Every.steps = 10 if "tenth" in name else 1
         if "norms" in name:
             self._progress.health.deeper = 10**9
         elif "everything" in name:
@@ -204,8 +202,7 @@ def child(name: str, blocks: int, out: Path) -> None:
     least = min(counted(workload.step, case) for _ in range(3))
     thread = statistics.median(one for one, _, _ in with_it) - statistics.median(one for one, _, _ in without)
     if case.own_s() is not None:
-        middle = statistics.fmean if "governor" in name else statistics.median  # there most blocks hold no pass at all
-        thread = middle([own for _, _, own in with_it])
+        thread = statistics.median(own for _, _, own in with_it)  # a block holds one tenth step exactly
     others = statistics.median(other for _, other, _ in with_it) - statistics.median(other for _, other, _ in without)
     result = {
         "thread_us": thread * 1e6,
