@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.context.hyperparameters import Hyperparameters
+from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
 from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
@@ -153,10 +153,14 @@ def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
 def _of_model(model: Any) -> dict[str, Any]:
     # DeepSpeed's third stage leaves an empty tensor and the number of what was in it
     sizes = [(getattr(p, "ds_numel", None) or p.numel(), p.requires_grad) for p in list(model.parameters())]
+    inner = model
+    while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):  # DDP, torch.compile
+        inner = inner._modules[name]
     told = {
-        "class": type(model).__name__,
+        "class": type(inner).__name__,
         "parameters": sum(size for size, _ in sizes),
         "trainable_parameters": sum(size for size, trained in sizes if trained),
     }
-    configuration = getattr(model, "__dict__", {}).get("config")  # of a Transformers model
-    return told | ({"config": configuration} if configuration is not None else {})
+    configuration = inner.__dict__.get("config")
+    of_a_model = any(base.__name__ in OF_A_MODEL for base in type(configuration).__mro__)
+    return told | ({"config": configuration} if of_a_model else {})

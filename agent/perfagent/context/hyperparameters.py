@@ -23,7 +23,7 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
-__all__ = ["Hyperparameters"]
+__all__ = ["OF_A_MODEL", "Hyperparameters"]
 
 MAX_FRAMES = 100
 MAX_FILE_BYTES = 256 * 1024
@@ -37,7 +37,8 @@ _PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with the names of files as code objects have them
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
-_OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")  # told with the model
+OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
+"""Classes of configurations that belong to a model and are told with it."""
 _READS_ITS_OWN = frozenset(("locals", "vars", "dir", "eval", "exec"))
 
 
@@ -70,7 +71,7 @@ class Hyperparameters:
                 self._found.setdefault(name, value)
             return
         for base in kind.__mro__[:-1]:
-            if base.__name__ in _OF_A_MODEL:
+            if base.__name__ in OF_A_MODEL:
                 return
             take = _KNOWN.get(base.__name__)
             if take is not None and base.__module__.partition(".")[0] in take[0]:

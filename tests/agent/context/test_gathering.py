@@ -91,6 +91,21 @@ def test_other_ranks_say_nothing(tmp_path: Path) -> None:
     assert gathered.told() == []
 
 
+def test_a_model_is_told_by_what_is_wrapped_with_its_configuration(tmp_path: Path) -> None:
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    gathered = Gathered(tmp_path, {})
+    gathered.model = torch.nn.DataParallel(
+        GPT2LMHeadModel(GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=11, n_positions=8))
+    )
+    gathered.context.first_step()
+    told = gathered.told()[-1]["config"]["model"]
+    gathered.context.close()
+    assert told["class"] == "GPT2LMHeadModel"
+    assert told["parameters"] == sum(p.numel() for p in gathered.model.parameters())
+    assert (told["config"]["n_embd"], told["config"]["vocab_size"]) == (8, 11)
+
+
 def test_what_was_found_is_not_kept_alive(tmp_path: Path) -> None:
     class Config(dict[str, Any]):
         pass
