@@ -58,6 +58,7 @@ def ddp(
     one = next(iter(devices)) if len(devices) == 1 else None
     if hook is not None:
         _check_hook(hook, process_group)
+    buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}  # torch renames it, and warns of the name
     wrapped = DistributedDataParallel(
         model,
         device_ids=[one] if one is not None and one.type == "cuda" else None,
@@ -66,7 +67,7 @@ def ddp(
         gradient_as_bucket_view=gradient_as_bucket_view,
         static_graph=static_graph,
         find_unused_parameters=find_unused_parameters,
-        **({} if broadcast_buffers else {"broadcast_buffers": False}),  # torch renames it, and warns where it is named
+        **buffers,
     )
     if hook is not None:
         comm_hook(wrapped, hook)
