@@ -353,6 +353,10 @@ class Dispatcher:
             courier = self._courier = Courier(self._transport, self.sender.slow_sources, self.sender.wake)
         return courier
 
+    def _pause_s(self) -> float:
+        """Longer after each failure, 30 s at most, and never the same for two agents."""
+        return self._random.uniform(1.0, min(30.0, 2.0 ** min(self._failures, 5)))
+
     def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
         self.sender.counters["couriers_lost"] += 1
@@ -365,7 +369,7 @@ class Dispatcher:
             self._transport.close()
         self._courier = self._busy = None
         self._failures += 1
-        self._retry_at = self._courier_at = now + self._random.uniform(1.0, min(30.0, 2.0**self._failures))
+        self._retry_at = self._courier_at = now + self._pause_s()
         self.spool.hold(now=now)
 
     def _replace_courier(self, stuck: Courier) -> None:
@@ -408,8 +412,7 @@ class Dispatcher:
                 self._quarantine(job.outgoing, job.spool, answer.reason)
             return
         self._failures += 1
-        pause = answer.pause_s if answer.pause_s is not None else self._random.uniform(1.0, min(30.0, 2.0**self._failures))
-        self._retry_at = now + pause
+        self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s())
         self.spool.hold(now=now)
         server = self.sender.config.server
         if kind == "unauthorized":

@@ -70,7 +70,7 @@ def upload(spool: Spool, transport: Transport, *, until: float) -> Upload:
             if answer.kind in ("unauthorized", "foreign"):
                 return result
         failures += 1
-        pause = pause if pause is not None else jitter.uniform(0.2, min(10.0, 0.5 * 2.0**failures))
+        pause = pause if pause is not None else jitter.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))
         time.sleep(max(0.0, min(pause, until - time.monotonic())))
     result.complete, result.reason = True, ""
     return result
