@@ -19,7 +19,7 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
 
 import nan_latency  # noqa: E402
 import tables  # noqa: E402
-from faults import agent_rows, rows  # noqa: E402
+from faults import agent_rows, resume_rows, rows  # noqa: E402
 from faults.outcome import Outcome  # noqa: E402
 
 FAULTS = {
@@ -51,6 +51,7 @@ FAULTS = {
     "W01": "the receiver of webhooks fails",
     "W02": "the server dies with an alert on the way",
     "W03": "NaN on the way to the receiver",
+    "T01": "a training is killed with SIGKILL, and resumed",
 }
 """The rows of the table; what each must do is said by its tests."""
 TESTED = ("tests/agent", "tests/faults", "tests/e2e/test_monitoring.py", "tests/server/store/test_kill9.py")
@@ -81,6 +82,9 @@ LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
         rows.receiver_fails_and_server_dies(folder, alerts=6 if quick else 30, kills=2 if quick else 6)
     ],
     "nan": lambda folder, quick: _nan(folder, quick=quick),
+    "resume": lambda folder, quick: [
+        resume_rows.killed_and_resumed(folder, kind, trials=1 if quick else trials) for kind, trials in resume_rows.TRIALS.items()
+    ],
 }
 
 
@@ -93,7 +97,7 @@ def tests(folder: Path) -> list[Outcome]:
     ran: dict[str, int] = {}
     words: dict[str, list[str]] = {}
     for case in Xml.parse(report).getroot().iter("testcase"):
-        match = re.match(r"test_([aswdx]\d\d)_", case.get("name", ""))
+        match = re.match(r"test_([aswdxt]\d\d)_", case.get("name", ""))
         if match is None or (row := match[1].upper()) not in FAULTS:
             continue
         skipped, failed = case.find("skipped"), [*case.iter("failure"), *case.iter("error")]

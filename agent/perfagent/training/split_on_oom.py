@@ -112,10 +112,10 @@ class SplitOnOom:
         return bool(flag)
 
     def _halve(self, batch: Any, error: BaseException | None) -> None:
-        rows = self._smallest(_rows(batch))
-        if self.pieces * 2 > min(self._most, rows):
+        most = min(self._most, self._smallest(_rows(batch)))
+        if self.pieces >= most:
             raise error or RuntimeError(f"another rank ran out of memory with its batch in {self.pieces} pieces")
-        self.pieces *= 2
+        self.pieces = min(2 * self.pieces, most)
         gc.collect()
         if torch.cuda.is_available():
             torch.cuda.empty_cache()

@@ -1,0 +1,16 @@
+"""A training that is killed with SIGKILL and resumed, once of each kind. scripts/faults does it a hundred times."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from faults.resume_rows import TRIALS, killed_and_resumed
+
+pytestmark = pytest.mark.fault
+
+
+@pytest.mark.parametrize("kind", TRIALS)
+def test_t01_a_training_that_is_killed_and_resumed_has_the_losses_of_one_that_was_not(tmp_path: Path, kind: str) -> None:
+    outcome = killed_and_resumed(tmp_path, kind, trials=1)
+    assert outcome.good, outcome.figures

@@ -1,0 +1,44 @@
+"""A small training that tests save and resume: a model, its optimizer and a loop over fixed batches."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from perfagent.training.checkpoint import Checkpoint
+from perfagent.training.loop import Loop, loop
+
+ROWS = 24
+
+
+def small_loop(folder: Path | None = None, *, grad_accum: int = 1, **settings: Any) -> Loop:
+    """With a checkpoint below `folder`, if one is given; settings are the checkpoint's."""
+    torch.manual_seed(3)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Dropout(0.2), nn.Linear(8, 2))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.05)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 3, gamma=0.5)
+    settings.setdefault("emergency", False)
+    checkpoint = None if folder is None else Checkpoint(folder, **settings)
+    return loop(model, optimizer, schedule, grad_accum=grad_accum, checkpoint=checkpoint)
+
+
+def batches() -> DataLoader[Any]:
+    drawn = torch.Generator().manual_seed(5)
+    pairs = TensorDataset(torch.randn(ROWS, 4, generator=drawn), torch.randn(ROWS, 2, generator=drawn))
+    return DataLoader(pairs, batch_size=4, shuffle=True)
+
+
+def train(training: Loop, epochs: int = 2, *, steps: int | None = None) -> list[float]:
+    """The losses, exactly."""
+    losses = []
+    for inputs, targets in training.batches(batches(), epochs=epochs, steps=steps):
+        with training.forward():
+            loss = (training.model(inputs) - targets).square().mean()
+        training.backward(loss)
+        training.step()
+        losses.append(loss.item())
+    return losses

@@ -1,0 +1,210 @@
+"""What is saved, when, and that training goes on from it as if nothing had happened."""
+
+from __future__ import annotations
+
+import errno
+import gc
+import logging
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from resumable import small_loop, train
+
+from perfagent.errors import CheckpointError, ConfigError
+from perfagent.training import saving
+from perfagent.training.checkpoint import Checkpoint
+
+
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize("stop_after", [1, 5, 6, 7, 11])
+def test_a_resumed_training_has_the_losses_of_one_that_went_through(tmp_path: Path, asynchronous: bool, stop_after: int) -> None:
+    reference = small_loop()
+    torch.manual_seed(9)
+    whole = train(reference)
+
+    first = small_loop(tmp_path, every=1, asynchronous=asynchronous)
+    torch.manual_seed(9)
+    before = train(first, steps=stop_after)
+    first.checkpoint.close()  # type: ignore[union-attr]
+
+    second = small_loop(tmp_path, every=1)
+    torch.manual_seed(777)
+    assert second.resume() == stop_after
+    assert [*before, *train(second)] == whole
+
+
+def test_resuming_without_a_checkpoint_begins_afresh(tmp_path: Path) -> None:
+    training = small_loop(tmp_path / "runs", every=5)
+    assert training.resume() is None
+    assert training.step_count == 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_it_is_saved_every_so_many_steps(tmp_path: Path) -> None:
+    training = small_loop(tmp_path, every=5, keep=10)
+    train(training)
+    assert sorted(path.name for path in tmp_path.glob("step_*")) == ["step_10", "step_5"]
+
+
+def test_an_asynchronous_save_holds_the_state_as_it_was_when_it_was_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_write, real = threading.Event(), saving.write
+
+    def held_up(*args: Any, **kwargs: Any) -> Any:
+        assert may_write.wait(30)
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr("perfagent.training.checkpoint.write", held_up)
+    weight = torch.ones(4)
+    checkpoint = Checkpoint(tmp_path, asynchronous=True)
+    checkpoint.save(1, {"model": {"weight": weight, "tied": weight}, "rng": {"torch": weight}})
+    weight.zero_()
+    may_write.set()
+    checkpoint.close()
+    found = Checkpoint(tmp_path).load_latest()
+    assert found is not None
+    loaded = found[1]
+    assert torch.equal(loaded["model"]["weight"], torch.ones(4))
+    assert torch.equal(loaded["rng"]["torch"], torch.ones(4))
+    assert loaded["model"]["weight"].data_ptr() == loaded["model"]["tied"].data_ptr()
+
+
+def test_one_asynchronous_save_is_under_way_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    inside = most = 0
+    real = saving.write
+
+    def counted(*args: Any, **kwargs: Any) -> Any:
+        nonlocal inside, most
+        inside += 1
+        most = max(most, inside)
+        try:
+            return real(*args, **kwargs)
+        finally:
+            inside -= 1
+
+    monkeypatch.setattr("perfagent.training.checkpoint.write", counted)
+    checkpoint = Checkpoint(tmp_path, keep=9, asynchronous=True)
+    for step in range(6):
+        checkpoint.save(step, {"model": {"weight": torch.full((100,), float(step))}})
+    checkpoint.close()
+    assert most == 1
+    for step in range(6):
+        assert (tmp_path / f"step_{step}").is_dir()
+    assert Checkpoint(tmp_path).load_latest()[1]["model"]["weight"][0] == 5.0  # type: ignore[index]
+
+
+def test_a_failed_asynchronous_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    checkpoint = Checkpoint(tmp_path, asynchronous=True)
+
+    def refused(*_: Any) -> None:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
+    monkeypatch.setattr(os, "fsync", refused)
+    checkpoint.save(1, {"model": {}})
+    with pytest.raises(CheckpointError, match="Permission denied"):
+        checkpoint.wait()
+    checkpoint.close()
+
+
+def test_errors_that_may_pass_are_tried_again_and_others_are_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    real, failures = os.fsync, [OSError(errno.ESTALE, "Stale file handle"), OSError(errno.EIO, "I/O error")]
+    monkeypatch.setattr("perfagent.training.retry.time.sleep", lambda seconds: None)
+
+    def sometimes(handle: int) -> None:
+        if failures:
+            raise failures.pop()
+        real(handle)
+
+    monkeypatch.setattr(os, "fsync", sometimes)
+    checkpoint = Checkpoint(tmp_path, tries=3)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        checkpoint.save(1, {"model": {}})
+    assert caplog.text.count("tried again") == 2
+    assert checkpoint.latest() == tmp_path / "step_1"
+    failures.append(OSError(errno.EROFS, "Read-only file system"))
+    with pytest.raises(CheckpointError, match="Read-only"):
+        checkpoint.save(2, {"model": {}})
+    assert not failures
+
+
+def test_training_survives_some_failed_saves_and_not_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    training = small_loop(tmp_path, every=1, tolerate=2)
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with caplog.at_level(logging.WARNING, "perfagent"), pytest.raises(CheckpointError, match="No space left"):
+        train(training)
+    assert training.step_count == 3
+    assert caplog.text.count("training goes on") == 2
+
+
+@pytest.mark.parametrize(
+    ("bad", "place"),
+    [
+        ({"model": {"a": numpy.zeros(3)}}, r"state\['model'\]\['a'\]"),
+        ({"scheduler": {"f": [1, len]}}, r"state\['scheduler'\]\['f'\]\[1\]"),
+        ({"extra": {object(): 1}}, r"state\['extra'\]"),
+    ],
+)
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(tmp_path: Path, bad: dict[str, Any], place: str) -> None:
+    with pytest.raises(ConfigError, match=place):
+        Checkpoint(tmp_path).save(1, bad)
+
+
+def test_a_loop_that_could_not_be_loaded_is_refused_at_its_first_step(tmp_path: Path) -> None:
+    class Rule:
+        def __call__(self, step: int) -> float:
+            self.seen = {step}
+            return 1.0
+
+    training = small_loop(tmp_path, every=1000)
+    training.scheduler = torch.optim.lr_scheduler.LambdaLR(training.optimizer, Rule())
+    training.scheduler.lr_lambdas[0].inner = gc  # a callable with more in it than numbers
+    with pytest.raises(ConfigError, match="scheduler"):
+        train(training, steps=1)
+
+
+def test_weights_with_nan_are_never_saved(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(1, {"model": {"mask": torch.tensor([float("-inf"), float("inf")])}})
+    with pytest.raises(CheckpointError, match="weight of the model holds NaN"):
+        checkpoint.save(2, {"model": {"weight": torch.tensor([1.0, float("nan")])}})
+    assert checkpoint.latest() == tmp_path / "step_1"
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"folder": ""}, "folder"),
+        ({"folder": 3}, "folder"),
+        ({"every": 0}, "every"),
+        ({"every": True}, "every"),
+        ({"keep": 0}, "keep"),
+        ({"best": "loss"}, "best"),
+        ({"grace_s": 0}, "grace_s"),
+        ({"tries": 0}, "tries"),
+        ({"tolerate": -1}, "tolerate"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=f"^{said} must be"):
+        Checkpoint(**{"folder": "runs", **settings})
+
+
+def test_it_is_found_under_perfagent() -> None:
+    import perfagent
+
+    assert perfagent.Checkpoint is Checkpoint
+    assert perfagent.CheckpointError is CheckpointError

@@ -1,0 +1,121 @@
+"""Windows with NaN: thrown away, answered by a lower learning rate, or by the weights of a checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from resumable import batches, small_loop
+from torch import nn
+
+from perfagent.errors import ConfigError
+from perfagent.training.folder import Folder
+from perfagent.training.loop import Loop, loop
+from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients, scale_learning_rates
+
+
+def weights(training: Loop) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in training.model.parameters()])
+
+
+def one_step(training: Loop, policy: NanPolicy, *, bad: bool) -> bool:
+    """One window over the same rows; whether it was stepped."""
+    inputs, targets = next(iter(batches()))
+    with training.forward():
+        loss = (training.model(inputs) - targets).square().mean()
+    training.backward(loss * float("nan") if bad else loss)
+    return policy.step(training).stepped
+
+
+def test_a_bad_window_changes_nothing_and_the_next_good_one_is_stepped() -> None:
+    training, policy = small_loop(), NanPolicy()
+    assert one_step(training, policy, bad=False)
+    before, rate = weights(training), training.optimizer.param_groups[0]["lr"]
+    assert not one_step(training, policy, bad=True)
+    assert torch.equal(weights(training), before)
+    assert training.step_count == 1
+    assert training.optimizer.param_groups[0]["lr"] == rate
+    assert one_step(training, policy, bad=False)
+    assert policy.total == 1
+    assert weights(training).isfinite().all()
+    assert not torch.equal(weights(training), before)
+
+
+def test_one_bad_micro_step_throws_the_whole_window_away() -> None:
+    training, policy = small_loop(grad_accum=2), NanPolicy()
+    before = weights(training)
+    assert not one_step(training, policy, bad=True)  # waits for its second micro-step
+    assert training.micro_steps == 1
+    assert not one_step(training, policy, bad=False)
+    assert training.micro_steps == 0
+    assert policy.total == 1
+    assert torch.equal(weights(training), before)
+
+
+def test_too_many_bad_windows_in_a_row_end_the_training() -> None:
+    training, policy = small_loop(), NanPolicy(most=2)
+    for bad in (True, True, False, True, True):
+        one_step(training, policy, bad=bad)
+    with pytest.raises(NonFiniteGradients, match="not finite"):
+        one_step(training, policy, bad=True)
+
+
+def test_the_learning_rate_is_lowered_for_good() -> None:
+    training, policy = small_loop(), NanPolicy("lower_lr", factor=0.1)
+    one_step(training, policy, bad=True)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.005)
+    for _ in range(3):  # to where the scheduler derives the next one
+        one_step(training, policy, bad=False)
+    assert training.optimizer.param_groups[0]["lr"] == pytest.approx(0.0025)
+
+
+def test_a_scheduler_that_computes_from_its_base_stays_lowered() -> None:
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=torch.tensor(1.0))
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+    scale_learning_rates(optimizer, schedule, 0.25)
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+    optimizer.step()
+    schedule.step()
+    assert float(optimizer.param_groups[0]["lr"]) == 0.25
+
+
+def test_rolling_back_takes_weights_and_optimizer_of_the_newest_checkpoint_and_goes_on(tmp_path: Path) -> None:
+    training = small_loop(tmp_path, every=2, keep=1)
+    policy = NanPolicy("rollback")
+    for _ in range(2):
+        one_step(training, policy, bad=False)
+    before = weights(training)
+    of_optimizer = {key: value["exp_avg"].clone() for key, value in training.optimizer.state_dict()["state"].items()}
+    one_step(training, policy, bad=False)
+    assert not torch.equal(weights(training), before)
+    assert not one_step(training, policy, bad=True)
+    assert torch.equal(weights(training), before)
+    assert training.step_count == 3  # the count goes on, as do the data
+    for key, value in training.optimizer.state_dict()["state"].items():
+        assert torch.equal(value["exp_avg"], of_optimizer[key])
+
+
+def test_the_first_bad_window_of_a_row_is_saved_for_who_looks_into_it(tmp_path: Path) -> None:
+    training, policy = small_loop(tmp_path, every=None), NanPolicy()
+    one_step(training, policy, bad=False)
+    for _ in range(3):
+        one_step(training, policy, bad=True)
+    [(path, manifest)] = Folder(tmp_path).candidates()
+    assert (path.name, manifest.reason, manifest.number) == ("step_1", "nan", 1)
+
+
+def test_what_cannot_work_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="action must be one of skip, rollback, lower_lr"):
+        NanPolicy("raise")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="most"):
+        NanPolicy(most=0)
+    with pytest.raises(ConfigError, match="factor"):
+        NanPolicy(factor=2.0)
+    with pytest.raises(ConfigError, match="needs something to go back to"):
+        one_step(small_loop(), NanPolicy("rollback"), bad=False)
+    model: Any = nn.Linear(4, 2)
+    half = loop(model, torch.optim.SGD(model.parameters(), lr=0.1), precision="fp16")
+    with pytest.raises(ConfigError, match="scaler"):
+        NanPolicy().step(half)

@@ -1,0 +1,94 @@
+"""Another try for errors that pass, and for nothing else."""
+
+from __future__ import annotations
+
+import errno
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import RecordingSender
+
+import perfagent
+from perfagent.errors import CheckpointError, ConfigError
+from perfagent.session import Run
+from perfagent.training.retry import TRANSIENT, is_transient, pauses, retry
+
+
+def failing(*errors: BaseException) -> Callable[[], str]:
+    left = [*errors]
+
+    def call() -> str:
+        if left:
+            raise left.pop(0)
+        return "done"
+
+    return call
+
+
+def test_what_passes_is_tried_again_with_pauses_that_double() -> None:
+    waited: list[float] = []
+    call = failing(*(OSError(errno.EIO, "I/O error") for _ in range(5)))
+    assert retry(call, tries=6, first_s=1.0, longest_s=4.0, pause=waited.append) == "done"
+    for seconds, longest in zip(waited, (1.0, 2.0, 4.0, 4.0, 4.0), strict=True):
+        assert longest / 2 <= seconds <= longest
+
+
+def test_the_last_failure_is_raised_as_it_is() -> None:
+    errors = [TimeoutError("first"), ConnectionResetError("second"), TimeoutError("third")]
+    with pytest.raises(TimeoutError) as caught:
+        retry(failing(*errors), tries=3, pause=lambda seconds: None)
+    assert caught.value is errors[2]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no"), FileNotFoundError(errno.ENOENT, "no"),
+        OSError(errno.EROFS, "Read-only"), OSError("without a number"), ValueError("wrong"), RuntimeError("CUDA error"),
+        KeyboardInterrupt(), CheckpointError("no room"),
+    ],
+)  # fmt: skip
+def test_what_does_not_pass_is_raised_at_once(error: BaseException) -> None:
+    def pause(seconds: float) -> None:
+        raise AssertionError("it was tried again")
+
+    with pytest.raises(type(error)) as caught:
+        retry(failing(error), pause=pause)
+    assert caught.value is error
+
+
+@pytest.mark.parametrize("number", sorted(TRANSIENT))
+def test_each_of_the_listed_numbers_may_pass(number: int) -> None:
+    assert is_transient(OSError(number, "x"))
+
+
+def test_an_error_may_say_itself_that_it_passes() -> None:
+    assert is_transient(CheckpointError("x", transient=True))
+
+
+def test_ranks_with_the_same_seed_pause_alike() -> None:
+    first, second = ([*pauses(5, first_s=1, longest_s=9, seeded=random.Random(3))] for _ in range(2))
+    assert first == second
+
+
+@pytest.mark.parametrize("tries", [0, -1, True, 2.5, "3"])
+def test_a_number_of_tries_that_makes_no_sense_is_refused(tries: Any) -> None:
+    with pytest.raises(ConfigError, match="tries must be"):
+        retry(lambda: None, tries=tries)
+
+
+def test_it_shows_on_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    sender = RecordingSender(tmp_path)
+    run = Run(sender.config, name=None, config={}, tags=[], group=None, start_step=None, sender=sender)  # type: ignore[arg-type]
+    run.start()
+    monkeypatch.setattr("perfagent.session._current", run)
+    perfagent.retry(failing(TimeoutError("late")), what="reading a shard", pause=lambda seconds: None)
+    run.log({"loss": 1.0}, step=1)
+    run.finish()
+    [told] = [data for kind, data, _ in sender.events if kind == "alert"]
+    assert told["title"] == "reading a shard failed and is tried again"
+    assert "late" in told["text"]
+    assert "recovery/retries" in {name for _, values in sender.drain() for name in values}

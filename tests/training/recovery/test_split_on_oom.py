@@ -1,0 +1,122 @@
+"""Batches that do not fit: cut until they do, with the gradient of the whole batch, on all ranks alike."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from builders import free_port, job_environment
+from resumable import small_loop
+from torch import Tensor, nn
+
+from perfagent.errors import ConfigError
+from perfagent.training.loop import loop
+from perfagent.training.split_on_oom import SplitOnOom, cut, is_out_of_memory
+
+HERE = Path(__file__).resolve().parent
+
+
+def memory_for(rows: int, model: Any, seen: list[int]) -> Any:
+    """The mean loss of a piece, on a device that has room for so many rows."""
+
+    def compute(piece: tuple[Tensor, Tensor]) -> Tensor:
+        inputs, targets = piece
+        seen.append(len(inputs))
+        loss: Tensor = (model(inputs) - targets).square().mean()
+        if len(inputs) > rows:
+            loss.backward()  # memory runs out in the middle of the backward pass: some gradients are there already
+            raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+        return loss
+
+    return compute
+
+
+def a_loop() -> Any:
+    torch.manual_seed(2)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    return loop(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize(("room", "pieces"), [(16, 1), (8, 2), (3, 8), (1, 13)])
+def test_the_gradient_is_that_of_the_whole_batch(room: int, pieces: int) -> None:
+    training, reference = a_loop(), a_loop()
+    inputs, targets = torch.randn(13, 4).double(), torch.randn(13, 2).double()
+    whole = (reference.model(inputs) - targets).square().mean()
+    whole.backward()
+    split = SplitOnOom(training)
+    loss = split.backward((inputs, targets), memory_for(room, training.model, []))
+    assert split.pieces == pieces
+    assert float(loss) == pytest.approx(whole.item(), rel=1e-12)
+    for mine, right in zip(training.model.parameters(), reference.model.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, right.grad, rtol=1e-12, atol=1e-14)
+    assert training.step().stepped
+    assert training.step_count == 1
+
+
+def test_what_was_found_stays_for_the_next_batch() -> None:
+    training, seen = a_loop(), []
+    split = SplitOnOom(training)
+    for _ in range(2):
+        split.backward((torch.randn(8, 4).double(), torch.randn(8, 2).double()), memory_for(2, training.model, seen))
+        training.step()
+    assert seen == [8, 4, 2, 2, 2, 2, 2, 2, 2, 2]
+
+
+def test_when_a_single_row_does_not_fit_the_error_comes_through_as_it_was() -> None:
+    training = a_loop()
+    with pytest.raises(torch.OutOfMemoryError, match="Tried to allocate"):
+        SplitOnOom(training).backward((torch.randn(4, 4).double(), torch.randn(4, 2).double()), memory_for(0, training.model, []))
+
+
+def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
+    training, calls = a_loop(), []
+
+    def wrong(piece: Any) -> Tensor:
+        calls.append(1)
+        raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+
+    with pytest.raises(RuntimeError, match="mat1"):
+        SplitOnOom(training).backward(torch.randn(4, 4), wrong)
+    assert len(calls) == 1
+    assert is_out_of_memory(RuntimeError("CUDA out of memory"))
+    assert is_out_of_memory(MemoryError())
+
+
+def test_batches_of_every_form_are_cut_by_rows() -> None:
+    batch = {"ids": torch.arange(5), "pair": (torch.zeros(5, 2), [torch.ones(5)]), "names": ["a", "b", "c", "d", "e"], "k": 3}
+    first, second = cut(batch, 2)
+    assert first["ids"].tolist() == [0, 1]
+    assert second["ids"].tolist() == [2, 3, 4]
+    assert second["pair"][1][0].shape == (3,)
+    assert (first["names"], second["names"], first["k"]) == (["a", "b"], ["c", "d", "e"], 3)
+    with pytest.raises(ConfigError, match=r"\[4, 5\]"):
+        cut((torch.zeros(4), torch.zeros(5)), 2)
+
+
+def test_what_cannot_be_split_is_refused() -> None:
+    with pytest.raises(ConfigError, match="grad_accum=1"):
+        SplitOnOom(small_loop(grad_accum=2))
+    with pytest.raises(ConfigError, match="most"):
+        SplitOnOom(small_loop(), most=1)
+
+
+def test_ranks_split_alike_when_one_of_them_runs_out_of_memory(tmp_path: Path) -> None:
+    port = str(free_port())
+    children = []
+    for rank in range(2):
+        more = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+        environment = job_environment(tmp_path / str(rank), PYTHONPATH=str(HERE.parents[1]), **more)
+        command = [sys.executable, str(HERE / "oom_job.py")]
+        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
+    said = [child.communicate(timeout=120) for child in children]
+    assert [child.returncode for child in children] == [0, 0], said
+    first, second = (json.loads(out) for out, _ in said)
+    assert first["pieces"] == second["pieces"] == 4
+    assert first["gradients"] == second["gradients"]
+    assert first["off"] < 1e-12
+    assert first["after"] == second["after"]
