@@ -46,7 +46,7 @@ class AgentConfig:
     flush_s: float = 1.0
     """How often the sender sends in steady state, seconds."""
     spool_tick_s: float = 0.15
-    """How often the sender writes what it has to the spool, seconds. With the time that it takes: SIGKILL loses at most 200 ms."""
+    """How often the sender writes what it has to the spool, seconds. With the time that takes, SIGKILL loses at most 200 ms."""
     sample_s: float = 1.0
     """How often samples of host and device are reported, seconds."""
     max_spool_bytes: int = 512 * 2**20

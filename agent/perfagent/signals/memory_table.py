@@ -2,8 +2,8 @@
 
 Worked out once a minute on the sender's thread from the sizes that tensors tell of themselves: no storage is touched, nothing on
 a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 4 ms of CPU
-a minute; the GIL is let go of every 64 tensors. Gradients are cleared most of the time somebody looks, so that their size is that which they have when
-they exist. Of sharded tensors the part of this rank counts; what is offloaded to the host counts apart.
+a minute; the GIL is let go of every 64 tensors. Gradients are cleared most of the time somebody looks, so that their size is
+that which they have when they exist. Of sharded tensors the part of this rank counts; what is offloaded to the host counts apart.
 """
 
 from __future__ import annotations
