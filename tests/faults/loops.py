@@ -193,7 +193,7 @@ sys.stdin.readline()
 sender.rows.append((1, time.time(), time.monotonic(), ("own",), (1.0,)))
 dispatcher = sender._dispatch()
 until = time.monotonic() + 20
-while time.monotonic() < until and (dispatcher._orphans != [] or dispatcher._orphan is not None or sender.spool.waiting):
+while time.monotonic() < until and (not dispatcher.orphans.done or sender.spool.waiting):
     time.sleep(0.01)
 sender.close("finished")
 """

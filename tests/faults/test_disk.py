@@ -252,6 +252,6 @@ def test_a17_what_was_meant_for_another_server_is_not_sent_to_this_one(fault: Ac
     server = fault.server()
     sender = fault.sender(server)
     sender.rows.append(row(2))
-    until(lambda: sender._dispatch()._orphans == [], why="orphans were never looked for")
+    until(lambda: sender._dispatch().orphans.done, why="orphans were never looked for")
     assert sorted(server.values("loss")) == [2]
     assert elsewhere.spool.folder.exists()

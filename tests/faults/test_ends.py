@@ -6,7 +6,6 @@ import random
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -111,7 +110,8 @@ def _without_addresses(text: str) -> list[str]:
 
 
 ENDS = """
-import sys, time
+import atexit, os, sys, time
+atexit.register(lambda: os.write(1, f"{{time.monotonic()}}\\n".encode()))  # the first to be registered is the last to run
 import perfagent
 run = perfagent.init(run_id="r")
 run.log({{"loss": 1.0}})
@@ -139,7 +139,8 @@ def test_a13_a_process_ends_within_two_seconds_with_its_own_code(fault: Accounts
         variables = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{port}")
         command = [sys.executable, "-c", ENDS.format(how=code)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=60, env=variables)
-        assert time.monotonic() - float(done.stdout) <= 2.3  # and what starting to wait for it takes
+        main_ended, all_ended = map(float, done.stdout.split())
+        assert all_ended - main_ended <= 2.0
         assert done.returncode == expected
     finally:
         if stopped is not None:

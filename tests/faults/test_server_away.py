@@ -205,6 +205,17 @@ def test_a04_two_hundred_cuts_in_every_place_lose_and_double_nothing(fault: Acco
 # ---- A05
 
 
+def test_a05_the_thousandth_failure_is_like_the_tenth(fault: Accounts) -> None:
+    sender = fault.sender(f"http://127.0.0.1:{free_port()}")
+    sender.rows.append(row(1))
+    until(lambda: sender.counters["failed"] >= 1)
+    dispatcher = sender._dispatch()
+    dispatcher._failures, dispatcher._retry_at = 5000, 0.0  # two days at 30 s
+    until(lambda: dispatcher._failures > 5000)
+    assert 0.5 <= dispatcher._retry_at - time.monotonic() <= 30.0
+    assert sender.counters["errors"] == 0
+
+
 def test_a05_half_an_hour_without_a_server_in_time_lapse_is_kept_within_bounds_and_delivered(tmp_path: Path) -> None:
     port = free_port()
     outage = loops.outage(tmp_path, hours=0.5, port=port)
