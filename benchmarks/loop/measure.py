@@ -54,7 +54,8 @@ def main() -> int:
     text = "\n".join(
         [
             f"{tables.machine('torch', 'lightning', 'accelerate')}. CPU µs of the training thread for a micro-step, data loading "
-            f"included; medians over blocks of 32 in turn with the same by hand, and over {rounds} interleaved rounds of fresh processes.",
+            f"included; medians over blocks in turn with the same by hand, and over {rounds} "
+            "interleaved rounds of fresh processes.",
             "",
             tables.table(["training", "by hand", *(f"{library} adds" for library in LIBRARIES)], rows),
         ]

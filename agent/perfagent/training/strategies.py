@@ -93,6 +93,12 @@ class FSDP2(Plain):
     def __init__(self, model: nn.Module, module: nn.Module, roots: list[Any]) -> None:
         super().__init__(model, module)
         self._roots, self._communicates = roots, True
+        left_out = [name for name, p in module.named_parameters() if p.requires_grad and not hasattr(p, "device_mesh")]
+        if left_out:
+            raise ConfigError(
+                f"the model is sharded but for {', '.join(left_out[:5])}{' ...' if left_out[5:] else ''}, whose gradients nobody "
+                "would average over the ranks; call perfagent.fsdp() on the whole model, or freeze them"
+            )
         sharded = next((p for p in module.parameters() if hasattr(p, "device_mesh")), None)
         mesh: Any = getattr(sharded, "device_mesh", None)
         # With more dimensions (hybrid, tensor parallel) the whole world: a rank's copies count alike above and below the line.

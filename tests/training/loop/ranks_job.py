@@ -259,7 +259,39 @@ def _run(loop: perfagent.Loop, model: Any, data: list[Batch], steps: int) -> Non
         loop.step()
 
 
+def engine_options(rank: int) -> dict[str, Any]:
+    """What the engine decides and the loop is told as well."""
+    import deepspeed
+
+    half = perfagent.zero_config(
+        1, micro_batch=1, grad_accum=2, clip_norm=1.0, device="cpu",
+        optimizer={"type": "AdamW", "params": {"lr": 1e-3, "torch_adam": True}},
+        scheduler={"type": "WarmupLR", "params": {"warmup_num_steps": 4}},
+    )  # fmt: skip
+    engine = deepspeed.initialize(model=net(), config=half, dist_init_required=False)[0]
+    said: dict[str, Any] = {
+        "precision": refused(lambda: perfagent.loop(engine, precision="fp16")),
+        "grad_accum": refused(lambda: perfagent.loop(engine, grad_accum=4)),
+        "clip_norm": refused(lambda: perfagent.loop(engine, clip_norm=0.5)),
+        "optimizer": refused(lambda: perfagent.loop(engine, adamw(net()))),
+    }
+    schedule = engine.lr_scheduler
+    loop = perfagent.loop(engine, scheduler=schedule, precision="bf16", grad_accum=2, clip_norm=1.0)
+    norms = []
+    for x, y in loop.batches(batches_of(rank, 7)):
+        with loop.forward():
+            loss = nn.functional.mse_loss(engine(x.bfloat16()).float(), y)
+        loop.backward(loss)
+        result = loop.step()
+        if result.stepped:
+            norms.append(float(result.grad_norm))
+    state = loop.state_dict()
+    said |= {"norms": norms, "steps": loop.step_count, "engine_steps": engine.global_steps}
+    return said | {"scheduled": schedule.last_batch_iteration, "own": [state["model"], state["optimizer"]]}
+
+
 CASES: dict[str, Callable[[int], Any]] = {
+    "engine_options": engine_options,
     "same_training": same_training,
     "reductions": reductions,
     "uneven_loaders": uneven_loaders,

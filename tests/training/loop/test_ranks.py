@@ -123,3 +123,25 @@ def test_an_overflow_on_one_rank_skips_the_step_on_all(ranks: list[dict[str, Any
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
 def test_a_state_put_into_another_loop_goes_on_bit_for_bit(ranks: list[dict[str, Any]], strategy: str) -> None:
     assert all(said["going_on"][strategy] for said in ranks)
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("precision", "the engine computes in bf16"),
+        ("grad_accum", "gradient_accumulation_steps 2"),
+        ("clip_norm", "gradient_clipping 1.0"),
+        ("optimizer", "not the engine's"),
+    ],
+)
+def test_what_an_engine_decides_otherwise_is_refused(ranks: list[dict[str, Any]], option: str, words: str) -> None:
+    assert all(words in said["engine_options"][option] for said in ranks)
+
+
+def test_an_engine_in_bf16_steps_flushes_and_schedules_once_a_window(ranks: list[dict[str, Any]]) -> None:
+    for said in (rank["engine_options"] for rank in ranks):
+        assert said["steps"] == said["engine_steps"] == len(said["norms"]) == 4  # seven micro-steps, windows of two
+        assert said["scheduled"] == 3  # counted from 0
+        assert all(0.0 < norm < 100.0 for norm in said["norms"])
+        assert said["own"] == [None, None]
+    assert ranks[0]["engine_options"]["norms"] == ranks[1]["engine_options"]["norms"]

@@ -1,0 +1,147 @@
+"""Configurations of ZeRO: what is written, and each conflict in a sentence."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import perfagent
+from perfagent.errors import ConfigError
+from perfagent.training.extension_lock import extensions_folder, stale_locks
+from perfagent.training.zero import check_zero_config, zero_conflicts
+
+ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
+OFF = {"device": "cpu"}
+BATCH = {"train_micro_batch_size_per_gpu": 4}
+
+
+@pytest.fixture(autouse=True)
+def no_extensions(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """A folder of compiled extensions with nothing in it."""
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "extensions"))
+    return tmp_path / "extensions"
+
+
+def leave_lock(folder: Path, *, age_s: float) -> Path:
+    lock = folder / "cpu_adam" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    for path in (lock, lock.parent):
+        os.utime(path, (time.time() - age_s,) * 2)
+    return lock
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_what_is_written_has_no_conflict_and_is_a_configuration_of_deepspeed(stage: int, precision: Any) -> None:
+    from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
+
+    offload: Any = {0: None, 1: "optimizer", 2: "optimizer", 3: "all"}[stage]
+    config = perfagent.zero_config(
+        stage, micro_batch=4, precision=precision, grad_accum=8, clip_norm=1.0, offload=offload, device="cuda"
+    )
+    assert [*zero_conflicts(config, device="cuda", world_size=8)] == []
+    read = DeepSpeedZeroConfig(**config["zero_optimization"])
+    assert read.stage == stage
+    assert not read.model_extra
+    assert [name for name in ("bf16", "fp16") if name in config] == ([] if precision == "fp32" else [precision])
+    assert (config["gradient_accumulation_steps"], config["gradient_clipping"]) == (8, 1.0)
+
+
+def test_overrides_are_laid_over_and_judged() -> None:
+    config = perfagent.zero_config(2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": 7}})
+    assert config["zero_optimization"]["reduce_bucket_size"] == 7
+    assert config["zero_optimization"]["stage"] == 2
+    with pytest.raises(ConfigError, match=r'zero_optimization\.reduce_bucket_size is "auto"'):
+        perfagent.zero_config(2, micro_batch=1, device="cuda", overrides={"zero_optimization": {"reduce_bucket_size": "auto"}})
+
+
+@pytest.mark.parametrize(
+    ("config", "device", "words"),
+    [
+        ({"bf16": {"enabled": True}, "amp": {"enabled": True}}, "cuda", "amp is laid over bf16"),
+        ({"fp16": {"enabled": True}, "amp": {"enabled": True}}, "cuda", "amp is laid over fp16"),
+        ({"amp": {"enabled": True}, "zero_optimization": {"stage": 1}}, "cuda", "does not work with ZeRO"),
+        ({"bf16": {"enabled": True}, "torch_autocast": {"enabled": True}}, "cuda", "torch_autocast is laid over bf16"),
+        ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "cuda", "both enabled"),
+        ({"fp16": {"enabled": True}}, "cpu", "this is a CPU"),
+        ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "cuda", 'zero_optimization.sub_group_size is "auto"'),
+        ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "cuda", 'optimizer.params.lr is "auto"'),
+        ({"optimizer": ADAM}, "cpu", '"torch_adam": true'),
+        ({"optimizer": "AdamW"}, "cuda", '{"type": "AdamW"'),
+        ({"zero_optimization": {"stage": 2, "offload_param": {"device": "cpu"}}}, "cuda", "offload_param needs stage 3"),
+        ({"zero_optimization": {"stage": 0, "offload_optimizer": OFF}, "optimizer": ADAM}, "cuda", "the stage is 0"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": OFF}, "optimizer": ADAM}, "cpu", "in host memory already"),
+        ({"zero_optimization": {"stage": 2, "offload_optimizer": {"device": "cpu"}}}, "cuda", "zero_force_ds_cpu_optimizer"),
+        ({"zero_optimization": {"stage": 3, "offload_param": {"device": "nvme"}}}, "cuda", "no nvme_path"),
+        ({"zero_optimization": {"stage": 2, "cpu_offload": True}}, "cuda", "old name"),
+        ({"zero_optimization": {"stage": 2, "stage3_max_live_parameters": 1}}, "cuda", "no effect in stage 2"),
+        ({"zero_optimization": {"stage": 4}}, "cuda", "0, 1, 2 or 3"),
+        ({"zero_optimization": {"stage": 1, "reduce_bucket_size": 0}}, "cuda", "number of elements"),
+        ({"gradient_clipping": -1}, "cuda", "largest norm"),
+        ({"train_batch_size": 100, "gradient_accumulation_steps": 4}, "cuda", "4 samples x 4 micro-steps x 8 ranks are 128"),
+        ({"gradient_accumulation_steps": 0}, "cuda", "1 or more"),
+    ],
+)  # fmt: skip
+def test_a_conflict_is_refused_by_a_sentence(config: dict[str, Any], device: str, words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_zero_config(BATCH | config, device=device, world_size=8)
+    assert words in str(refused.value)
+
+
+def test_all_conflicts_are_told_at_once_and_a_sound_configuration_has_none() -> None:
+    both = {"optimizer": ADAM, "fp16": {"enabled": True}, "gradient_clipping": "auto"}
+    assert len([*zero_conflicts(BATCH | both, device="cpu")]) == 3
+    assert len([*zero_conflicts({}, device="cuda")]) == 1  # no batch size
+    sound = {"optimizer": {"type": "AdamW", "params": {"torch_adam": True}}, "zero_optimization": {"stage": 3}}
+    assert [*zero_conflicts(BATCH | sound, device="cpu")] == []
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"stage": 5}, "0, 1, 2 or 3"),
+        ({"stage": 1, "precision": "int8"}, "fp32, bf16, fp16"),
+        ({"stage": 1, "offload": "disk"}, "'optimizer', 'all' or None"),
+        ({"stage": 1, "precision": "fp32", "autocast": True}, "precision='bf16'"),
+        ({"stage": 2, "offload": "all"}, "offload_param needs stage 3"),
+        ({"stage": 1, "micro_batch": 0}, "1 or more"),
+    ],
+)
+def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], words: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        perfagent.zero_config(**({"micro_batch": 1, "device": "cuda"} | options))
+    assert words in str(refused.value)
+
+
+def test_a_lock_that_a_killed_build_left_is_refused_where_something_is_compiled(no_extensions: Path) -> None:
+    lock = leave_lock(no_extensions, age_s=3600)
+    assert stale_locks() == [lock]
+    with pytest.raises(ConfigError, match="build that was killed"):
+        perfagent.zero_config(2, micro_batch=1, device="cpu")
+    with pytest.raises(ConfigError, match="cpu_adam"):
+        perfagent.zero_config(2, micro_batch=1, device="cuda", offload="optimizer")
+    assert perfagent.zero_config(2, micro_batch=1, device="cuda")  # compiles nothing
+
+
+def test_a_lock_of_a_build_that_goes_on_is_no_conflict(no_extensions: Path) -> None:
+    lock = leave_lock(no_extensions, age_s=3600)
+    with lock.open():  # a builder of this machine
+        assert stale_locks() == []
+    assert stale_locks() == [lock]
+    (lock.parent / "cpu_adam.o").touch()  # one of another
+    assert stale_locks() == []
+
+
+def test_the_folder_of_extensions_is_the_one_that_torch_uses(no_extensions: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.utils import cpp_extension
+
+    monkeypatch.setenv("XDG_CACHE_HOME", str(no_extensions / "cache"))
+    for named in (str(no_extensions), None):
+        if named is None:
+            monkeypatch.delenv("TORCH_EXTENSIONS_DIR")
+        assert Path(cpp_extension._get_build_directory("op", verbose=False)).parent == extensions_folder()
