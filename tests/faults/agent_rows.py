@@ -12,7 +12,9 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import httpx
 from builders import ServerProcess, free_port, job_environment, server_process
 from faults import loops, trainings
 from faults.accounts import Accounts
@@ -111,7 +113,7 @@ def killed_agents(folder: Path, *, kills: int, say: Say = print) -> list[Outcome
         subprocess.run(command, env=variables, check=True, capture_output=True, timeout=300)
         losses, worst_calls, good = [], 0, 0
         for one in found:
-            rows = [row for row in server.export(one.run) if row["name"] == "value"]
+            rows = [row for row in _left(server, one.run) if row["name"] == "value"]
             calls, seconds = one.lost({row["step"]: row["value"] for row in rows})
             assert len(rows) == len({row["step"] for row in rows}), f"{one.run}: a step twice"
             losses.append(seconds)
@@ -127,6 +129,16 @@ def killed_agents(folder: Path, *, kills: int, say: Say = print) -> list[Outcome
     name = f"the killed run is told as lost within {limit_s:.0f} s"
     said = Outcome("A11", name, int(lost_after_s <= limit_s), 1, f"{lost_after_s:.0f} s")
     return [killed, said]
+
+
+def _left(server: ServerProcess, run: str) -> list[dict[str, Any]]:
+    """What the server has of a run; nothing where it was killed before there was anything: how long that took is judged."""
+    try:
+        return server.export(run)
+    except httpx.HTTPStatusError as error:
+        if error.response.status_code != httpx.codes.NOT_FOUND:
+            raise
+        return []
 
 
 def forks(folder: Path, *, count: int, say: Say = print) -> list[Outcome]:
