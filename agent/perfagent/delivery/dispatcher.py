@@ -109,11 +109,12 @@ class Dispatcher:
     def run(self) -> None:
         """Until the sender is closed or disabled. Called again after an error, which may have been anywhere."""
         self._busy = None  # what was on its way is still in the spool
-        for name in self.sender.imports:
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
         if self.sender.config.record is None:
             self.spool.create()
+        for name in self.sender.imports:
+            self._drain(time.monotonic())  # what was measured while we were being imported does not wait for the rest
+            with contextlib.suppress(ImportError):
+                importlib.import_module(name)
         self.sender.settled.set()
         next_tick = self._last_sent = time.monotonic()
         while not self.sender.disabled:
