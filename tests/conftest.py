@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import pytest
 from builders import Receiver, ServerProcess, server_process
 
 LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK", "GROUP_RANK", "MASTER_ADDR", "MASTER_PORT")
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background ignores it, for all our children
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 
 

@@ -2,7 +2,7 @@
 
     PYTHONPATH=benchmarks python benchmarks/checkpoint/measure.py [--quick] [--mib N] [--folder DIR] [--write]
 
-One state (a model and the two moments of AdamW) is saved in turn in each way. torch.save alone neither syncs nor sums nor renames:
+One state (a model and the two moments of AdamW) is saved in turn in each way. torch.save alone does not sync, sum or rename:
 it is here to say what the disk takes. Exits with 1 when saving beside the training blocks it not at least 3 times less.
 """
 

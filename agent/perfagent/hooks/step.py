@@ -94,6 +94,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
 _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 
 
+@untraced
 def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):

@@ -22,8 +22,8 @@ class Chart:
 _ZERO = True
 
 # The order is that of the page: first what training is about, then its speed, then what it runs on. A metric that is not
-# listed (logged by the script) comes after the training block.
-CHARTS: tuple[Chart, ...] = (
+# listed (logged by the script) comes after the training block; what else the agent tells comes last, in the catalogue's order.
+_FIRST: tuple[Chart, ...] = (
     Chart("loss", "training"),
     Chart("grad/norm", "training", _ZERO),
     Chart("tokens_per_s", "speed", _ZERO),
@@ -64,9 +64,38 @@ CHARTS: tuple[Chart, ...] = (
     Chart("agent/dropped", "host", _ZERO),
 )
 
-# Constants of the machine: they are the second half of a figure ("69 of 80 GiB"), not a curve. And what only its sum over
-# ranks says: that is `grad/norm`.
-HIDDEN = ("gpu/memory_total_bytes", "host/memory_total_bytes", "grad/local_square_sum")
+# Constants of the machine and edges of an interval: they are the second half of a figure ("69 of 80 GiB"), not a curve. And what
+# only its sum over ranks says: that is `grad/norm`.
+HIDDEN = (
+    "disk/checkpoint_free_bytes",
+    "disk/spool_free_bytes",
+    "disk/work_free_bytes",
+    "gpu/memory_total_bytes",
+    "gpu/memory_used_max_bytes",
+    "gpu/memory_used_min_bytes",
+    "gpu/pcie_link_generation",
+    "gpu/pcie_link_width",
+    "gpu/power_limit_w",
+    "gpu/power_max_w",
+    "gpu/power_min_w",
+    "gpu/sm_clock_max_mhz",
+    "gpu/sm_clock_min_mhz",
+    "gpu/utilization_max_pct",
+    "gpu/utilization_min_pct",
+    "grad/local_square_sum",
+    "host/cores",
+    "host/memory_total_bytes",
+)
+_GROUPS = {"gpu": "device", "cuda": "device", "host": "host", "process": "host", "disk": "host", "memory": "host"}
+
+
+def _rest() -> tuple[Chart, ...]:
+    placed = {*HIDDEN, *(chart.name for chart in _FIRST)}
+    left = [metric for name, metric in CATALOGUE.items() if name not in placed]
+    return tuple(Chart(one.name, _GROUPS.get(one.name.split("/")[0], "speed"), one.unit == "%") for one in left)
+
+
+CHARTS: tuple[Chart, ...] = (*_FIRST, *_rest())
 
 # Rule -> charts that carry its mark; the first that the run has is used, and `loss` or `step_time_s` where none is.
 MARKS: dict[str, tuple[str, ...]] = {

@@ -11,6 +11,7 @@ import threading
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_recorded import Recording
@@ -96,7 +97,9 @@ def test_x10_no_secret_of_a_careless_job_is_in_its_recording(tmp_path: Path, rep
 
     recording = Recording(record)
     assert recording.series("loss")
-    context = recording.events("context")[-1]
+    context: dict[str, Any] = {}
+    for told in recording.events("context"):  # each adds to what was told before
+        context |= told
     assert context["git"] == {
         "commit": context["git"]["commit"], "branch": "main", "remote": "https://example.com/team/repo.git", "dirty": False,
     }  # fmt: skip

@@ -46,7 +46,8 @@ def test_the_last_failure_is_raised_as_it_is() -> None:
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no"), FileNotFoundError(errno.ENOENT, "no"),
+        OSError(errno.ENOSPC, "No space left on device"), PermissionError(errno.EACCES, "no"),
+        FileNotFoundError(errno.ENOENT, "no"),
         OSError(errno.EROFS, "Read-only"), OSError("without a number"), ValueError("wrong"), RuntimeError("CUDA error"),
         KeyboardInterrupt(), CheckpointError("no room"),
     ],
