@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import pathlib
 import re
 import subprocess
+import tokenize
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -40,3 +42,22 @@ def test_the_server_never_unpickles_and_never_evaluates_text() -> None:
     banned = re.compile(r"\b(pickle\.loads?|marshal\.loads?|yaml\.load|eval|exec)\(")
     sources = tracked("server/*.py", "client/*.py", "dashboard/*.py")
     assert [str(path.relative_to(ROOT)) for path in sources if banned.search(text_of(path))] == []
+
+
+def test_gradients_are_read_on_the_training_thread_only() -> None:
+    """`parameter.grad` from another thread corrupts the heap while backward runs (signals/memory_table.py tells why)."""
+    on_the_training_thread = {
+        "hooks/step.py", "rootcause/nonfinite.py", "rootcause/oom.py", "signals/gradients.py", "signals/health.py",
+    }  # fmt: skip
+    reads = re.compile(r"\.grad\b(?!\s*=[^=])|attrgetter\(\"grad\"")
+    agent = ROOT / "agent/perfagent"
+    sources = [path for path in tracked("agent/*.py") if "training" not in path.relative_to(agent).parts]
+    found = {str(path.relative_to(agent)) for path in sources if reads.search(code_of(path))}
+    assert found <= on_the_training_thread
+
+
+def code_of(path: pathlib.Path) -> str:
+    """A source file without comments and docstrings, each operator apart."""
+    tokens = tokenize.generate_tokens(io.StringIO(path.read_text()).readline)
+    kept = [t.string for t in tokens if t.type != tokenize.COMMENT and not t.string.endswith('"""')]
+    return " ".join(kept).replace(" . ", ".").replace(" ( ", "(")

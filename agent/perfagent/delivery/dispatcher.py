@@ -139,10 +139,11 @@ class Dispatcher:
                     logging.WARNING,
                     f"perfagent: {source.name} failed three times and is off: {source.error}",
                 )
+        asked = [*self.sender.flushes]  # before what they ask for is drained: rows of a later one may come too late
         self._drain(now)
         if now - self._last_read >= READ_S:
             self.spool.read_drafts()  # no frame was cut meanwhile, and drafts take more memory than columns
-        for request in self.sender.flushes:
+        for request in asked:
             request.drained = True
         if now - self._last_sync >= 1.0 and (self._failures or self.sender.config.record is not None):
             self._last_sync = now

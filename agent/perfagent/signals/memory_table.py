@@ -2,8 +2,9 @@
 
 Worked out once a minute on the sender's thread from the sizes that tensors tell of themselves: no storage is touched, nothing on
 a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 4 ms of CPU
-a minute; the GIL is let go of every 64 tensors. Gradients are cleared most of the time somebody looks, so that their size is
-that which they have when they exist. Of sharded tensors the part of this rank counts; what is offloaded to the host counts apart.
+a minute; the GIL is let go of every 64 tensors. Gradients count with the size of their parameters and are never touched: while
+backward runs without the GIL, `parameter.grad` from another thread takes a reference to what autograd is replacing, and the
+process dies of a corrupted heap. Of sharded tensors the part of this rank counts; what is offloaded to the host counts apart.
 """
 
 from __future__ import annotations
@@ -94,12 +95,8 @@ def table(optimizer: Any, model: Any = None) -> dict[str, Any]:
             counter.add(row, "parameters", parameter)
             row["numbers"] += _local(parameter).numel()
             entry = state.get(parameter)
-            gradient = parameter.grad
-            if gradient is not None:
-                counter.add(row, "gradients", gradient)
-            elif entry:  # it was stepped, so it has a gradient whenever backward is done
+            if entry or (not state and parameter.requires_grad):  # it is stepped, so that it has a gradient after backward
                 counter.add(row, "gradients", parameter, again=True)
-            gradient = None
             for value in list(entry.values()) if isinstance(entry, dict) else ():
                 counter.add(row, "optimizer_state", value)
         groups.append(row)

@@ -68,6 +68,36 @@ def test_rows_and_events_arrive_in_order_and_once(sender: Sender, transport: Rec
     assert sender.counters["acked"] == 2000
 
 
+class Interrupted:
+    """A row that the training thread logs and flushes behind, just while the sender drains what was there before."""
+
+    def __init__(self, sender: Sender, answers: list[bool]) -> None:
+        self.sender, self.answers = sender, answers
+        self.thread = threading.Thread(target=self.log)
+
+    def ready(self) -> bool:
+        self.thread.start()
+        until(lambda: self.sender.flushes, within_s=5)
+        return True
+
+    def log(self) -> None:
+        self.sender.rows.append(row(2))
+        self.answers.append(self.sender.flush(10))
+
+    def row(self) -> tuple[Any, ...]:
+        return row(1)
+
+
+def test_a_flush_waits_for_rows_that_came_while_others_were_drained(sender: Sender, transport: RecordingTransport) -> None:
+    answers: list[bool] = []
+    interrupted = Interrupted(sender, answers)
+    sender.rows.append(interrupted)  # type: ignore[arg-type]
+    until(lambda: interrupted.thread.is_alive() or answers, within_s=5)
+    interrupted.thread.join(10)
+    assert answers == [True]
+    assert steps(transport.frames) == [1, 2]
+
+
 def test_frames_are_numbered_from_one_without_gaps(sender: Sender, transport: RecordingTransport) -> None:
     for n in range(5):
         sender.rows.append(row(n))
