@@ -38,7 +38,7 @@ SUMMARIES = {
     "doctor": "check this machine and the connection",
     "estimate": "estimate the memory that training needs",
     "tune": "find batch size and number of workers",
-    "bench": "measure what the agent costs",
+    "bench": "measure what a technique gains on this machine",
 }
 
 
