@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from perfagent.session import init as init
     from perfagent.session import log as log
     from perfagent.training.checkpoint import Checkpoint as Checkpoint
+    from perfagent.training.compute.attention import best_attention as best_attention
     from perfagent.training.ddp import comm_hook as comm_hook
     from perfagent.training.ddp import ddp as ddp
     from perfagent.training.fsdp import fsdp as fsdp
@@ -49,6 +50,7 @@ __all__ = [
     "__version__",
     "alert",
     "attach",
+    "best_attention",
     "comm_hook",
     "ddp",
     "finish",
@@ -73,6 +75,7 @@ _WHERE = {
     "init": "perfagent.session",
     "log": "perfagent.session",
     "Checkpoint": "perfagent.training.checkpoint",
+    "best_attention": "perfagent.training.compute.attention",
     "NanPolicy": "perfagent.training.nonfinite",
     "SplitOnOom": "perfagent.training.split_on_oom",
     "retry": "perfagent.training.retry",
