@@ -256,12 +256,13 @@ class Run:
             **describe(),
         }
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
-        self._sender.add_source(self._poll)
+        self._sender.add_source(self._poll, every_s=0.5)
         self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
-        self._sender.add_source(MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).poll)
-        self._sender.add_source(self._look)
+        memory = MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device)
+        self._sender.add_source(memory.poll, every_s=1.0)
+        self._sender.add_source(self._look, every_s=0.25)
         self._sender.add_source(self._investigator.poll)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)

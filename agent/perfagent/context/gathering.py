@@ -14,6 +14,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
+from perfagent.context.techniques import elements, of_model, of_process
 from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ class Context:
         self.hyperparameters.watch_argparse()
         _look(self.hyperparameters, sys._getframe(1))
         self._sender.imports += _IMPORTED_LATER
-        self._sender.add_source(self.poll)
+        self._sender.add_source(self.poll, every_s=0.25)
 
     def first_step(self) -> None:
         """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
@@ -126,13 +127,17 @@ class Context:
     def _everything(self) -> dict[str, Any]:
         """Hyperparameters by source, with what the user handed over on top."""
         found = self.hyperparameters.found()
+        techniques = {**of_process(), **self.hyperparameters.techniques}
         model, optimizer = self._model(), self._optimizer()
         if model is not None:
             with contextlib.suppress(Exception):  # a model of another kind, or one that is being changed at this moment
                 found["model"] = _of_model(model)
+                techniques |= of_model(model)
         defaults = getattr(optimizer, "defaults", None)
         if isinstance(defaults, dict):
             found["optimizer"] = {"class": type(optimizer).__name__, **defaults}
+        if techniques:
+            found["techniques"] = techniques
         return found | self._config
 
     def _tell(self, **context: Any) -> None:
@@ -151,8 +156,7 @@ def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    # DeepSpeed's third stage leaves an empty tensor and the number of what was in it
-    sizes = [(getattr(p, "ds_numel", None) or p.numel(), p.requires_grad) for p in list(model.parameters())]
+    sizes = [(elements(p), p.requires_grad) for p in list(model.parameters())]
     inner = model
     while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):  # DDP, torch.compile
         inner = inner._modules[name]

@@ -10,13 +10,13 @@ import math
 import sys
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group
 
-__all__ = ["AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
+__all__ = ["NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
 
 Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
 """step, Unix time, monotonic, names (one tuple object per shape of row), values."""
@@ -26,7 +26,7 @@ AnyRow = Row | UserRow
 
 _INT64 = 2**63
 _FLOAT = Struct("f")
-_NUMBERS = frozenset((float, int, bool))
+NUMBERS = frozenset((float, int, bool))
 _BIG_ENDIAN = sys.byteorder == "big"
 
 
@@ -40,14 +40,13 @@ class Columns:
     def __init__(self, max_series: int = 2000) -> None:
         self.max_series = max_series
         self.refused: Counter[str] = Counter()
-        self.user_rows = self.user_values = 0  # log() calls and their values, for the agent's own account
         self._names: dict[Any, str | None] = {}
         self._series: set[str] = set()
         self._shapes: dict[tuple[str, ...], bool] = {}
 
     def groups(self, rows: Iterable[tuple[Any, ...]]) -> list[Group]:
         """The groups of some rows, in the order in which each shape of row first appeared."""
-        shapes: dict[tuple[str, ...], list[tuple[int, float, float, Sequence[float]]]] = {}
+        shapes: dict[tuple[str, ...], list[tuple[int, float, float, Collection[float]]]] = {}
         for row in rows:
             if len(row) == 5:
                 step, time, monotonic, names, values = row
@@ -58,8 +57,8 @@ class Columns:
             else:
                 step, time, monotonic, metrics = row
                 names = tuple(metrics)
-                if self._plain(names, metrics) and type(step) is int:
-                    shapes.setdefault(names, []).append((step, time, monotonic, [*metrics.values()]))
+                if self._shapes.get(names) and type(step) is int:
+                    shapes.setdefault(names, []).append((step, time, monotonic, metrics.values()))
                     continue
             checked = self._checked(step, time, monotonic, metrics)
             if checked is not None:
@@ -68,7 +67,7 @@ class Columns:
         groups = []
         for names, same in shapes.items():
             group = _group(names, same)
-            if group is None:  # a value that is no float in the session's own rows: look at each
+            if group is None:  # somewhere a value that is no number of Python's own: look at each
                 for step, time, monotonic, values in same:
                     checked = self._checked(step, time, monotonic, dict(zip(names, values, strict=False)))
                     slow = checked and _group(checked[0], [checked[1]])
@@ -82,14 +81,12 @@ class Columns:
         """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
         if len(row) == 5:
             step, time, monotonic, names, values = row
-            if self._known(names) and _NUMBERS.issuperset(map(type, values)):
+            if self._known(names) and NUMBERS.issuperset(map(type, values)):
                 return row
             metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
         else:
             step, time, monotonic, metrics = row
             names = tuple(metrics)
-            self.user_rows += 1
-            self.user_values += len(names)
             if self._plain(names, metrics) and type(step) is int:
                 return row
         found = self._checked(step, time, monotonic, metrics)
@@ -101,7 +98,7 @@ class Columns:
 
     def _plain(self, names: tuple[Any, ...], metrics: Mapping[Any, Any]) -> bool:
         """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the time."""
-        return self._shapes.get(names, False) and _NUMBERS.issuperset(map(type, metrics.values()))
+        return self._shapes.get(names, False) and NUMBERS.issuperset(map(type, metrics.values()))
 
     def _known(self, names: tuple[str, ...]) -> bool:
         known = self._shapes.get(names)
@@ -195,11 +192,12 @@ def _int(value: float) -> float:
         return math.inf if value > 0 else -math.inf
 
 
-def _group(names: tuple[str, ...], rows: list[tuple[int, float, float, Sequence[float]]]) -> Group | None:
+def _group(names: tuple[str, ...], rows: Sequence[tuple[int, float, float, Collection[float]]]) -> Group | None:
+    """None where a value is not one of Python's own numbers, or does not fit."""
     try:
         steps, times, monotonics, values = zip(*rows, strict=True)
         columns = list(zip(*values, strict=True))
-        if len(columns) != len(names):
+        if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
             return None
         return Group(
             step=_little(array("q", steps)),

@@ -13,11 +13,11 @@ import os
 import random
 import sys
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.columns import Columns
+from perfagent.delivery.columns import NUMBERS, Columns
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, rows_of
 from perfagent.delivery.orphans import Orphans
@@ -132,7 +132,7 @@ class Dispatcher:
 
     def _tick(self, now: float) -> None:
         for source in [*self.sender.sources]:
-            if not source.poll():
+            if not source.poll_if_due(now):
                 self.sender.sources.remove(source)
                 self.sender.tell(
                     f"source {source.name}",
@@ -160,24 +160,7 @@ class Dispatcher:
         if gone != self._told_gone:
             self._told_gone = gone
             self.sender.rows.append((self._step, time.time(), time.monotonic(), ("agent/dropped",), (float(gone),)))
-        rows: list[Any] = []
-        for _ in range(len(self.sender.rows)):
-            head: Any = self.sender.rows[0]
-            if type(head) is tuple:  # a row as it is; a StepRow is a tuple too, but must be asked
-                self._take(head, rows)
-            else:
-                try:
-                    if head.ready():
-                        self._take(self._noted(head, rows), rows)
-                    else:
-                        self._deferred_since = self._deferred_since or now
-                        if now - self._deferred_since < DEFERRED_S and not last:
-                            break
-                        self.sender.counters["dropped"] += 1
-                except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
-                    self.sender.counters["dropped"] += 1
-                self._deferred_since = 0.0
-            self.sender.rows.popleft()
+        rows = self._collect(now, last=last)
         if rows:
             self._step = max(self._step, rows[-1][0])
         events: list[Event] = []
@@ -195,7 +178,6 @@ class Dispatcher:
             self._urgent = self._urgent or event["kind"] in URGENT
         if not rows and not events:
             return
-        self.sender.logged = self._columns.user_rows, self._columns.user_values
         self.sender.counters["rows"] += len(rows)
         self.sender.counters["events"] += len(events)
         self._urgent = self._urgent or any(map(is_pressing, rows))
@@ -213,6 +195,47 @@ class Dispatcher:
                 f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
                 f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
             )
+
+    def _collect(self, now: float, *, last: bool) -> list[Any]:
+        """Takes the rows that can be written down. Rows and steps of the usual kind are passed on with as little as possible."""
+        rows: list[Any] = []
+        waiting: deque[Any] = self.sender.rows
+        values = 0
+        calls = 0
+        for _ in range(len(waiting)):
+            head = waiting[0]
+            if type(head) is tuple:  # a row as it is; a StepRow is a tuple too, but must be asked
+                if len(head) == 4:
+                    calls += 1
+                    values += len(head[3])
+                if len(head) == 4 and NUMBERS.issuperset(map(type, head[3].values())):
+                    rows.append(head)  # its names are looked at when it is read
+                else:
+                    self._take(head, rows)
+            elif type(head) is StepRow and (note := head.quick_note()) is not None:
+                rows.append(note)
+                self._deferred_since = 0.0
+            elif not self._ask(head, rows, now, last=last):
+                break
+            waiting.popleft()
+        logged = self.sender.logged
+        self.sender.logged = logged[0] + calls, logged[1] + values
+        return rows
+
+    def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
+        """Takes a row that may still have to be waited for. False while it has."""
+        try:
+            if head.ready():
+                self._take(self._noted(head, rows), rows)
+            else:
+                self._deferred_since = self._deferred_since or now
+                if now - self._deferred_since < DEFERRED_S and not last:
+                    return False
+                self.sender.counters["dropped"] += 1
+        except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
+            self.sender.counters["dropped"] += 1
+        self._deferred_since = 0.0
+        return True
 
     def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
         """Adds a row, or what may be stored of it."""

@@ -140,9 +140,9 @@ class Sender:
         if not self.disabled:
             self.events.append(Happened(kind, time.time(), step, time.monotonic(), data))
 
-    def add_source(self, poll: Callable[[], None]) -> None:
-        """`poll` is called on the sender thread on every tick, before draining. It must not block."""
-        self.sources.append(Source(poll))
+    def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
+        """`poll` is called on the sender thread on every tick, before draining, or at a tick every so often. It must not block."""
+        self.sources.append(Source(poll, every_s))
 
     def add_slow_source(self, poll: Callable[[], None]) -> None:
         """`poll` is called on the courier thread about twice a second between and during requests. It may block for a moment."""
@@ -243,13 +243,22 @@ class Sender:
 class Source:
     """A callable that is polled; off after three errors in a row."""
 
-    def __init__(self, poll: Callable[[], None]) -> None:
-        self._poll = poll
+    def __init__(self, poll: Callable[[], None], every_s: float = 0.0) -> None:
+        self._poll, self._every_s = poll, every_s
+        self._due = 0.0
         self.errors = 0
         self.error = ""
         self.name = getattr(poll, "__qualname__", type(poll).__name__)
 
+    def poll_if_due(self, now: float) -> bool:
+        """False when it is off; now: time.monotonic()."""
+        if now < self._due:
+            return True
+        self._due = now + self._every_s
+        return self.poll()
+
     def poll(self) -> bool:
+        """False when it is off."""
         try:
             self._poll()
         except BaseException as error:  # noqa: BLE001 - a sampler's trouble must not stop delivery

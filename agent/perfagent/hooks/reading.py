@@ -7,6 +7,7 @@ one after a kill: reading a hundred notes at once costs a fifth of reading them 
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -29,7 +30,7 @@ _SAME = 1e-3
 class Note(NamedTuple):
     """One completed step.
 
-    wall: Unix time of its end. began: end of the step before, ns, 0 for the first. roots: how many losses were backpropagated in
+    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0 for the first. roots: how many losses were backpropagated in
     it. user_loss: what the user logged as its "loss". passes: forward passes of a later step, where those of this one are not
     known. trace: see account.py; its last entry holds the end. rare: series that only some steps have.
     """
@@ -54,15 +55,17 @@ class StepReader:
     def __init__(self) -> None:
         self.account = Account()
         self.loss_by_user = False
+        self._epoch = time.time() - time.perf_counter()  # Unix time at the beginning of the monotonic clock
         self.investigator: Investigator | None = None
         self.flops: StepFlops | None = None
 
     def context(self) -> list[Any]:
-        """What a reader in another process must know besides the notes."""
-        return [self.account.embedded, self.account.averages, self.loss_by_user]
+        """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
+        self._epoch = time.time() - time.perf_counter()
+        return [self.account.embedded, self.account.averages, self.loss_by_user, self._epoch]
 
     def restore(self, context: Sequence[Any]) -> None:
-        self.account.embedded, self.account.averages, self.loss_by_user = context
+        self.account.embedded, self.account.averages, self.loss_by_user, self._epoch = context
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
@@ -90,7 +93,7 @@ class StepReader:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
-        return note.step, note.wall, ended / 1e9, _interned(tuple(values)), [*values.values()]
+        return note.step, note.wall or self._epoch + ended / 1e9, ended / 1e9, _interned(tuple(values)), [*values.values()]
 
     def _loss(self, note: Note, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
