@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -21,13 +21,14 @@ from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count, Window
+from perfagent.training.data.transfer import CopyStream, moved
 from perfagent.training.randomness import random_state, restore_random_state
 from perfagent.training.strategies import Strategy
 
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
-__all__ = ["Batches", "length_of", "moved"]
+__all__ = ["Batches", "length_of", "timed"]
 
 Items = Callable[[Any], Count]
 
@@ -72,14 +73,16 @@ class Batches:
             if self.batch:  # ... or of an epoch
                 self.epoch += 1
             self.batch = self._of_call = 0
+        to_device = _to(self._strategy.device)
         while (epochs is None or self._of_call < epochs) and loop.goes_on():
+            _tell_epoch(loader, self.epoch)  # first, as lengths may depend on it
             length = self._agree(loader)
             source = self._source(loader, resumed)
             resumed = None
             before = self.batch
             for batch in self._windows(loader, source, length, items):
                 self.batch += 1
-                yield moved(batch, self._strategy.device)
+                yield to_device(batch)
                 if not self._window.done and not loop.goes_on():
                     return
             if self.batch == before == 0:
@@ -205,15 +208,11 @@ class Batches:
 
     def _source(self, loader: Any, resumed: dict[str, Any] | None) -> Iterator[Any]:
         """An iterator over the rest of this epoch."""
-        parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
-        for one in parts:
-            if hasattr(one, "set_epoch"):
-                one.set_epoch(self.epoch)
         if resumed is None or not self.batch:
             if resumed is not None and resumed["random"] is not None:
                 restore_random_state(resumed["random"])
             self._began = {"process": random_state(), "generators": [one.get_state() for one in _generators(loader)]}
-            return _timed(loader)
+            return timed(loader)
         return self._passed_over(loader, resumed)
 
     def _passed_over(self, loader: Any, resumed: dict[str, Any]) -> Iterator[Any]:
@@ -222,8 +221,7 @@ class Batches:
                 restore_random_state(resumed["random"])
 
         if resumed["sampler"] is not None and hasattr(loader, "load_state_dict"):
-            loader.load_state_dict(resumed["sampler"])
-            source = _timed(loader)
+            source = _from_state(loader, resumed["sampler"])
             back()
             return source
         if self._began is not None:
@@ -233,8 +231,8 @@ class Batches:
         if _is_map_style(loader):
             passing = _PassOver(loader.batch_sampler, self.batch, back)
             object.__setattr__(loader, "batch_sampler", passing)  # DataLoader forbids it; the iterator made next takes it
-            return _timed(loader)
-        source = _timed(loader)
+            return timed(loader)
+        source = timed(loader)
         seen = sum(1 for _ in itertools.islice(source, self.batch))
         if seen < self.batch:
             raise ConfigError(
@@ -270,11 +268,39 @@ class _PassOver:
         yield from inner
 
 
+def _from_state(loader: Any, state: Any) -> Iterator[Any]:
+    """An iterator from where a loader with a state of its own was."""
+    loader.load_state_dict(state)
+    try:
+        return timed(loader)
+    except AssertionError as error:  # torchdata's way of saying that its settings changed
+        raise ConfigError(
+            "the loader does not take its own state from the checkpoint: torchdata wants the num_workers that it was saved with, "
+            f"and this loader has {getattr(loader, 'num_workers', 'another number')}; give it that, or use a DataLoader, which "
+            "goes on with any number"
+        ) from error
+
+
 def _one(batch: Any) -> int:  # noqa: ARG001
     return 1
 
 
-def _timed(loader: Any) -> Iterator[Any]:
+def _to(device: torch.device) -> Callable[[Any], Any]:
+    """Moves a batch. To a GPU on a stream of its own: the copy runs beside what was queued before, and nothing is read ahead."""
+    if device.type != "cuda":
+        return lambda batch: moved(batch, device)
+    stream = CopyStream(device)
+    return lambda batch: stream.receive(stream.send(batch))
+
+
+def _tell_epoch(loader: Any, epoch: int) -> None:
+    parts: list[Any] = [loader, getattr(loader, "sampler", None), getattr(loader, "batch_sampler", None)]
+    for one in parts:
+        if hasattr(one, "set_epoch"):
+            one.set_epoch(epoch)
+
+
+def timed(loader: Any) -> Iterator[Any]:
     """Waits for batches are seen in a DataLoader's iterator; of any other iterable the run is asked to time them."""
     session = sys.modules.get("perfagent.session")
     run = None if session is None or isinstance(loader, DataLoader) else session.current()
@@ -306,20 +332,3 @@ def _generators(loader: Any) -> list[torch.Generator]:
     sampler: Sampler[Any] | None = getattr(loader, "sampler", None)
     found = [getattr(one, "generator", None) for one in (loader, sampler, getattr(loader, "batch_sampler", None))]
     return [*{id(one): one for one in found if isinstance(one, torch.Generator)}.values()]
-
-
-def moved(batch: Any, device: torch.device) -> Any:
-    """The batch with its tensors on the device; copies from pinned memory do not wait."""
-    if device.type == "cpu":
-        return batch
-    if isinstance(batch, Mapping):
-        if hasattr(batch, "to"):
-            return batch.to(device)
-        return {name: moved(value, device) for name, value in batch.items()}
-    if isinstance(batch, torch.Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*(moved(value, device) for value in batch))
-    if isinstance(batch, Sequence) and not isinstance(batch, (str, bytes)):
-        return type(batch)(moved(value, device) for value in batch)  # type: ignore[call-arg]
-    return batch.to(device) if hasattr(batch, "to") else batch

@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count, Window
 from perfagent.training.batches import Batches
+from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.engine import EngineStep
 from perfagent.training.precision import autocast_of, checked_precision, scaler_of
 from perfagent.training.randomness import random_state, restore_random_state
@@ -161,6 +162,8 @@ class Loop:
         if not isinstance(loader, Iterable):
             raise ConfigError(f"batches() takes a DataLoader or another iterable of batches, not {type(loader).__name__}")
         self._until = steps
+        while isinstance(loader, Prefetcher):  # which would hide from us what the loader is; the copies overlap here too
+            loader = loader.loader
         return self._batches.read(loader, epochs, items, self)
 
     def forward(self, *, last: bool | None = None) -> _Forward:
