@@ -65,16 +65,20 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
     hardware = has_bf16(device)
     multiplies = f"{hardware} multiplies bf16 here" if hardware else "nothing multiplies bf16 here but emulation"
     return Report(
-        name="amp", device=device.type, machine=described(device),
+        name="amp",
+        device=device.type,
+        machine=described(device),
         setup=f"GPT of width {width}, {layers} layers, {batch} x {context} tokens, AdamW; weights stay in fp32",
         figures={
             "speed": Figure(
-                speed, f"{half} trains {times(speed)} as fast as fp32",
+                speed,
+                f"{half} trains {times(speed)} as fast as fp32",
                 f"Holds where matrix products in half precision have hardware and make up the step ({multiplies}); small "
                 "layers, normalization, the optimizer and waiting for data gain nothing. fp16 on a CPU is slower than fp32.",
             ),
             "memory": Figure(
-                saved, f"{half} takes {percent(saved)} less memory",
+                saved,
+                f"{half} takes {percent(saved)} less memory",
                 "Activations halve; weights, gradients and the moments of AdamW stay in fp32 (16 bytes a parameter) and autocast "
                 "adds a copy of the weights. It comes near 50 % only where activations are nearly all, with large batches and "
                 "long sequences.",
@@ -84,4 +88,4 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
         rows=[
             [name, f"{1000 * took[name]:.1f}", f"{took['fp32'] / took[name]:.2f}", f"{memory[name] / 2**20:.0f}"] for name in ways
         ],
-    )  # fmt: skip
+    )

@@ -38,11 +38,14 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
     took = {name: statistics.median(values) for name, values in found.items()}
     ratio = took["in its way"] / took["beside it"]
     return Report(
-        name="async-checkpoint", device=device.type, machine=described(device),
+        name="async-checkpoint",
+        device=device.type,
+        machine=described(device),
         setup=f"a state of {mib} MiB; each checkpoint is written, synced, summed and renamed",
         figures={
             "blocked": Figure(
-                ratio, f"a checkpoint beside the training blocks it {times(ratio)} less",
+                ratio,
+                f"a checkpoint beside the training blocks it {times(ratio)} less",
                 "What stays is the copy of the state to host memory; what goes is the disk. The ratio is therefore that of "
                 "memory (or of the bus, from a GPU) to the disk: large where the disk is slow, small where it is fast. It "
                 "holds until checkpoints come faster than they are written: then each waits for the one before.",
@@ -52,7 +55,7 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
         rows=[
             [name, *(f"{1000 * value:.0f}" for value in (took[name], min(values), max(values)))] for name, values in found.items()
         ],
-    )  # fmt: skip
+    )
 
 
 def _rounds(state: dict[str, Any], folder: Path, device: torch.device, *, rounds: int) -> dict[str, list[float]]:

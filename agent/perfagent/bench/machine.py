@@ -29,8 +29,15 @@ def device_of(given: str | None) -> torch.device:
 def described(device: torch.device) -> str:
     """Processor, cores, GPU, versions; not the machine's name."""
     parts = [torch.cuda.get_device_name(device)] if device.type == "cuda" else []
-    return ", ".join([*parts, _processor(), f"{os.cpu_count()} cores", f"{torch.get_num_threads()} torch threads",
-                      f"torch {torch.__version__}"])  # fmt: skip
+    return ", ".join(
+        [
+            *parts,
+            _processor(),
+            f"{os.cpu_count()} cores",
+            f"{torch.get_num_threads()} torch threads",
+            f"torch {torch.__version__}",
+        ]
+    )
 
 
 def has_bf16(device: torch.device) -> str | None:

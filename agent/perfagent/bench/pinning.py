@@ -36,7 +36,9 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
     trained = _training(device, quick=quick)
     copy, training = took["pageable"] / took["pinned"], 100 * (trained["pageable"] / trained["pinned"] - 1)
     return Report(
-        name="pinning", device=device.type, machine=described(device),
+        name="pinning",
+        device=device.type,
+        machine=described(device),
         setup=f"copies of {mib} MiB; training: a convolution on batches of 64 images of 224 x 224, fp32",
         figures={
             "copy": Figure(copy, f"pinned memory is copied {times(copy)} as fast", _CONDITION),
@@ -44,7 +46,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
         },
         head=["memory", "copy GiB/s", "ms a training step"],
         rows=[[name, f"{mib / 1024 / took[name]:.1f}", f"{1000 * trained[name]:.1f}"] for name in copies],
-    )  # fmt: skip
+    )
 
 
 def _training(device: torch.device, *, quick: bool) -> dict[str, float]:
@@ -70,14 +72,19 @@ def _without_gpu(device: torch.device, pageable: torch.Tensor, mib: int, *, roun
     took = medians(in_turn({"host": lambda: buffer.copy_(pageable)}, device, rounds=rounds))["host"]
     speed = mib / 1024 / took
     return Report(
-        name="pinning", device=device.type, machine=described(device), setup=f"a copy of {mib} MiB within this host's memory",
+        name="pinning",
+        device=device.type,
+        machine=described(device),
+        setup=f"a copy of {mib} MiB within this host's memory",
         figures={
             "copy": Figure(
-                None, f"no GPU here; the extra copy that pageable memory needs runs at {speed:.1f} GiB/s on this host",
+                None,
+                f"no GPU here; the extra copy that pageable memory needs runs at {speed:.1f} GiB/s on this host",
                 f"{_CONDITION} The extra copy matters when it is not much faster than the bus (about 25 GiB/s for PCIe 4.0 x16, "
                 "50 for 5.0). Without a GPU torch ignores pin_memory=True and says so.",
             ),
             "training": Figure(None, "no GPU here", _CONDITION),
         },
-        head=["copy", "GiB/s"], rows=[["within the host", f"{speed:.1f}"]],
-    )  # fmt: skip
+        head=["copy", "GiB/s"],
+        rows=[["within the host", f"{speed:.1f}"]],
+    )

@@ -50,11 +50,20 @@ class Report:
         claims = []
         for claim in claims_of(self.name):
             figure = self.figures[claim.id.partition(".")[2]]
-            claims.append({
-                "id": claim.id, "sources": list(claim.sources), "says": claim.says, "unit": claim.unit,
-                "least": claim.least, "most": claim.most, "value": figure.value, "here": figure.here,
-                "compared": claim.compared(figure.value), "condition": figure.condition,
-            })  # fmt: skip
+            claims.append(
+                {
+                    "id": claim.id,
+                    "sources": list(claim.sources),
+                    "says": claim.says,
+                    "unit": claim.unit,
+                    "least": claim.least,
+                    "most": claim.most,
+                    "value": figure.value,
+                    "here": figure.here,
+                    "compared": claim.compared(figure.value),
+                    "condition": figure.condition,
+                }
+            )
         return told | {"claims": claims}
 
     def text(self) -> str:

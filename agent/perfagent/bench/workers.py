@@ -1,8 +1,8 @@
 """Loader workers: batches whose samples wait for storage, loaded by 0 to 8 workers and from a cache.
 
-The storage is a wait of fixed length for each sample, as a disk or a network would make it; the device is a wait as well, since
-the host does nothing while a GPU computes. Both are the guide's own setting and let workers beyond the cores count; what workers
-gain when samples cost processor time is in the last rows.
+The storage is a wait of fixed length for each sample, as a disk or a network would make it; the device is a wait as well,
+since the host does nothing while a GPU computes. Both are the guide's own setting and let workers beyond the cores count; what
+workers gain when samples cost processor time is in the last rows.
 """
 
 from __future__ import annotations
@@ -95,12 +95,15 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
     from_cache = found[f"{MANY} workers"][0] / found["cached, 0 workers"][0]
     computed = found[f"{FEW} workers, samples that compute"][0] / found[f"{MANY} workers, samples that compute"][0]
     return Report(
-        name="workers", device=device.type, machine=described(device),
+        name="workers",
+        device=device.type,
+        machine=described(device),
         setup=f"{BATCH} samples a batch, {1000 * scale * SAMPLE_S:.0f} ms of waiting for storage each; device busy for "
         f"{1000 * scale * STEP_S:.0f} ms a step; {batches} batches",
         figures={
             "speed": Figure(
-                speed, f"{MANY} workers load a batch {times(speed)} as fast as {FEW}",
+                speed,
+                f"{MANY} workers load a batch {times(speed)} as fast as {FEW}",
                 "Holds while samples wait for storage or network: then the gain is that in workers (4), and a little more in "
                 "short epochs, whose first batches come from all of them at once. Samples that cost processor time gain "
                 f"{times(computed)} here: no more than there are cores.",
@@ -112,7 +115,8 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 "only take memory.",
             ),
             "cached": Figure(
-                from_cache, f"from memory a batch comes {times(from_cache)} as fast as from {MANY} workers",
+                from_cache,
+                f"from memory a batch comes {times(from_cache)} as fast as from {MANY} workers",
                 "The gain is what reading and decoding cost; the cache must fit into memory, and random augmentation must come "
                 "after it.",
             ),
@@ -121,4 +125,4 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
         rows=[
             [name, f"{1000 * alone:.2f}", "-" if busy is None else f"{100 * busy:.0f}"] for name, (alone, busy) in found.items()
         ],
-    )  # fmt: skip
+    )

@@ -23,6 +23,8 @@ from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
+from perfagent.context.techniques import of_variable
+
 __all__ = ["OF_A_MODEL", "Hyperparameters"]
 
 MAX_FRAMES = 100
@@ -47,6 +49,7 @@ class Hyperparameters:
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
+        self.techniques: dict[str, Any] = {}
         self._original: Any = None
 
     # ---- on the training thread
@@ -79,6 +82,8 @@ class Hyperparameters:
                 if settings is not None and (take[1] != "argparse" or script):
                     self._found.setdefault(take[1], settings)
                 return
+        if script:
+            self.techniques |= of_variable(name, value)
         if script and _NAMED.fullmatch(name) and (dataclasses.is_dataclass(kind) or kind is SimpleNamespace):
             self._found.setdefault(name, value)
 

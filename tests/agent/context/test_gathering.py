@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from builders import RecordingSender
 
@@ -34,7 +35,8 @@ class Gathered:
         return events
 
 
-def test_what_is_known_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path) -> None:
+def test_what_is_known_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
     gathered = Gathered(tmp_path, {"depth": 3})
     first = gathered.told()
     assert [sorted(told) for told in first] == [["config", "environment", "git", "git_commit"]]

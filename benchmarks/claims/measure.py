@@ -1,0 +1,115 @@
+"""Runs every `perfagent bench NAME` in a process of its own and writes docs/claims.md from what was measured.
+
+    PYTHONPATH=benchmarks python benchmarks/claims/measure.py [--quick] [--device cpu|cuda] [--only NAME ...] [--write]
+    PYTHONPATH=benchmarks python benchmarks/claims/measure.py --render          only the page, from figures measured before
+
+The figures of the last run on each kind of device are kept beside this file (cpu.json, cuda.json), so that a run on a GPU fills
+its column and leaves the other. Quick runs are not written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import tables
+
+from perfagent.bench.claims import ELSEWHERE, SOURCES, claims_of
+from perfagent.bench.command import BENCHMARKS
+from perfagent.bench.report import in_words
+
+HERE = Path(__file__).resolve().parent
+PAGE = HERE.parents[1] / "docs" / "claims.md"
+KINDS = {"cpu": "CPU", "cuda": "GPU"}
+
+
+def run(name: str, device: str | None, *, quick: bool) -> dict[str, Any]:
+    """The report of one benchmark. Ends with its error if it fails."""
+    command = [sys.executable, "-m", "perfagent", "bench", name, "--json", *(["--quick"] if quick else [])]
+    done = subprocess.run(
+        [*command, *(["--device", device] if device else [])], stdout=subprocess.PIPE, text=True, timeout=900, check=False
+    )
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
+    return dict(json.loads(done.stdout))
+
+
+def kept(kind: str) -> dict[str, dict[str, Any]]:
+    """Benchmark -> the report of the last run on that kind of device; empty before the first."""
+    path = HERE / f"{kind}.json"
+    return dict(json.loads(path.read_text("utf-8"))) if path.exists() else {}
+
+
+def keep(kind: str, reports: dict[str, dict[str, Any]]) -> None:
+    (HERE / f"{kind}.json").write_text(json.dumps(reports, indent=1, sort_keys=True) + "\n", "utf-8")
+
+
+def page(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    """found: kind of device -> benchmark -> report."""
+    parts = [_machines(found)]
+    for name, (_, what) in BENCHMARKS.items():
+        setups = [f"{KINDS[kind]}: {reports[name]['setup']}." for kind, reports in found.items() if name in reports]
+        rows = [
+            [
+                f"{claim.says} ({', '.join(claim.sources)})",
+                *(_cell(found[kind].get(name), claim.id) for kind in KINDS),
+                _condition(found, name, claim.id),
+            ]
+            for claim in claims_of(name)
+        ]
+        parts += [f"## `perfagent bench {name}`", f"{what[0].upper()}{what[1:]}. {' '.join(setups)}".rstrip()]
+        parts += [tables.table(["claim", "CPU", "GPU", "when it holds"], rows)]
+    rows = [[f"{one.says} ({', '.join(one.sources)})", one.why] for one in ELSEWHERE]
+    parts += ["## Claims that no benchmark here measures", tables.table(["claim", "why not, or where instead"], rows)]
+    parts += ["## Sources", tables.table(["", "what it is"], [[short, text] for short, text in SOURCES.items()])]
+    return "\n\n".join(parts)
+
+
+def _machines(found: dict[str, dict[str, dict[str, Any]]]) -> str:
+    lines = []
+    for kind, title in KINDS.items():
+        machines = sorted({report["machine"] for report in found[kind].values()})
+        lines.append(f"- {title}: {'; '.join(machines) or 'not run'}")
+    return "\n".join(lines)
+
+
+def _claim(report: dict[str, Any] | None, identity: str) -> dict[str, Any] | None:
+    return next((dict(claim) for claim in report["claims"] if claim["id"] == identity), None) if report else None
+
+
+def _cell(report: dict[str, Any] | None, identity: str) -> str:
+    claim = _claim(report, identity)
+    return "not run" if claim is None else f"{claim['here']}: **{in_words(claim['compared'])}**"
+
+
+def _condition(found: dict[str, dict[str, dict[str, Any]]], name: str, identity: str) -> str:
+    """As it was last seen on a GPU, else on a CPU."""
+    told = [claim["condition"] for kind in ("cuda", "cpu") if (claim := _claim(found[kind].get(name), identity))]
+    return str(told[0]) if told else "not run"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--quick", action="store_true", help="small and short: to see that it works, not to quote")
+    parser.add_argument("--device", choices=[*KINDS])
+    parser.add_argument("--only", nargs="+", choices=[*BENCHMARKS], metavar="NAME")
+    parser.add_argument("--write", action="store_true")
+    parser.add_argument("--render", action="store_true")
+    options = parser.parse_args()
+    for name in () if options.render else options.only or BENCHMARKS:
+        print(f"  {name}", file=sys.stderr, flush=True)
+        report = run(name, options.device, quick=options.quick)
+        print(json.dumps([{key: claim[key] for key in ("id", "here", "compared")} for claim in report["claims"]], indent=1))
+        if options.write and not options.quick:
+            keep(report["device"], kept(report["device"]) | {name: report})
+    if options.render or (options.write and not options.quick):
+        tables.replace("claims", page({kind: kept(kind) for kind in KINDS}), PAGE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,82 @@
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from perfagent.bench.claims import claims_of
+from perfagent.bench.command import BENCHMARKS
+from perfagent.cli import main
+
+QUICK = [name for name in BENCHMARKS if name != "compile"]
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", *words])
+    said = capsys.readouterr()
+    return int(ended.value.code or 0), said.out, said.err
+
+
+def report(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
+    code, out, err = run(capsys, *words, "--json", "--device", "cpu")
+    assert code == 0, err
+    return dict(json.loads(out))
+
+
+@pytest.mark.parametrize("name", [*QUICK, pytest.param("compile", marks=pytest.mark.long)])
+def test_a_benchmark_measures_here_what_each_of_its_claims_says(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    found = report(capsys, name, "--quick")
+    assert found["device"] == "cpu"
+    assert [claim["id"] for claim in found["claims"]] == [claim.id for claim in claims_of(name)]
+    for claim in found["claims"]:
+        assert claim["here"]
+        assert claim["condition"]
+        assert claim["value"] is None or math.isfinite(claim["value"])
+    assert found["rows"]
+    assert all(len(row) == len(found["head"]) for row in found["rows"])
+
+
+def test_attention_is_measured_on_the_user_s_shapes(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ("--length", "48", "96", "--heads", "4", "--kv-heads", "2", "--batch", "1", "--head-dim", "16", "--quick")
+    found = report(capsys, "attention", *words)
+    assert {row[0] for row in found["rows"]} == {"48", "96"}
+    assert {row[1] for row in found["rows"]} == {"math", "flash"}
+    assert "(1, 4, length, 16), 2 heads of keys, fp32, causal" in found["setup"]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="is about machines without a GPU")
+def test_a_gpu_that_is_not_there_is_refused_with_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "amp", "--device", "cuda")
+    assert (code, err) == (1, "perfagent bench: --device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("faster",), "invalid choice"),
+        (("async-checkpoint", "--mib", "0"), "not a number from 1 up"),
+        (("attention", "--dtype", "int8"), "invalid choice"),
+    ],
+)
+def test_wrong_use_ends_with_2(capsys: pytest.CaptureFixture[str], words: tuple[str, ...], said: str) -> None:
+    code, _, err = run(capsys, *words)
+    assert code == 2
+    assert said in err
+
+
+def test_heads_that_do_not_divide_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "attention", "--heads", "4", "--kv-heads", "3", "--device", "cpu")
+    assert code == 1
+    assert "must be a multiple" in err
+
+
+def test_without_a_gpu_pinning_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
+    if torch.cuda.is_available():
+        pytest.skip("is about machines without a GPU")
+    found = report(capsys, "pinning", "--quick")
+    assert [claim["compared"] for claim in found["claims"]] == ["not measured", "not measured"]
