@@ -21,9 +21,17 @@ if TYPE_CHECKING:
     from perfagent.session import init as init
     from perfagent.session import log as log
     from perfagent.training.checkpoint import Checkpoint as Checkpoint
+    from perfagent.training.compute.activation import checkpoint_activations as checkpoint_activations
     from perfagent.training.compute.attention import best_attention as best_attention
+    from perfagent.training.compute.packed import packed_attention as packed_attention
     from perfagent.training.ddp import comm_hook as comm_hook
     from perfagent.training.ddp import ddp as ddp
+    from perfagent.training.estimates.memory import MemoryEstimate as MemoryEstimate
+    from perfagent.training.estimates.memory import estimate_memory as estimate_memory
+    from perfagent.training.finding.batch_size import find_batch_size as find_batch_size
+    from perfagent.training.finding.job import TuningJob as TuningJob
+    from perfagent.training.finding.tuning import tune as tune
+    from perfagent.training.finding.workers import find_num_workers as find_num_workers
     from perfagent.training.fsdp import fsdp as fsdp
     from perfagent.training.loop import Loop as Loop
     from perfagent.training.loop import loop as loop
@@ -40,25 +48,33 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "Loop",
+    "MemoryEstimate",
     "NanPolicy",
     "PerfagentError",
     "Run",
     "ServerUnreachable",
     "SplitOnOom",
     "StepResult",
+    "TuningJob",
     "WireError",
     "__version__",
     "alert",
     "attach",
     "best_attention",
+    "checkpoint_activations",
     "comm_hook",
     "ddp",
+    "estimate_memory",
+    "find_batch_size",
+    "find_num_workers",
     "finish",
     "fsdp",
     "init",
     "log",
     "loop",
+    "packed_attention",
     "retry",
+    "tune",
     "zero_config",
 ]
 
@@ -76,6 +92,8 @@ _WHERE = {
     "log": "perfagent.session",
     "Checkpoint": "perfagent.training.checkpoint",
     "best_attention": "perfagent.training.compute.attention",
+    "checkpoint_activations": "perfagent.training.compute.activation",
+    "packed_attention": "perfagent.training.compute.packed",
     "NanPolicy": "perfagent.training.nonfinite",
     "SplitOnOom": "perfagent.training.split_on_oom",
     "retry": "perfagent.training.retry",
@@ -86,6 +104,12 @@ _WHERE = {
     "ddp": "perfagent.training.ddp",
     "comm_hook": "perfagent.training.ddp",
     "zero_config": "perfagent.training.zero",
+    "MemoryEstimate": "perfagent.training.estimates.memory",
+    "estimate_memory": "perfagent.training.estimates.memory",
+    "find_batch_size": "perfagent.training.finding.batch_size",
+    "find_num_workers": "perfagent.training.finding.workers",
+    "TuningJob": "perfagent.training.finding.job",
+    "tune": "perfagent.training.finding.tuning",
 }
 
 

@@ -1,0 +1,141 @@
+"""What a second computation of a block must find as the first one found it, beyond torch's random numbers.
+
+torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running statistics,
+spectral norm's vectors) would change it twice, and compute something else the second time; one that draws from Python's or
+numpy's generator would draw something else. Both are put back here, before and after.
+
+Which buffers a block changes is learned from its first forward pass, by comparing them (which waits for a GPU, once), since batch
+norm changes its statistics without a new version of the tensor. What did not change is not copied again.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from contextlib import AbstractContextManager, ExitStack
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+__all__ = ["Kept", "contexts"]
+
+Context = AbstractContextManager[Any]
+
+
+class Kept:
+    """Of one block, over all its forward passes. changing: names of the buffers that they change, by which of its modules were
+    training; nothing before the first."""
+
+    __slots__ = ("changing",)
+
+    def __init__(self) -> None:
+        self.changing: dict[tuple[bool, ...], set[str]] = {}
+
+
+def contexts(
+    block: nn.Module, kept: Kept, selective: tuple[Context, Context] | None, *, preserve_rng: bool
+) -> tuple[Context, Context]:
+    """The contexts of the first and of the second computation of one call. selective: those of selective checkpointing."""
+    before = _Before(block, kept, preserve_rng)
+    again = _Again(before)
+    if selective is None:
+        return before, again
+    return _Both(before, selective[0]), _Both(again, selective[1])
+
+
+class _Both:
+    """One context inside another."""
+
+    def __init__(self, outer: Context, inner: Context) -> None:
+        self._outer, self._inner = outer, inner
+        self._stack = ExitStack()
+
+    def __enter__(self) -> None:
+        with ExitStack() as stack:
+            stack.enter_context(self._outer)
+            stack.enter_context(self._inner)
+            self._stack = stack.pop_all()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+        return self._stack.__exit__(kind, error, trace)
+
+
+class _Before:
+    """Round the first computation: notes what the second one must begin from."""
+
+    def __init__(self, block: nn.Module, kept: Kept, preserve_rng: bool) -> None:
+        self.block, self._kept, self._preserve_rng = block, kept, preserve_rng
+        self.buffers: dict[str, Tensor] = {}
+        self.python: Any = None
+        self.numpy: Any = None
+        self._training: tuple[bool, ...] = ()
+
+    def __enter__(self) -> None:
+        self._training = tuple(module.training for module in self.block.modules())
+        known = self._kept.changing.get(self._training)
+        if known is None or known:
+            for name, buffer in self.block.named_buffers():
+                if known is None or name in known:
+                    self.buffers[name] = buffer.detach().clone()
+        if self._preserve_rng:
+            self.python = random.getstate()
+            numpy = sys.modules.get("numpy.random")
+            self.numpy = None if numpy is None else numpy.get_state()
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is None and self._training not in self._kept.changing:
+            now = dict(self.block.named_buffers())
+            changed = {name for name, value in self.buffers.items() if not torch.equal(value, now[name])}
+            self._kept.changing[self._training] = changed
+            self.buffers = {name: value for name, value in self.buffers.items() if name in changed}
+        if self._preserve_rng and random.getstate() == self.python:
+            self.python = None
+        if self.numpy is not None and _same(sys.modules["numpy.random"].get_state(), self.numpy):
+            self.numpy = None
+
+
+class _Again:
+    """Round the second computation: as it was before the first one, and afterwards as it is now."""
+
+    def __init__(self, before: _Before) -> None:
+        self._before = before
+        self._now: dict[str, Tensor] = {}
+        self._python: Any = None
+        self._numpy: Any = None
+
+    def __enter__(self) -> None:
+        before = self._before
+        if before.buffers:
+            self._now = self._swap(before.buffers)
+        if before.python is not None:
+            self._python = random.getstate()
+            random.setstate(before.python)
+        if before.numpy is not None:
+            numpy = sys.modules["numpy.random"]
+            self._numpy = numpy.get_state()
+            numpy.set_state(before.numpy)
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if self._now:
+            self._swap(self._now)
+            self._now = {}
+        if self._python is not None:
+            random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy.random"].set_state(self._numpy)
+
+    def _swap(self, values: dict[str, Tensor]) -> dict[str, Tensor]:
+        """Writes these values into the block's buffers; returns what was in them."""
+        found = {}
+        with torch.no_grad():
+            for name, buffer in self._before.block.named_buffers():
+                if name in values:
+                    found[name] = buffer.detach().clone()
+                    buffer.copy_(values[name])
+        return found
+
+
+def _same(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
+    return one[2] == other[2] and bool((one[1] == other[1]).all()) and one[3:] == other[3:]
