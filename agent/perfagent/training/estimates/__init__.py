@@ -1,0 +1,1 @@
+"""How much memory a training needs, worked out before it begins: `perfagent.estimate_memory` and `perfagent estimate`."""

@@ -1,0 +1,97 @@
+"""A decoder of a given shape on the meta device, to estimate a model of which only the size is known."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from perfagent.errors import ConfigError
+
+__all__ = ["Decoder", "DecoderShape", "shape_of"]
+
+_RATIO = 128
+"""Width over layers of published decoders from 1 to 70 billion parameters (Kaplan et al., 2020, find 20 to 200 equally good)."""
+_STEP = 128
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DecoderShape:
+    """layers, width, heads, vocabulary: as in the configuration of a language model."""
+
+    layers: int
+    width: int
+    heads: int
+    vocabulary: int = 32000
+
+    def __post_init__(self) -> None:
+        for name in ("layers", "width", "heads", "vocabulary"):
+            value = getattr(self, name)
+            if type(value) is not int or value < 1:
+                raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
+        if self.width % self.heads:
+            raise ConfigError(f"width {self.width} cannot be divided by {self.heads} heads")
+
+
+def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
+    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice."""
+    if parameters < 10**6:
+        raise ConfigError(f"{parameters} parameters are no language model; give 1M or more")
+    best: tuple[float, DecoderShape] | None = None
+    for layers in range(1, 200):
+        exact = (
+            ((vocabulary / 12) ** 2 + parameters * layers / 12) ** 0.5 - vocabulary / 12
+        ) / layers  # of the quadratic equation
+        width = max(1, round(exact / _STEP)) * _STEP
+        off = abs(12 * layers * width**2 + 2 * vocabulary * width - parameters) / parameters
+        shaped = abs(width / layers / _RATIO - 1)
+        score = off * 20 + shaped
+        if best is None or score < best[0]:
+            best = (score, DecoderShape(layers=layers, width=width, heads=width // _STEP, vocabulary=vocabulary))
+    assert best is not None
+    return best[1]
+
+
+class _Layer(nn.Module):
+    def __init__(self, width: int, heads: int) -> None:
+        super().__init__()
+        self.heads = heads
+        self.attention_norm = nn.RMSNorm(width)
+        self.q_proj, self.k_proj, self.v_proj, self.o_proj = (nn.Linear(width, width, bias=False) for _ in range(4))
+        self.feed_norm = nn.RMSNorm(width)
+        inner = max(1, round(8 * width / 3 / 64)) * 64  # three matrices with the weights of two of four times the width
+        self.gate_proj, self.up_proj = (nn.Linear(width, inner, bias=False) for _ in range(2))
+        self.down_proj = nn.Linear(inner, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        batch, time, width = x.shape
+        seen = self.attention_norm(x)
+        q, k, v = (
+            project(seen).view(batch, time, self.heads, width // self.heads).transpose(1, 2)
+            for project in (self.q_proj, self.k_proj, self.v_proj)
+        )
+        mixed = functional.scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.o_proj(mixed.transpose(1, 2).reshape(batch, time, width))
+        seen = self.feed_norm(x)
+        return x + self.down_proj(functional.silu(self.gate_proj(seen)) * self.up_proj(seen))  # type: ignore[no-any-return]
+
+
+class Decoder(nn.Module):
+    """Of Llama's kind. forward: int64 (batch, time) twice, tokens and targets -> the loss."""
+
+    def __init__(self, shape: DecoderShape) -> None:
+        super().__init__()
+        with torch.device("meta"):
+            self.token = nn.Embedding(shape.vocabulary, shape.width)
+            self.layers = nn.ModuleList(_Layer(shape.width, shape.heads) for _ in range(shape.layers))
+            self.norm = nn.RMSNorm(shape.width)
+            self.head = nn.Linear(shape.width, shape.vocabulary, bias=False)
+
+    def forward(self, tokens: Tensor, targets: Tensor) -> Tensor:
+        x = self.token(tokens)
+        for layer in self.layers:
+            x = layer(x)
+        logits = self.head(self.norm(x))
+        return functional.cross_entropy(logits.flatten(0, 1).float(), targets.flatten())

@@ -1,0 +1,78 @@
+"""Memory that an operation takes inside itself, of which its fake version knows nothing.
+
+Only the recurrent layers take much: on a CPU oneDNN keeps a workspace for the backward pass, several times the layer's output, on
+CUDA cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows evenly with
+their number (measured within 6 % from 16 steps on).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+__all__ = ["Scratch"]
+
+_ONEDNN = torch.ops.aten.mkldnn_rnn_layer.default
+_ONEDNN_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
+_CUDNN = torch.ops.aten._cudnn_rnn.default
+_FEW = 16
+
+
+class Scratch:
+    """One for each simulation: it remembers what oneDNN answered."""
+
+    def __init__(self) -> None:
+        self._asked: dict[tuple[Any, ...], int] = {}
+
+    def filled(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
+        """The result with the workspace that the real operation would return; as it is where it has one."""
+        if func is _ONEDNN and isinstance(result[3], FakeTensor) and not result[3].numel():
+            return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
+        if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:
+            return (*result[:3], torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device), *result[4:])
+        return result
+
+    def bytes_within(self, func: Any, args: tuple[Any, ...]) -> int:
+        """What the operation allocates and frees again before it ends: reordered weights, and gates before their
+        non-linearity."""
+        if func is _ONEDNN:
+            return _gates(args[0], args[1]) + sum(weight.nbytes for weight in args[1:5])
+        if func is _ONEDNN_BACKWARD:
+            return _gates(args[0], args[1]) + sum(weight.nbytes for weight in args[1:5])
+        return 0
+
+    def _workspace(self, args: tuple[Any, ...]) -> int:
+        steps = int(args[0].shape[0])
+        if steps <= _FEW:
+            return self._ask(args, steps)
+        half, whole = self._ask(args, _FEW // 2), self._ask(args, _FEW)
+        return whole + (whole - half) * (steps - _FEW) // (_FEW - _FEW // 2)
+
+    def _ask(self, args: tuple[Any, ...], steps: int) -> int:
+        """Bytes of the workspace of so many time steps, of the real operation on zeros."""
+        key = (steps, args[0].shape[1:], args[0].dtype, args[2].shape, args[7], args[9:13])
+        key = tuple(tuple(one) if isinstance(one, (list, torch.Size)) else one for one in key)
+        if key not in self._asked:
+            with unset_fake_temporarily():
+                real = [_zeros(one) for one in args]
+                real[0] = torch.zeros((steps, *args[0].shape[1:]), dtype=args[0].dtype)
+                self._asked[key] = int(torch.ops.aten.mkldnn_rnn_layer(*real)[3].nbytes)
+        return self._asked[key]
+
+
+def _zeros(value: Any) -> Any:
+    return torch.zeros(tuple(value.shape), dtype=value.dtype) if isinstance(value, Tensor) else value
+
+
+def _gates(inputs: Tensor, weight: Tensor) -> int:
+    """weight: (gates x hidden, inputs); inputs: (time, batch, inputs)."""
+    return int(inputs.shape[0] * inputs.shape[1] * weight.shape[0] * inputs.element_size())
+
+
+def _reserve(args: tuple[Any, ...], output: Tensor) -> int:
+    """cuDNN's reserve: the gates and the cell of every step, layer and direction. From its documentation; not measured here."""
+    gates = {2: 4, 3: 3}.get(int(args[6]), 1)
+    return int(output.nbytes * (gates + 2) * int(args[9]))

@@ -1,0 +1,132 @@
+"""A model and its optimizer once more, made of tensors that have a size and no contents.
+
+The user's own are never written to: what is simulated are copies. Where fake tensors do not suffice (the model reads a value back
+in the middle of its forward pass) the same copy is made of real ones.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+
+from perfagent.errors import ConfigError
+
+__all__ = ["Twin", "plain_module"]
+
+_PLAIN = (Tensor, nn.Parameter, nn.Buffer)
+
+
+class Twin:
+    """Makes copies of modules, optimizers and batches. device: where they pretend to be. real: with contents after all."""
+
+    def __init__(self, device: torch.device, *, real: bool = False) -> None:
+        self.device = device
+        self.mode = None if real else FakeTensorMode(allow_non_fake_inputs=True)
+        self._memo: dict[int, Any] = {}
+        self._originals: list[Any] = []
+
+    def module(self, model: nn.Module, dtype: torch.dtype | None = None) -> nn.Module:
+        """A copy in training mode. dtype: of its floating-point parameters and buffers; as they are when None."""
+        for parameter in model.parameters():
+            made = nn.Parameter(self._tensor(parameter, dtype), requires_grad=parameter.requires_grad)
+            self._remember(parameter, made)
+        for buffer in model.buffers():
+            self._remember(buffer, self._tensor(buffer, dtype))
+        with nullcontext() if self.mode is None else FakeCopyMode(self.mode):
+            twin: nn.Module = copy.deepcopy(model, self._memo)
+        return twin.train()
+
+    def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+        """A copy over the parameters of the copied module, with the state that it has already."""
+        for owner, state in optimizer.state.items():
+            if id(owner) not in self._memo:
+                raise ConfigError("the optimizer has parameters that are not the model's; make it of model.parameters()")
+            for value in state.values():
+                if isinstance(value, Tensor):
+                    self._remember(value, self._scalar(value) if value.ndim == 0 else self._tensor(value, None))
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self._memo:
+                    raise ConfigError("the optimizer has parameters that are not the model's; make it of model.parameters()")
+        with nullcontext() if self.mode is None else FakeCopyMode(self.mode):
+            twin: torch.optim.Optimizer = copy.deepcopy(optimizer, self._memo)
+        return twin
+
+    def batch(self, batch: Any, dtype: torch.dtype | None = None) -> Any:
+        """The same containers with copied tensors."""
+        return mapped(batch, lambda tensor: self._tensor(tensor, dtype))
+
+    def instead(self, masters: Mapping[nn.Parameter, nn.Parameter]) -> None:
+        """From here on an optimizer is copied over these instead of the copied parameters that they stand for."""
+        for original in list(self._originals):
+            made = self._memo[id(original)]
+            if isinstance(made, nn.Parameter) and made in masters:
+                self._memo[id(original)] = masters[made]
+
+    def forget(self) -> None:
+        """Lets go of the copies: what nothing else holds is freed, and optimizers can no longer be copied."""
+        self._memo.clear()
+        self._originals.clear()
+
+    def _remember(self, original: Any, made: Any) -> None:
+        self._memo[id(original)] = made
+        self._originals.append(original)  # an id is good for as long as its object lives
+
+    def _scalar(self, tensor: Tensor) -> Tensor:
+        """A number that an optimizer reads back (its count of steps): a copy that knows its value."""
+        with self.mode or nullcontext():
+            return torch.tensor(tensor.tolist() if self.mode is None else 1.0, dtype=tensor.dtype)
+
+    def _tensor(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
+        if not tensor.is_floating_point():
+            dtype = None
+        if self.mode is None:
+            return tensor.detach().to(self.device, dtype or tensor.dtype, copy=True)
+        with self.mode:
+            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype or tensor.dtype, device=self.device)
+
+
+def plain_module(model: Any) -> nn.Module:
+    """The module inside a compiled or DistributedDataParallel wrapper. Raises ConfigError for what cannot be copied whole."""
+    if not isinstance(model, nn.Module):
+        raise ConfigError(f"the model must be a torch.nn.Module, not {type(model).__name__}; pass the module itself")
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if inner is None and type(model).__name__ in ("DistributedDataParallel", "DataParallel", "DeepSpeedEngine"):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            break
+        model = inner
+    for name, tensor in _tensors(model):
+        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+            raise ConfigError(f"{name} has no shape yet; run the model on one batch before it is estimated")
+        if type(tensor) not in _PLAIN or hasattr(tensor, "ds_id"):
+            raise ConfigError(
+                f"{name} is a {type(tensor).__name__}, which is sharded or quantized already; pass the model as it was before, "
+                "with zero_stage=... or quantize=..."
+            )
+    return model
+
+
+def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    yield from model.named_parameters()
+    yield from model.named_buffers()
+
+
+def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    """The same containers, each tensor changed."""
+    if isinstance(value, Tensor):
+        return change(value)
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(one, change) for one in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(mapped(one, change) for one in value)
+    if isinstance(value, dict) or hasattr(value, "keys"):
+        return {name: mapped(value[name], change) for name in value}
+    return value

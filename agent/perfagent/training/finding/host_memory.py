@@ -1,0 +1,76 @@
+"""How much memory this process took at its worst, and how much the host has left.
+
+On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what the sizes
+tried so far took.
+"""
+
+from __future__ import annotations
+
+import re
+from contextlib import suppress
+from pathlib import Path
+
+from perfagent.samplers import cgroup
+
+__all__ = ["HostMemory", "available_bytes"]
+
+_STATUS = Path("/proc/self/status")
+_CLEAR = Path("/proc/self/clear_refs")
+_RESET_PEAK = "5"
+
+
+class HostMemory:
+    """Notes the peak of each trial. Where the system does not tell (no Linux), it knows nothing and forbids nothing."""
+
+    def __init__(self) -> None:
+        self._before = 0
+        self._took: dict[int, int] = {}
+
+    def begin(self) -> None:
+        """A trial begins: the kernel's mark of the peak goes down to what is resident now."""
+        with suppress(OSError):
+            _CLEAR.write_text(_RESET_PEAK)
+        self._before = _status("VmRSS") or 0
+
+    def end(self, size: int) -> int | None:
+        """The trial of a batch of this size fitted; the peak of the process in bytes."""
+        peak = _status("VmHWM")
+        if peak is not None:
+            self._took[size] = max(0, peak - self._before)
+        return peak
+
+    def would_not_hold(self, size: int, share: float) -> bool:
+        """Whether a batch of this size would take more than a share of what is available, by the two largest that fitted."""
+        room = available_bytes()
+        if room is None or not self._took:
+            return False
+        known = sorted(self._took)[-2:]
+        largest = self._took[known[-1]]
+        each = largest / known[-1]
+        if len(known) == 2:
+            each = max(0.0, (largest - self._took[known[0]]) / (known[1] - known[0]))
+        return largest + each * (size - known[-1]) > share * room
+
+
+def available_bytes() -> int | None:
+    """What can still be taken without swapping, by the host and by this process's control group; None where nobody tells."""
+    found: list[int] = []
+    with suppress(OSError, TypeError):
+        match = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+        if match is not None:
+            found.append(int(match[1]) * 1024)
+    group = cgroup.find()
+    if group is not None and group.limit_bytes is not None and group.limit_bytes < cgroup.UNLIMITED:
+        used = group.used_bytes()
+        if used is not None:
+            found.append(max(0, group.limit_bytes - used))
+    return min(found) if found else None
+
+
+def _status(name: str) -> int | None:
+    try:
+        text = _STATUS.read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return None
+    match = re.search(rf"^{name}: *(\d+) kB", text, re.MULTILINE)
+    return int(match[1]) * 1024 if match is not None else None

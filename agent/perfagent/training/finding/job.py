@@ -1,0 +1,136 @@
+"""What `perfagent tune` and `perfagent estimate` work on: the pieces of a training, before anyone has put them together."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from perfagent.errors import ConfigError
+from perfagent.training.precision import Precision, checked_precision
+
+__all__ = ["TuningJob", "demo_job", "job_from"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningJob:
+    """A training in its pieces.
+
+    loss: of the model and a batch that lies on the model's device. dataset: map-style. collate: makes a batch of samples, torch's
+    own by default. The other fields are what the training uses today; a search begins there.
+    """
+
+    model: nn.Module
+    optimizer: torch.optim.Optimizer
+    dataset: Dataset[Any]
+    loss: Callable[[nn.Module, Any], Tensor]
+    batch_size: int = 32
+    num_workers: int = 0
+    precision: Precision = "fp32"
+    collate: Callable[[list[Any]], Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name, kind in (("model", nn.Module), ("optimizer", torch.optim.Optimizer)):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}")
+        if not callable(self.loss):
+            raise ConfigError("loss must be a function of the model and a batch that answers one number")
+        if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):  # type: ignore[arg-type]
+            raise ConfigError("dataset must have a length, above 0, and items by index")
+        if type(self.batch_size) is not int or self.batch_size < 1:
+            raise ConfigError(f"batch_size must be 1 or more, not {self.batch_size!r:.60}")
+        if type(self.num_workers) is not int or self.num_workers < 0:
+            raise ConfigError(f"num_workers must be 0 or more, not {self.num_workers!r:.60}")
+        checked_precision(self.precision)
+
+    @property
+    def device(self) -> torch.device:
+        return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
+
+    def with_loss(self) -> nn.Module:
+        """The model and its loss as one module: called with a batch, it answers the loss."""
+        return _WithLoss(self.model, self.loss)
+
+    def loader(self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
+        """Shuffled batches of whole size, as long as there are enough samples for one."""
+        size = batch_size or self.batch_size
+        return DataLoader(
+            self.dataset,
+            batch_size=size,
+            shuffle=True,
+            drop_last=len(self.dataset) >= size,  # type: ignore[arg-type]
+            num_workers=self.num_workers if workers is None else workers,
+            pin_memory=pin,
+            collate_fn=self.collate,
+        )
+
+
+class _WithLoss(nn.Module):
+    def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> None:
+        super().__init__()
+        self.model, self._loss = model, loss
+
+    def forward(self, batch: Any) -> Tensor:
+        return self._loss(self.model, batch)
+
+
+def job_from(text: str) -> Any:
+    """What the function `NAME` (by default `job`) of FILE.py answers, given as `FILE.py[:NAME]`: a TuningJob, or a mapping with
+    its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on the path.
+
+    Raises ConfigError for a file or function that is not there.
+    """
+    path, _, name = text.partition(":")
+    name = name or "job"
+    file = Path(path)
+    if not file.is_file():
+        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function answers a TuningJob")
+    spec = importlib.util.spec_from_file_location(f"perfagent_job_{file.stem}", file)
+    if spec is None or spec.loader is None:
+        raise ConfigError(f"{path!r:.200} is no Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # workers that are spawned, and pickle, look it up there
+    sys.path.insert(0, str(file.resolve().parent))
+    spec.loader.exec_module(module)
+    make = getattr(module, name, None)
+    if not callable(make):
+        own = [one for one, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
+        raise ConfigError(
+            f"{path} has no function {name!r:.60}; it has {', '.join(sorted(own)) or 'none'}: write FILE.py:FUNCTION"
+        )
+    made = make()
+    if isinstance(made, Mapping) and "model" in made and "dataset" in made:
+        known = {one.name for one in fields(TuningJob)}
+        strangers = sorted(set(made) - known)
+        if strangers:
+            raise ConfigError(f"{name} answers {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}")
+        missing = sorted({"model", "optimizer", "dataset", "loss"} - set(made))
+        if missing:
+            raise ConfigError(f"{name} answers no {', '.join(missing)}")
+        return TuningJob(**made)
+    return made
+
+
+def demo_job() -> TuningJob:
+    """The training of `perfagent demo`: a GPT of half a million parameters over the bytes of Python's own sources."""
+    from perfagent.demo.data import Windows, read_sources
+    from perfagent.demo.model import GPT
+
+    torch.manual_seed(0)
+    model = GPT()
+    if torch.cuda.is_available():
+        model = model.cuda()
+
+    def loss(model: nn.Module, batch: Any) -> Tensor:
+        tokens, targets = batch
+        return nn.functional.cross_entropy(model(tokens).flatten(0, 1), targets.flatten())
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    return TuningJob(model=model, optimizer=optimizer, dataset=Windows(read_sources(), model.context), loss=loss, batch_size=16)

@@ -1,0 +1,268 @@
+"""`perfagent.tune`: one change at a time to a training, each measured against the best so far, kept when it pays.
+
+A change is measured in turns with what it is compared with, over the same number of steps, so that a machine that slows down
+slows both. What is changed is put back at the end: the answer is a report, not a trained model.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import nn
+
+from perfagent.errors import ConfigError
+from perfagent.training.estimates.twin import mapped
+from perfagent.training.finding.batch_size import search_batch_size
+from perfagent.training.finding.job import TuningJob
+from perfagent.training.finding.keeping import kept, release_memory
+from perfagent.training.finding.workers import search_num_workers
+from perfagent.training.precision import Precision, autocast_of
+
+__all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
+
+LEAST_GAIN = 0.03
+"""A change that brings less is left out: repeated measurements of the same thing differ by as much."""
+_FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """Everything that a search may change."""
+
+    batch_size: int
+    num_workers: int
+    precision: Precision
+    pin_memory: bool = False
+    fused_optimizer: bool = False
+    channels_last: bool = False
+    compiled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TuningStep:
+    """One change: how many samples a second go through without and with it, in turns."""
+
+    change: str
+    before: float
+    after: float
+    kept: bool
+    remark: str = ""
+
+    @property
+    def gain_pct(self) -> float:
+        return 100 * (self.after / self.before - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class TuningReport:
+    """samples_per_s: of the training as it was given. setting: the best that was found. gain_pct: of all that was kept together,
+    measured at the end in turns with the training as given."""
+
+    samples_per_s: float
+    steps: list[TuningStep]
+    setting: Setting
+    gain_pct: float
+
+
+def tune(
+    job: TuningJob,
+    *,
+    steps: int = 20,
+    rounds: int = 3,
+    largest_batch: int | None = None,
+    compiling: bool | None = None,
+    told: Callable[[TuningStep], None] | None = None,
+) -> TuningReport:
+    """Searches for a faster setting of a training; a minute for a small one.
+
+    In this order: num_workers, pin_memory (CUDA), bf16, the fused version of the optimizer, channels_last (models with 2-d
+    convolutions), torch.compile (compiling: on CUDA by default, since it takes a minute), and batches of twice, four and eight
+    times the size, up to largest_batch (by default eight times, what fits on CUDA). steps, rounds: how many steps each side of a
+    comparison makes, and how often they take turns. told: hears of every step when it is done.
+
+    Model, optimizer and random generators are put back. Raises ConfigError for no TuningJob; errors of the training go through.
+    """
+    if not isinstance(job, TuningJob):
+        raise ConfigError(f"tune takes a perfagent.TuningJob, not {type(job).__name__}")
+    for name, value in (("steps", steps), ("rounds", rounds)):
+        if type(value) is not int or value < 1:
+            raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
+    given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
+    with kept(job.loss, [job.model, job.optimizer]):
+        search = _Search(job, given, steps, rounds, told)
+        search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
+        if search.best == given:
+            as_given, gain_pct = search.first or search.measured(given), 0.0
+        else:
+            as_given, best = search.in_turns(given, search.best, empty=True)
+            gain_pct = 100 * (best / as_given - 1)
+    return TuningReport(as_given, search.done, search.best, gain_pct)
+
+
+class _Search:
+    def __init__(
+        self, job: TuningJob, given: Setting, steps: int, rounds: int, told: Callable[[TuningStep], None] | None
+    ) -> None:
+        self._job, self._steps, self._rounds, self._told = job, steps, rounds, told
+        self.best = given
+        self.first: float | None = None
+        self.done: list[TuningStep] = []
+
+    def run(self, largest_batch: int | None, compiling: bool) -> None:
+        self._workers()
+        if self._job.device.type == "cuda":
+            self._try("pin_memory=True", pin_memory=True)
+        if self.best.precision == "fp32" and _computes_bf16(self._job.device):
+            self._try("precision='bf16'", "computes in half precision: compare the loss curves", precision="bf16")
+        if type(self._job.optimizer) in _FUSED and not any(group.get("fused") for group in self._job.optimizer.param_groups):
+            self._try("optimizer: fused=True", fused_optimizer=True)
+        if any(isinstance(module, nn.Conv2d) for module in self._job.model.modules()):
+            self._try("model.to(memory_format=torch.channels_last)", channels_last=True)
+        if compiling:
+            self._try("torch.compile", compiled=True)
+        self._batches(largest_batch)
+
+    def in_turns(self, one: Setting, other: Setting, *, empty: bool = False) -> tuple[float, float]:
+        """Samples a second of two settings, medians over the rounds. empty: the loader's queue is emptied first, where it is the
+        loader that differs."""
+        rates: tuple[list[float], list[float]] = ([], [])
+        with _Training(self._job, one) as first, _Training(self._job, other) as second:
+            for training, found in ((first, rates[0]), (second, rates[1])) * self._rounds:
+                training.warm(empty=empty)
+                found.append(training.rate(self._steps))
+        return statistics.median(rates[0]), statistics.median(rates[1])
+
+    def measured(self, setting: Setting) -> float:
+        """Samples a second of one setting."""
+        return self.in_turns(setting, setting)[0]
+
+    def _try(self, change: str, remark: str = "", *, empty: bool = False, **changed: Any) -> bool:
+        candidate = replace(self.best, **changed)
+        before, after = self.in_turns(self.best, candidate, empty=empty)
+        pays = after > (1 + LEAST_GAIN) * before
+        if self.first is None:
+            self.first = before
+        if pays:
+            self.best = candidate
+        self._tell(TuningStep(change, before, after, pays, remark if pays else ""))
+        return pays
+
+    def _tell(self, step: TuningStep) -> None:
+        self.done.append(step)
+        if self._told is not None:
+            self._told(step)
+
+    def _workers(self) -> None:
+        job = self._job
+        found, trials = search_num_workers(lambda workers: job.loader(workers=workers), None, batches=self._steps, most_s=3.0)
+        if found == self.best.num_workers:
+            return
+        alone = {trial.workers: trial.seconds for trial in trials}
+        seconds = alone.get(found) or 0.0
+        self._try(
+            f"num_workers={found}", f"the loader alone: {job.batch_size / seconds:,.0f} samples/s", empty=True, num_workers=found
+        )
+
+    def _batches(self, largest: int | None) -> None:
+        """Larger batches change what is learned in a step; that is said, not decided."""
+        first = self.best.batch_size
+        largest = min(largest or 8 * first, len(self._job.dataset))  # type: ignore[arg-type]
+        if largest < 2 * first:
+            return
+        with _Training(self._job, self.best) as training:
+            fits, _ = search_batch_size(training.step_of, first, largest)
+        size = 2 * first
+        while size <= fits:
+            if not self._try(f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size):
+                break
+            size *= 2
+
+
+def _computes_bf16(device: torch.device) -> bool:
+    return device.type == "cpu" or torch.cuda.is_bf16_supported(including_emulation=False)
+
+
+class _Training:
+    """A job under a setting, to be stepped. What it changes of the model is undone at the end."""
+
+    def __init__(self, job: TuningJob, setting: Setting) -> None:
+        self._job, self._setting = job, setting
+        self._device = job.device
+        self._optimizer = _fused(job.optimizer) if setting.fused_optimizer else job.optimizer
+        self._loss: Callable[[nn.Module, Any], Any] = torch.compile(job.loss) if setting.compiled else job.loss
+        self._autocast = autocast_of(setting.precision, self._device)
+        self._loader = job.loader(batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory)
+        self._batches: Iterator[Any] | None = None
+        self._samples: list[Any] = []
+
+    def __enter__(self) -> _Training:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        stop = getattr(self._batches, "_shutdown_workers", None)
+        if callable(stop):
+            stop()
+        self._batches = None
+        self._job.optimizer.zero_grad(set_to_none=True)
+        if self._setting.channels_last:
+            self._job.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
+        release_memory()
+
+    def warm(self, *, empty: bool) -> None:
+        """Two steps that are not counted; more where the queue of the workers is to be emptied."""
+        self._job.model.to(memory_format=torch.channels_last if self._setting.channels_last else torch.contiguous_format)  # type: ignore[call-overload]
+        ahead = 2 * self._setting.num_workers if empty else 0
+        for _ in range(2 + ahead):
+            self._step(self._next())
+
+    def rate(self, steps: int) -> float:
+        """Samples a second over so many steps, data and device included."""
+        self._wait()
+        begin = time.perf_counter()
+        for _ in range(steps):
+            self._step(self._next())
+        self._wait()
+        return steps * self._setting.batch_size / (time.perf_counter() - begin)
+
+    def step_of(self, size: int) -> None:
+        """A step with a batch of any size, of samples that are read once."""
+        while len(self._samples) < size:
+            self._samples.append(self._job.dataset[len(self._samples)])
+        collate = self._loader.collate_fn
+        assert collate is not None
+        self._step(collate(self._samples[:size]))
+
+    def _next(self) -> Any:
+        if self._batches is None:
+            self._batches = iter(self._loader)
+        try:
+            return next(self._batches)
+        except StopIteration:
+            self._batches = iter(self._loader)
+            return next(self._batches)
+
+    def _step(self, batch: Any) -> None:
+        batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
+        with self._autocast or nullcontext():
+            loss = self._loss(self._job.model, batch)
+        loss.backward()
+        self._optimizer.step()
+        self._optimizer.zero_grad(set_to_none=True)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+def _fused(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
+    """The same kind of optimizer over the same groups, in its fused version."""
+    groups = [{**group, "fused": True, "foreach": False} for group in optimizer.param_groups]
+    kind: Any = type(optimizer)
+    made: torch.optim.Optimizer = kind(groups, lr=optimizer.defaults["lr"], fused=True)
+    return made
