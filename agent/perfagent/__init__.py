@@ -23,7 +23,23 @@ if TYPE_CHECKING:
     from perfagent.training.checkpoint import Checkpoint as Checkpoint
     from perfagent.training.compute.activation import checkpoint_activations as checkpoint_activations
     from perfagent.training.compute.attention import best_attention as best_attention
+    from perfagent.training.compute.compiling import compile_model as compile_model
+    from perfagent.training.compute.nccl import nccl_preset as nccl_preset
     from perfagent.training.compute.packed import packed_attention as packed_attention
+    from perfagent.training.data.buckets import LengthBucketBatchSampler as LengthBucketBatchSampler
+    from perfagent.training.data.cache import CachedDataset as CachedDataset
+    from perfagent.training.data.cache import DiskCache as DiskCache
+    from perfagent.training.data.inspecting import inspect_batches as inspect_batches
+    from perfagent.training.data.loader import loader_defaults as loader_defaults
+    from perfagent.training.data.loader import resumable_loader as resumable_loader
+    from perfagent.training.data.mapped import MappedLines as MappedLines
+    from perfagent.training.data.mapped import MappedTokens as MappedTokens
+    from perfagent.training.data.mapped import map_tokens as map_tokens
+    from perfagent.training.data.packed_batches import PackedBatchSampler as PackedBatchSampler
+    from perfagent.training.data.packing import pack as pack
+    from perfagent.training.data.packing import pack_stream as pack_stream
+    from perfagent.training.data.prefetch import Prefetcher as Prefetcher
+    from perfagent.training.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from perfagent.training.ddp import comm_hook as comm_hook
     from perfagent.training.ddp import ddp as ddp
     from perfagent.training.estimates.memory import MemoryEstimate as MemoryEstimate
@@ -44,17 +60,25 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 __all__ = [
+    "CachedDataset",
     "Checkpoint",
     "CheckpointError",
     "ConfigError",
+    "DiskCache",
+    "LengthBucketBatchSampler",
     "Loop",
+    "MappedLines",
+    "MappedTokens",
     "MemoryEstimate",
     "NanPolicy",
+    "PackedBatchSampler",
     "PerfagentError",
+    "Prefetcher",
     "Run",
     "ServerUnreachable",
     "SplitOnOom",
     "StepResult",
+    "TokenBudgetBatchSampler",
     "TuningJob",
     "WireError",
     "__version__",
@@ -63,6 +87,7 @@ __all__ = [
     "best_attention",
     "checkpoint_activations",
     "comm_hook",
+    "compile_model",
     "ddp",
     "estimate_memory",
     "find_batch_size",
@@ -70,9 +95,15 @@ __all__ = [
     "finish",
     "fsdp",
     "init",
+    "inspect_batches",
+    "loader_defaults",
     "log",
     "loop",
+    "map_tokens",
+    "pack",
+    "pack_stream",
     "packed_attention",
+    "resumable_loader",
     "retry",
     "tune",
     "zero_config",
@@ -93,6 +124,8 @@ _WHERE = {
     "Checkpoint": "perfagent.training.checkpoint",
     "best_attention": "perfagent.training.compute.attention",
     "checkpoint_activations": "perfagent.training.compute.activation",
+    "compile_model": "perfagent.training.compute.compiling",
+    "nccl_preset": "perfagent.training.compute.nccl",
     "packed_attention": "perfagent.training.compute.packed",
     "NanPolicy": "perfagent.training.nonfinite",
     "SplitOnOom": "perfagent.training.split_on_oom",
@@ -110,6 +143,20 @@ _WHERE = {
     "find_num_workers": "perfagent.training.finding.workers",
     "TuningJob": "perfagent.training.finding.job",
     "tune": "perfagent.training.finding.tuning",
+    "CachedDataset": "perfagent.training.data.cache",
+    "DiskCache": "perfagent.training.data.cache",
+    "LengthBucketBatchSampler": "perfagent.training.data.buckets",
+    "MappedLines": "perfagent.training.data.mapped",
+    "MappedTokens": "perfagent.training.data.mapped",
+    "PackedBatchSampler": "perfagent.training.data.packed_batches",
+    "Prefetcher": "perfagent.training.data.prefetch",
+    "TokenBudgetBatchSampler": "perfagent.training.data.token_budget",
+    "inspect_batches": "perfagent.training.data.inspecting",
+    "loader_defaults": "perfagent.training.data.loader",
+    "map_tokens": "perfagent.training.data.mapped",
+    "pack": "perfagent.training.data.packing",
+    "pack_stream": "perfagent.training.data.packing",
+    "resumable_loader": "perfagent.training.data.loader",
 }
 
 

@@ -28,7 +28,7 @@ from perfagent.training.strategies import Strategy
 if TYPE_CHECKING:
     from torch.utils.data import Sampler
 
-__all__ = ["Batches", "length_of", "timed"]
+__all__ = ["Batches", "generators_of", "length_of", "timed"]
 
 Items = Callable[[Any], Count]
 
@@ -211,7 +211,7 @@ class Batches:
         if resumed is None or not self.batch:
             if resumed is not None and resumed["random"] is not None:
                 restore_random_state(resumed["random"])
-            self._began = {"process": random_state(), "generators": [one.get_state() for one in _generators(loader)]}
+            self._began = {"process": random_state(), "generators": [one.get_state() for one in generators_of(loader)]}
             return timed(loader)
         return self._passed_over(loader, resumed)
 
@@ -226,7 +226,7 @@ class Batches:
             return source
         if self._began is not None:
             restore_random_state(self._began["process"])
-            for generator, state in zip(_generators(loader), self._began["generators"], strict=False):
+            for generator, state in zip(generators_of(loader), self._began["generators"], strict=False):
                 generator.set_state(state.cpu())
         if _is_map_style(loader):
             passing = _PassOver(loader.batch_sampler, self.batch, back)
@@ -327,7 +327,7 @@ def _is_map_style(loader: Any) -> bool:
     )
 
 
-def _generators(loader: Any) -> list[torch.Generator]:
+def generators_of(loader: Any) -> list[torch.Generator]:
     """Those that the user gave to the loader or its samplers."""
     sampler: Sampler[Any] | None = getattr(loader, "sampler", None)
     found = [getattr(one, "generator", None) for one in (loader, sampler, getattr(loader, "batch_sampler", None))]

@@ -62,8 +62,8 @@ def pack_stream(
 
     length: tokens of an item; without it len(item), or the length of its "input_ids". A window is packed, full rows go out,
     and what lies in the emptier ones is packed again with what comes next. A larger window fills better: see docs/data.md.
-    Every item comes out once, after eight windows at the latest. Raises ConfigError for an item longer than the capacity, with its
-    place in the stream.
+    Every item comes out once, after eight windows at the latest. Raises ConfigError for an item that is longer than the
+    capacity, with its place in the stream.
     """
     if type(window) is not int or window < 1:
         raise ConfigError(f"window is the number of items in hand, 1 or more; got {window!r:.80}")

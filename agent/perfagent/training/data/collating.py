@@ -1,0 +1,105 @@
+"""Samples of different lengths as one batch: padded to the longest, or joined into one row.
+
+A sample is a mapping of one-dimensional sequences of one length (`input_ids`, `labels`, `attention_mask` and others beside), or a
+sequence of tokens, which counts as its `input_ids`. Where there are no labels, the tokens are the labels, as language models of
+Transformers take them: those shift them by one themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from perfagent.errors import ConfigError
+
+__all__ = ["IGNORED", "join", "pad"]
+
+IGNORED = -100
+"""The label that losses leave out (torch.nn.CrossEntropyLoss's ignore_index)."""
+
+
+def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, multiple_of: int = 1) -> dict[str, Tensor]:
+    """A batch of shape (samples, longest): `input_ids` padded by pad_id, `labels` by -100, everything else by 0, and the
+    `attention_mask`, 1 where there is a token.
+
+    length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with settings:
+    functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
+    """
+    rows = [_parts(sample) for sample in samples]
+    longest = max(len(row["input_ids"]) for row in rows)
+    width = -(-(longest if length is None else length) // multiple_of) * multiple_of
+    if longest > width:
+        raise ConfigError(f"a sample has {longest} tokens and the batch is {width} wide; truncate it, or leave length out")
+    for row in rows:
+        row.setdefault("attention_mask", torch.ones_like(row["input_ids"]))
+    filler = {"input_ids": pad_id, "labels": IGNORED}
+    return {name: torch.stack([_filled(row[name], width, filler.get(name, 0)) for row in rows]) for name in _names_of_all(rows)}
+
+
+def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0) -> dict[str, Tensor]:
+    """A batch of one row in which the samples follow one another, of shape (1, tokens).
+
+    `position_ids` begin at 0 in every sample, and `labels` are -100 where a sample begins, since what comes before it belongs to
+    another one. `lengths` (one a sample) and `cu_seqlens` (their running sum from 0, int32) say where samples end, for attention
+    that stays within them. capacity: fills the row up to so many tokens by pad_id, as one more sample without labels, so that
+    all rows have one shape. As a collate_fn with settings: functools.partial(join, capacity=...).
+    """
+    rows = [_parts(sample) for sample in samples]
+    lengths = [len(row["input_ids"]) for row in rows]
+    for row in rows:
+        row["labels"] = row["labels"].clone()
+        row["labels"][0] = IGNORED
+        row["position_ids"] = torch.arange(len(row["input_ids"]))
+        row.pop("attention_mask", None)  # it would be all ones
+    missing = 0 if capacity is None else capacity - sum(lengths)
+    if missing < 0:
+        raise ConfigError(f"the samples have {sum(lengths)} tokens and the row is {capacity} long; pack them with that capacity")
+    names = _names_of_all(rows)
+    parts = {name: [row[name] for row in rows] for name in names}
+    if missing:
+        lengths.append(missing)
+        filler = {"input_ids": pad_id, "labels": IGNORED}
+        for name, pieces in parts.items():
+            end = torch.arange(missing) if name == "position_ids" else torch.full((missing,), filler.get(name, 0))
+            pieces.append(end.to(pieces[0].dtype))
+    batch = {name: torch.cat(pieces)[None] for name, pieces in parts.items()}
+    batch["lengths"] = torch.tensor(lengths)
+    batch["cu_seqlens"] = torch.tensor([0, *lengths]).cumsum(0).to(torch.int32)
+    return batch
+
+
+def _parts(sample: Any) -> dict[str, Tensor]:
+    """A sample's sequences as tensors, with labels."""
+    if not isinstance(sample, Mapping):
+        sample = {"input_ids": sample}
+    if "input_ids" not in sample:
+        raise ConfigError(f"a sample needs 'input_ids'; this one has {', '.join(map(str, sample))[:200] or 'nothing'}")
+    parts = {str(name): torch.as_tensor(value) for name, value in sample.items()}
+    tokens = parts["input_ids"]
+    for name, part in parts.items():
+        if part.dim() != 1 or len(part) != len(tokens) or not len(part):
+            raise ConfigError(
+                f"{name!r} of a sample has the shape {tuple(part.shape)} and input_ids {tuple(tokens.shape)}; all must be one "
+                "row of the same length, 1 or more: pad or join what is, and stack the rest in a collate_fn of your own"
+            )
+    parts.setdefault("labels", tokens)
+    if not parts["labels"].is_signed():  # -100 would become a token
+        parts["labels"] = parts["labels"].long()
+    return parts
+
+
+def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    names = [*rows[0]]
+    for row in rows:
+        if set(row) != set(names):
+            raise ConfigError(f"samples of one batch have different parts: {', '.join(names)} and {', '.join(row)}")
+    return names
+
+
+def _filled(part: Tensor, width: int, value: int) -> Tensor:
+    filled = part.new_full((width,), value)
+    filled[: len(part)] = part
+    return filled

@@ -1,0 +1,136 @@
+"""What a DataLoader is given on this machine, and one that goes on in the middle of an epoch.
+
+Cores are those that this process may use (its affinity and its control group's quota, which os.cpu_count() knows nothing of),
+shared by the ranks of the node. In a container with 2 of 64 cores, 8 workers a rank stand in each other's way.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from perfagent.errors import ConfigError
+from perfagent.samplers.cgroup import ControlGroup, find
+
+__all__ = ["LoaderSettings", "loader_defaults", "resumable_loader", "usable_cores"]
+
+_MOST_WORKERS = 8
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where workers hand over their batches
+_SHARED_SHARE = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class LoaderSettings:
+    """arguments: for DataLoader(dataset, **settings.arguments). why: a line for each that was decided."""
+
+    arguments: dict[str, Any]
+    why: tuple[str, ...]
+
+    def __str__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return "\n".join([given, *(f"  {line}" for line in self.why)])
+
+
+def loader_defaults(
+    dataset: Any = None, *, batch_bytes: int | None = None, ranks_on_node: int | None = None, device: Any = None
+) -> LoaderSettings:
+    """num_workers, pin_memory, persistent_workers and prefetch_factor for this machine.
+
+    dataset: tensors in memory need no workers. batch_bytes: of one batch; batches of all workers must fit into half of the shared
+    memory, which in containers is often 64 MB. ranks_on_node: processes that train on this machine; LOCAL_WORLD_SIZE by default.
+    device: what is trained on, as torch names it; CUDA by default where there is any.
+
+    Workers: the cores of this rank but one, at least 1 and at most 8. What suits a dataset best is measured by
+    `perfagent.find_num_workers`; this is where to begin.
+    """
+    ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
+    if type(ranks) is not int or ranks < 1:
+        raise ConfigError(f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}")
+    cores = usable_cores()
+    mine = cores / ranks
+    why = []
+    if isinstance(dataset, TensorDataset):
+        workers = 0
+        why.append("no workers: the dataset's tensors are in memory, and handing them over costs more than taking them")
+    else:
+        workers = max(1, min(_MOST_WORKERS, int(mine) - 1))
+        shared = f", shared by {ranks} ranks" if ranks > 1 else ""
+        why.append(f"{workers} worker{'s' if workers > 1 else ''}: {cores:g} cores may be used here{shared}")
+    prefetch = 2
+    if workers and batch_bytes is not None:
+        workers, prefetch = _within_shared_memory(workers, prefetch, batch_bytes, ranks, why)
+    cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
+    arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": cuda}
+    why.append("pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU")
+    if workers:
+        arguments |= {"persistent_workers": True, "prefetch_factor": prefetch}
+        why.append(f"workers stay for all epochs, and prepare {prefetch} batches each")
+    return LoaderSettings(arguments, tuple(why))
+
+
+def usable_cores() -> float:
+    """Cores that this process may use: the smaller of its affinity and its control group's quota."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    group: ControlGroup | None = find()
+    quota = None if group is None else group.cores
+    return float(allowed) if quota is None else max(1.0, min(float(allowed), quota))
+
+
+def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]:
+    """torchdata's StatefulDataLoader with the settings of `loader_defaults`, of which any may be given.
+
+    It knows where every worker is, so that a checkpoint of `perfagent.loop` goes on after the last batch that was trained on,
+    also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a map-style dataset
+    needs none of this: the loop passes over what was seen without loading it. Must be resumed with the same num_workers.
+
+    Raises ConfigError without torchdata: pip install 'perfagent[data]'.
+    """
+    if importlib.util.find_spec("torchdata") is None:
+        raise ConfigError(
+            "a loader that resumes in an epoch of an iterable dataset needs torchdata: pip install 'perfagent[data]'; a "
+            "map-style dataset in a plain DataLoader resumes without it"
+        )
+    stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
+    loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
+    return loader
+
+
+def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """What was given wins, and takes along what depends on it."""
+    settings = {**defaults, **given}
+    if not settings["num_workers"]:
+        for name in ("persistent_workers", "prefetch_factor"):
+            if name not in given:
+                settings.pop(name, None)
+    return settings
+
+
+def _within_shared_memory(workers: int, prefetch: int, batch_bytes: int, ranks: int, why: list[str]) -> tuple[int, int]:
+    try:
+        told = os.statvfs(_SHARED_MEMORY)
+    except OSError:
+        return workers, prefetch
+    free = told.f_bavail * told.f_frsize
+    fits = int(_SHARED_SHARE * free / ranks / max(1, batch_bytes))
+    if workers * prefetch <= fits:
+        return workers, prefetch
+    prefetch = max(1, min(prefetch, fits // workers))
+    workers = max(1, min(workers, fits // prefetch))
+    why.append(
+        f"{workers} x {prefetch} batches of {batch_bytes / 2**20:.1f} MiB on their way: the shared memory has "
+        f"{free / 2**20:.0f} MiB left (docker run --shm-size gives more)"
+    )
+    return workers, prefetch
+
+
+def _ranks_on_node(environ: Mapping[str, str]) -> int:
+    words = environ.get("LOCAL_WORLD_SIZE", "1").strip()
+    return int(words) if words.isdigit() and int(words) else 1

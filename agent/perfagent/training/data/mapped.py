@@ -1,0 +1,255 @@
+"""Datasets in files that are mapped into memory: no copy a process, nothing read before it is used, any number of workers.
+
+The page cache holds what is in use once for all processes of the machine. A mapping is private: writing into a tensor that came
+from it changes that process's copy, never the file. Only the path goes to a worker, which maps the file itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import mmap
+import os
+import secrets
+import struct
+import sys
+import zlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from perfagent.errors import ConfigError
+
+__all__ = ["MappedLines", "MappedTokens", "map_tokens"]
+
+_MAGIC = b"pftokens"
+_HEAD = struct.Struct("<8s12sIQQII")  # magic, dtype, CRC of the rest of the head, documents, tokens, CRCs of offsets and tokens
+_FIRST = 64
+_NO_RESERVE = 0x4000 if sys.platform == "linux" else 0
+"""MAP_NORESERVE: or the kernel refuses to map a file that is larger than the memory, though no page of it is ever copied."""
+_LINES_MAGIC = b"pflines1"
+_LINES_HEAD = struct.Struct("<8sQqQI")  # magic, size and mtime of the text, lines, CRC of the offsets
+_CHUNK = 1 << 24
+
+
+def map_tokens(path: str | os.PathLike[str], documents: Iterable[Any], *, dtype: torch.dtype = torch.int32) -> MappedTokens:
+    """Writes documents (sequences of token ids) into one file, and opens it.
+
+    dtype: of the file; uint16 halves it for vocabularies below 65,536. The file appears under its name when all is written and on
+    the disk. Raises ConfigError for an id that the dtype cannot hold, naming the document.
+    """
+    if dtype.is_floating_point or dtype.is_complex or dtype is torch.bool:
+        raise ConfigError(f"token ids are whole numbers: dtype {dtype} cannot hold them; use torch.uint16 or torch.int32")
+    path = Path(path)
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    lowest, highest = torch.iinfo(dtype).min, torch.iinfo(dtype).max
+    offsets, crc = [0], 0
+    try:
+        with draft.open("wb") as file:
+            file.write(bytes(_FIRST))
+            for number, document in enumerate(documents):
+                ids = torch.as_tensor(document, dtype=torch.int64).reshape(-1)
+                if len(ids) and not lowest <= int(ids.min()) <= int(ids.max()) <= highest:
+                    raise ConfigError(
+                        f"document {number} has ids from {int(ids.min())} to {int(ids.max())}, and {dtype} holds {lowest} to "
+                        f"{highest}; choose a wider dtype"
+                    )
+                content = _bytes_of(ids.to(dtype))
+                crc = zlib.crc32(content, crc)
+                file.write(content)
+                offsets.append(offsets[-1] + len(ids))
+            file.write(bytes(-file.tell() % 8))
+            index = _bytes_of(torch.tensor(offsets, dtype=torch.int64))
+            file.write(index)
+            rest = struct.pack("<QQII", len(offsets) - 1, offsets[-1], zlib.crc32(index), crc)
+            name = str(dtype).removeprefix("torch.").encode()
+            file.seek(0)
+            file.write(struct.pack("<8s12sI", _MAGIC, name, zlib.crc32(rest)) + rest)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)
+    return MappedTokens(path)
+
+
+class MappedTokens(Dataset[Tensor]):
+    """Documents of token ids in a file that map_tokens wrote: `dataset[i]` is a tensor that lies in the mapping.
+
+    lengths: of each document, for the samplers. tokens: all of them in a row, for windows that run over documents' ends.
+    Raises ConfigError for a file that is none of ours, cut short, or damaged where it says what it holds; `verify()` reads all
+    of it.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        self._open()
+
+    def _open(self) -> None:
+        head, self._map = _mapped(self.path, _HEAD.size)
+        magic, name, crc, documents, count, index_crc, self._crc = _HEAD.unpack(head)
+        if magic != _MAGIC:
+            raise ConfigError(f"{self.path} is no file of tokens; write it with map_tokens")
+        if zlib.crc32(head[24:]) != crc:
+            raise ConfigError(f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens")
+        dtype = getattr(torch, name.rstrip(b"\0").decode())
+        index = -(-(_FIRST + count * dtype.itemsize) // 8) * 8
+        if len(self._map) != index + 8 * (documents + 1):
+            raise ConfigError(
+                f"{self.path} has {len(self._map)} bytes and says {index + 8 * (documents + 1)}: it was cut short; write it anew"
+            )
+        self._offsets = torch.frombuffer(self._map, dtype=torch.int64, count=documents + 1, offset=index)
+        if zlib.crc32(memoryview(self._map)[index:]) != index_crc:
+            raise ConfigError(f"{self.path} is damaged: its list of documents is not as it was written; write it anew")
+        self.tokens = (
+            torch.frombuffer(self._map, dtype=dtype, count=count, offset=_FIRST) if count else torch.empty(0, dtype=dtype)
+        )
+
+    def __len__(self) -> int:
+        return len(self._offsets) - 1
+
+    def __getitem__(self, index: int) -> Tensor:
+        place = _place(index, len(self))
+        begin, end = self._offsets[place : place + 2].tolist()
+        return self.tokens[begin:end]
+
+    @property
+    def lengths(self) -> list[int]:
+        """Of each document, in tokens."""
+        return self._offsets.diff().tolist()
+
+    def verify(self) -> None:
+        """Reads every token. Raises ConfigError when one differs from what was written."""
+        crc, end = 0, _FIRST + self.tokens.nbytes
+        view = memoryview(self._map)
+        for begin in range(_FIRST, end, _CHUNK):
+            crc = zlib.crc32(view[begin : min(begin + _CHUNK, end)], crc)
+        if crc != self._crc:
+            raise ConfigError(f"{self.path} is damaged: its tokens are not as they were written; write it anew with map_tokens")
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path = state["path"]
+        self._open()
+
+
+class MappedLines(Dataset[Any]):
+    """The lines of a text file as samples: `dataset[i]` is parse(line), a line without its end, as bytes.
+
+    parse: json.loads for JSON lines (default), bytes.decode for text. index: where the places of the lines are kept (8 bytes a
+    line), `FILE.lines` by default; made anew when the text's size or time changes, or when it is damaged; kept in memory alone
+    where it cannot be written. Empty lines at the end are no samples.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        parse: Callable[[bytes], Any] = json.loads,
+        *,
+        index: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self.path, self.parse = Path(path), parse
+        self.index = self.path.with_name(self.path.name + ".lines") if index is None else Path(index)
+        self._open()
+
+    def _open(self) -> None:
+        _, self._map = _mapped(self.path, 0)
+        told = self.path.stat()
+        self._ends = _read_ends(self.index, told)
+        if self._ends is None:
+            self._ends = _find_ends(self._map)
+            _write_ends(self.index, told, self._ends)
+
+    def __len__(self) -> int:
+        return len(self._ends)  # type: ignore[arg-type]
+
+    def __getitem__(self, index: int) -> Any:
+        place = _place(index, len(self))
+        ends = self._ends
+        assert ends is not None
+        begin = int(ends[place - 1]) + 1 if place else 0
+        return self.parse(self._map[begin : int(ends[place])].rstrip(b"\r"))
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"path": self.path, "parse": self.parse, "index": self.index}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.path, self.parse, self.index = state["path"], state["parse"], state["index"]
+        self._open()
+
+
+def _mapped(path: Path, head: int) -> tuple[bytes, Any]:
+    """The first bytes, and the mapping; an empty file, which cannot be mapped, is no bytes."""
+    try:
+        with path.open("rb") as file:
+            first = file.read(head)
+            if len(first) < head:
+                raise ConfigError(f"{path} has {len(first)} bytes: it is no file of tokens; write it with map_tokens")
+            if not os.fstat(file.fileno()).st_size:
+                return first, b""
+            flags, rights = mmap.MAP_PRIVATE | _NO_RESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+            return first, mmap.mmap(file.fileno(), 0, flags=flags, prot=rights)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be mapped: {error.strerror}") from error
+
+
+def _place(index: int, length: int) -> int:
+    place = index.__index__()
+    if not -length <= place < length:
+        raise IndexError(f"sample {place} of {length}")
+    return place % length
+
+
+def _bytes_of(tensor: Tensor) -> bytearray:
+    content = bytearray(tensor.nbytes)
+    if content:
+        torch.frombuffer(content, dtype=tensor.dtype).copy_(tensor.reshape(-1))
+    return content
+
+
+def _find_ends(text: Any) -> Tensor:
+    """Where each line's end is, and the text's, if it does not end with one."""
+    found = []
+    for begin in range(0, len(text), _CHUNK):
+        chunk = torch.frombuffer(bytearray(text[begin : begin + _CHUNK]), dtype=torch.uint8)
+        found.append((chunk == 10).nonzero().reshape(-1) + begin)
+    ends = torch.cat([*found, torch.tensor([len(text)])]) if found else torch.empty(0, dtype=torch.int64)
+    while len(ends) and not text[(int(ends[-2]) + 1 if len(ends) > 1 else 0) : int(ends[-1])].strip():
+        ends = ends[:-1]
+    return ends
+
+
+def _read_ends(path: Path, text: os.stat_result) -> Tensor | None:
+    try:
+        content = bytearray(path.read_bytes())
+    except OSError:
+        return None
+    if len(content) < _LINES_HEAD.size:
+        return None
+    magic, size, mtime, lines, crc = _LINES_HEAD.unpack_from(content)
+    body = memoryview(content)[_LINES_HEAD.size :]
+    if (
+        (magic, size, mtime) != (_LINES_MAGIC, text.st_size, text.st_mtime_ns)
+        or len(body) != 8 * lines
+        or zlib.crc32(body) != crc
+    ):
+        return None
+    return torch.frombuffer(body, dtype=torch.int64) if lines else torch.empty(0, dtype=torch.int64)
+
+
+def _write_ends(path: Path, text: os.stat_result, ends: Tensor) -> None:
+    body = _bytes_of(ends)
+    draft = path.with_name(f"{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    try:
+        head = _LINES_HEAD.pack(_LINES_MAGIC, text.st_size, text.st_mtime_ns, len(ends), zlib.crc32(body))
+        draft.write_bytes(head + body)
+        draft.replace(path)
+    except OSError:  # a folder that cannot be written: this process keeps what it found
+        with contextlib.suppress(OSError):
+            draft.unlink()
