@@ -29,6 +29,7 @@ from torch.optim.optimizer import Optimizer
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count, Window
 from perfagent.training.batches import Batches
+from perfagent.training.compute.compiling import compile_in_place
 from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.engine import EngineStep
 from perfagent.training.precision import autocast_of, checked_precision, scaler_of
@@ -324,16 +325,16 @@ def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:
     if how is False or how is None:
         return
     if how is True:
-        model.compile()
+        compile_in_place(model)
     elif isinstance(how, str):
         modes = [*torch._inductor.list_mode_options()] if hasattr(torch, "_inductor") else []
         if modes and how not in (*modes, "default"):
             raise ConfigError(
                 f"compile must be True, False, arguments of torch.compile or one of its modes ({', '.join(modes)}), not {how!r}"
             )
-        model.compile(mode=how)
+        compile_in_place(model, mode=how)
     elif isinstance(how, Mapping):
-        model.compile(**how)
+        compile_in_place(model, **how)
     else:
         raise ConfigError(f"compile must be True, False, a mode of torch.compile or its arguments, not {how!r:.80}")
 

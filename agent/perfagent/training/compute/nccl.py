@@ -1,0 +1,181 @@
+"""NCCL's environment: few settings for few situations, by the names that NCCL and torch read today.
+
+NCCL finds out most of what there is to set, and its documentation asks that variables it lists under debugging be left alone:
+they keep it from choosing. A preset therefore says what NCCL cannot know (which network, how patient) and nothing else. Many
+lists on the web are of older versions; names that nobody reads any more are recognized, and what replaced them is said.
+
+Sources: NVIDIA's NCCL user guide, "Environment Variables" (2.32), and PyTorch's "ProcessGroupNCCL Environment Variables" (2.13).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from perfagent.errors import ConfigError
+
+__all__ = ["NcclCorrection", "NcclPreset", "check_nccl_environment", "nccl_preset"]
+
+NcclPreset = Literal["default", "ethernet", "infiniband", "roce", "no-p2p", "debug"]
+
+_PRESETS: dict[str, dict[str, str]] = {
+    "default": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3"},
+    "ethernet": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_IB_DISABLE": "1"},
+    "infiniband": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_RETRY_CNT": "7"},
+    "roce": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_NET": "IB", "NCCL_IB_TIMEOUT": "22", "NCCL_IB_ROCE_VERSION_NUM": "2"},
+    "no-p2p": {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "3", "NCCL_P2P_DISABLE": "1"},
+    "debug": {
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "3",
+        "NCCL_DEBUG": "INFO",
+        "NCCL_DEBUG_SUBSYS": "INIT,ENV,NET",
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_FR_BUFFER_SIZE": "2000",
+        "TORCH_DISTRIBUTED_DEBUG": "DETAIL",
+    },
+}
+_INTERFACE = {"ethernet": "NCCL_SOCKET_IFNAME", "infiniband": "NCCL_IB_HCA", "roce": "NCCL_IB_HCA"}
+
+
+@dataclass(frozen=True, slots=True)
+class NcclCorrection:
+    """name, value: as found. instead: name and value that do today what was meant; None where nothing need be set. why: a
+    sentence."""
+
+    name: str
+    value: str
+    instead: tuple[str, str] | None
+    why: str
+
+    def __str__(self) -> str:
+        what = "leave it out" if self.instead is None else f"set {self.instead[0]}={self.instead[1]}"
+        return f"{self.name}={self.value}: {self.why}; {what}"
+
+
+def nccl_preset(
+    name: NcclPreset = "default", *, interface: str | None = None, apply: bool = True, **more: str | int
+) -> dict[str, str]:
+    """The variables of a preset, and with `apply` into os.environ: before torch.distributed.init_process_group in every rank.
+
+    name: default (a rank whose collective failed or hangs is ended, which is torch's own default said aloud); ethernet (TCP, not
+    looking for InfiniBand); infiniband and roce (never falling back to TCP in silence, patient with large fabrics: 2 minutes);
+    no-p2p (GPUs of a host whose peer-to-peer traffic hangs, as under some virtual machines and IOMMU settings); debug (what NCCL
+    chose, and the last 2000 collectives written down at a timeout). interface: network interfaces by name ("eth0" or "mlx5_0"),
+    exactly those. more: further variables; old names are corrected as check_nccl_environment does.
+
+    What the environment says already is left as it is. Raises ConfigError for an unknown preset or variable.
+    """
+    if name not in get_args(NcclPreset):
+        raise ConfigError(f"preset must be one of {', '.join(get_args(NcclPreset))}, not {name!r:.80}")
+    wanted = dict(_PRESETS[name])
+    if interface is not None:
+        if name not in _INTERFACE:
+            raise ConfigError(f"interface belongs to ethernet, infiniband and roce, not to {name!r}; leave it out")
+        wanted[_INTERFACE[name]] = interface if interface[:1] in ("=", "^") else f"={interface}"
+    wanted |= _corrected(more)
+    environment = os.environ if apply else {}
+    if apply:
+        for variable, value in wanted.items():
+            environment.setdefault(variable, value)
+    return {variable: environment.get(variable, value) for variable, value in wanted.items()}
+
+
+def check_nccl_environment(environment: MutableMapping[str, str] | None = None, *, correct: bool = False) -> list[NcclCorrection]:
+    """What the environment says to NCCL under old names, or to no effect, with what to say instead.
+
+    environment: os.environ by default. correct: also put it right there; a new name that is set already stays as it is.
+    """
+    given = os.environ if environment is None else environment
+    found = [correction for name in sorted(given) if (correction := _correction(name, given[name], given)) is not None]
+    if correct:
+        for correction in found:
+            del given[correction.name]
+            if correction.instead is not None:
+                given.setdefault(*correction.instead)
+    return found
+
+
+# ---- old names. (what to set instead, or None; the reason). Versions are NCCL's unless torch is named.
+
+_TORCH_NAMES = {
+    "NCCL_ASYNC_ERROR_HANDLING": "TORCH_NCCL_ASYNC_ERROR_HANDLING",
+    "NCCL_BLOCKING_WAIT": "TORCH_NCCL_BLOCKING_WAIT",
+    "NCCL_DESYNC_DEBUG": "TORCH_NCCL_DESYNC_DEBUG",
+    "NCCL_ENABLE_TIMING": "TORCH_NCCL_ENABLE_TIMING",
+    "NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK": "TORCH_NCCL_USE_TENSOR_REGISTER_ALLOCATOR_HOOK",
+}
+_RENAMED = {
+    "NCCL_IB_GDR_LEVEL": ("NCCL_NET_GDR_LEVEL", "was renamed in 2.4"),
+    "NCCL_MAX_NRINGS": ("NCCL_MAX_CTAS", "became NCCL_MAX_NCHANNELS in 2.5, which is deprecated since 2.17"),
+    "NCCL_MIN_NRINGS": ("NCCL_MIN_CTAS", "became NCCL_MIN_NCHANNELS in 2.5, which is deprecated since 2.17"),
+    "NCCL_MAX_NCHANNELS": ("NCCL_MAX_CTAS", "is deprecated since 2.17"),
+    "NCCL_MIN_NCHANNELS": ("NCCL_MIN_CTAS", "is deprecated since 2.17"),
+}
+_GONE = {
+    "NCCL_TREE_THRESHOLD": "was removed in 2.5: since then NCCL weighs tree against ring for each size itself",
+    "NCCL_LL_THRESHOLD": "was removed in 2.5: since then NCCL chooses its protocol for each size itself",
+    "NCCL_SINGLE_RING_THRESHOLD": "was removed in 2.3",
+    "NCCL_RINGS": "belongs to NCCL before 2.5, which searches the topology itself now",
+    "NCCL_CHECKS_DISABLE": "is deprecated since 2.2.12, when checks became off by default",
+    "NCCL_LAUNCH_MODE": "concerns one process with several GPUs, and is deprecated since 2.9",
+}
+_PATHS = {0: "LOC", 1: "PIX", 2: "PXB", 3: "PHB", 4: "SYS"}
+_DEFAULTS = {"NCCL_IB_DISABLE": "0", "NCCL_P2P_DISABLE": "0", "NCCL_SHM_DISABLE": "0", "NCCL_BUFFSIZE": "4194304"}
+
+
+def _correction(name: str, value: str, environment: Mapping[str, str]) -> NcclCorrection | None:
+    if name in _TORCH_NAMES:
+        new = _TORCH_NAMES[name]
+        why = f"it is torch's, not NCCL's, and is called {new} since torch 2.2; the old name only brings a warning"
+        if (name, value) == ("NCCL_ASYNC_ERROR_HANDLING", "1"):
+            return NcclCorrection(
+                name, value, (new, "3"), f"{why}, and 3 (torch's default) ends a stuck rank without waiting for NCCL"
+            )
+        return NcclCorrection(name, value, (new, value), why)
+    if name == "TORCH_NCCL_TRACE_BUFFER_SIZE" and "TORCH_FR_BUFFER_SIZE" not in environment:
+        return NcclCorrection(name, value, ("TORCH_FR_BUFFER_SIZE", value), "torch renamed it in 2.9")
+    if name in _GONE:
+        more = (
+            ", and 0 turned trees off, which NCCL_ALGO=^Tree does today (for experiments)" if (name, value) == _NO_TREES else ""
+        )
+        return NcclCorrection(name, value, None, f"it {_GONE[name]}{more}")
+    if name == "NCCL_IB_CUDA_SUPPORT":
+        level = "LOC" if value == "0" else "SYS"
+        return NcclCorrection(name, value, ("NCCL_NET_GDR_LEVEL", level), "it was removed in 2.4")
+    if name == "NCCL_CHECK_POINTERS":
+        instead = ("NCCL_CHECK_MODE", "DEBUG_LOCAL") if value == "1" else None
+        return NcclCorrection(name, value, instead, "it is deprecated since 2.29.7")
+    if name in _RENAMED:
+        new, why = _RENAMED[name]
+        return NcclCorrection(name, value, (new, _path(value) if new == "NCCL_NET_GDR_LEVEL" else value), f"it {why}")
+    if name in ("NCCL_NET_GDR_LEVEL", "NCCL_P2P_LEVEL") and value.isdigit():
+        return NcclCorrection(
+            name, value, (name, _path(value)), "its numbers are of an old count of paths, and NVIDIA advises against them"
+        )
+    if _DEFAULTS.get(name) == value:
+        return NcclCorrection(name, value, None, "that is what NCCL does anyway")
+    if name == "NCCL_BUFFSIZE" and value.isdigit() and 0 < int(value) < int(_DEFAULTS[name]):
+        smaller = int(_DEFAULTS[name]) / int(value)
+        why = (
+            f"it makes buffers {smaller:.1f} times smaller than NCCL's own 4194304 bytes, which saves memory and costs bandwidth"
+        )
+        return NcclCorrection(name, value, None, why)
+    return None
+
+
+_NO_TREES = ("NCCL_TREE_THRESHOLD", "0")
+
+
+def _path(value: str) -> str:
+    return _PATHS.get(min(int(value), 4), value) if value.isdigit() else value
+
+
+def _corrected(more: Mapping[str, str | int]) -> dict[str, str]:
+    wanted: dict[str, str] = {}
+    for name, value in more.items():
+        if not name.startswith(("NCCL_", "TORCH_NCCL_", "TORCH_FR_", "TORCH_DISTRIBUTED_")):
+            raise ConfigError(f"{name} is no variable of NCCL or of torch's NCCL backend; those begin with NCCL_ or TORCH_NCCL_")
+        wanted[name] = str(value)
+    check_nccl_environment(wanted, correct=True)
+    return wanted
