@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perfagent.training.checkpoint import Checkpoint as Checkpoint
     from perfagent.training.compute.activation import checkpoint_activations as checkpoint_activations
     from perfagent.training.compute.attention import best_attention as best_attention
+    from perfagent.training.compute.attention_watch import watch_attention as watch_attention
     from perfagent.training.compute.compiling import compile_model as compile_model
     from perfagent.training.compute.nccl import nccl_preset as nccl_preset
     from perfagent.training.compute.packed import packed_attention as packed_attention
@@ -106,6 +107,7 @@ __all__ = [
     "resumable_loader",
     "retry",
     "tune",
+    "watch_attention",
     "zero_config",
 ]
 
@@ -126,6 +128,7 @@ _WHERE = {
     "checkpoint_activations": "perfagent.training.compute.activation",
     "compile_model": "perfagent.training.compute.compiling",
     "nccl_preset": "perfagent.training.compute.nccl",
+    "watch_attention": "perfagent.training.compute.attention_watch",
     "packed_attention": "perfagent.training.compute.packed",
     "NanPolicy": "perfagent.training.nonfinite",
     "SplitOnOom": "perfagent.training.split_on_oom",
