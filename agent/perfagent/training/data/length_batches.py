@@ -8,6 +8,7 @@ from that the order is random.
 
 from __future__ import annotations
 
+import itertools
 import random
 from abc import abstractmethod
 from collections.abc import Iterator, Sequence
@@ -118,13 +119,14 @@ class LengthBatchSampler(Sampler[list[int]]):
                     "smaller batches"
                 )
             return batches
+        again = itertools.cycle([*batches])
         while len(batches) % world:
             largest = max(range(len(batches)), key=lambda number: len(batches[number]))
             batch = batches[largest]
             if len(batch) > 1:
                 batches[largest : largest + 1] = [batch[::2], batch[1::2]]
             else:
-                batches = [*batches, batches[len(batches) % world]]
+                batches = [*batches, next(again)]
         return batches
 
 

@@ -66,9 +66,9 @@ def map_tokens(path: str | os.PathLike[str], documents: Iterable[Any], *, dtype:
             index = _bytes_of(torch.tensor(offsets, dtype=torch.int64))
             file.write(index)
             rest = struct.pack("<QQII", len(offsets) - 1, offsets[-1], zlib.crc32(index), crc)
-            name = str(dtype).removeprefix("torch.").encode()
+            name = struct.pack("12s", str(dtype).removeprefix("torch.").encode())
             file.seek(0)
-            file.write(struct.pack("<8s12sI", _MAGIC, name, zlib.crc32(rest)) + rest)
+            file.write(_MAGIC + name + struct.pack("<I", zlib.crc32(name + rest)) + rest)
             file.flush()
             os.fsync(file.fileno())
         draft.replace(path)
@@ -94,7 +94,7 @@ class MappedTokens(Dataset[Tensor]):
         magic, name, crc, documents, count, index_crc, self._crc = _HEAD.unpack(head)
         if magic != _MAGIC:
             raise ConfigError(f"{self.path} is no file of tokens; write it with map_tokens")
-        if zlib.crc32(head[24:]) != crc:
+        if zlib.crc32(name + head[24:]) != crc:
             raise ConfigError(f"{self.path} is damaged: its head is not as it was written; write it anew with map_tokens")
         dtype = getattr(torch, name.rstrip(b"\0").decode())
         index = -(-(_FIRST + count * dtype.itemsize) // 8) * 8

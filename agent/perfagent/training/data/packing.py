@@ -33,7 +33,7 @@ def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
     order = sorted(range(len(numbers)), key=numbers.__getitem__, reverse=True)
     rows: list[list[int]] = []
     free = _Numbers(capacity)
-    with_room: list[list[int]] = [[] for _ in range(capacity + 1)]  # rows by free room
+    with_room: dict[int, list[int]] = {}  # rows by free room
     for index in order:
         length = numbers[index]
         room = free.smallest_from(length)
@@ -46,12 +46,14 @@ def pack(lengths: Sequence[int] | Any, capacity: int) -> list[list[int]]:
             row = same.pop()
             rows[row].append(index)
             if not same:
+                del with_room[room]
                 free.discard(room)
         left = room - length
         if left:
-            if not with_room[left]:
+            same = with_room.setdefault(left, [])
+            if not same:
                 free.add(left)
-            with_room[left].append(row)
+            same.append(row)
     return rows
 
 

@@ -1,0 +1,231 @@
+"""Samples on disk: what comes back, from many processes, after damage and on a full disk."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
+
+from perfagent.errors import ConfigError
+from perfagent.training.data.cache import CachedDataset, DiskCache
+from perfagent.training.data.entry import DamagedEntry, decode, encode
+
+JOB = Path(__file__).with_name("cache_job.py")
+
+
+class Counting(Dataset[Any]):
+    """Counts how often each sample was made."""
+
+    def __init__(self, number: int = 6) -> None:
+        self.made = [0] * number
+
+    def __len__(self) -> int:
+        return len(self.made)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        self.made[index] += 1
+        return {"x": torch.arange(4) + index, "y": float(index)}
+
+
+def entries(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.sample"))
+
+
+# ---- what an entry holds
+
+
+def test_a_sample_comes_back_as_it_was() -> None:
+    sample = {
+        "tokens": torch.arange(7, dtype=torch.int16),
+        "half": torch.randn(2, 3).bfloat16(),
+        "turned": torch.randn(3, 2).t(),
+        "empty": torch.empty(0, 4),
+        "scalar": torch.tensor(3.5),
+        "flags": torch.tensor([True, False]),
+        "complex": torch.randn(2, dtype=torch.complex64),
+        "array": np.arange(6, dtype=np.float64).reshape(2, 3),
+        "number": np.float32(0.5),
+        "rest": (1, -2.5, "täxt", b"\x00\xff", None, True, [1, (2, [])], {3: "three"}, 2**63),
+    }
+    back = decode(bytearray(encode("k", sample)), "k")
+    assert back.keys() == sample.keys()
+    for name, value in sample.items():
+        if isinstance(value, torch.Tensor):
+            assert back[name].dtype == value.dtype
+            assert torch.equal(back[name], value)
+    assert isinstance(back["array"], np.ndarray)
+    assert np.array_equal(back["array"], sample["array"])
+    assert back["number"] == 0.5
+    assert back["rest"] == sample["rest"]
+    back["tokens"] += 1  # it may be changed
+
+
+def test_a_change_of_any_byte_and_any_cut_is_found() -> None:
+    content = encode("7", {"x": torch.arange(5), "y": "text"})
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1 << (place % 8)
+        with pytest.raises(DamagedEntry):
+            decode(changed, "7")
+    for length in range(len(content)):
+        with pytest.raises(DamagedEntry):
+            decode(bytearray(content[:length]), "7")
+    with pytest.raises(DamagedEntry, match="it is the entry of '7'"):
+        decode(bytearray(content), "8")
+
+
+@pytest.mark.parametrize(
+    ("sample", "said"),
+    [
+        ({"x": object()}, "sample['x'] is a builtins.object, which a cache cannot hold: return tensors"),
+        ([1, {2, 3}], "sample[1] is a builtins.set"),
+        ({(1, 2): 3}, "sample has the key (1, 2)"),
+        (torch.eye(3).to_sparse(), "sample is a torch.sparse_coo tensor"),
+        (2**70, "more than 64 bits"),
+    ],
+)
+def test_what_only_code_could_bring_back_is_refused(sample: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        encode("k", sample)
+    assert said in str(caught.value)
+
+
+# ---- the dataset
+
+
+def test_a_sample_is_made_once_for_all_epochs_and_runs(tmp_path: Path) -> None:
+    first = CachedDataset(Counting(), tmp_path, version="a")
+    for _ in range(2):
+        assert [int(first[index]["x"][0]) for index in range(6)] == [0, 1, 2, 3, 4, 5]
+    assert first.dataset.made == [1] * 6
+    second = CachedDataset(Counting(), tmp_path, version="a")
+    assert second[-1]["y"] == 5.0
+    assert second.dataset.made == [0] * 6
+    assert (first.cache.hits, first.cache.misses, second.cache.hits) == (6, 6, 1)
+    with pytest.raises(IndexError):
+        second[6]
+
+
+def test_another_version_and_another_length_are_made_anew(tmp_path: Path) -> None:
+    CachedDataset(Counting(), tmp_path, version="a")[0]
+    for other in (CachedDataset(Counting(), tmp_path, version="b"), CachedDataset(Counting(5), tmp_path, version="a")):
+        other[0]
+        assert other.dataset.made[0] == 1
+
+
+def test_an_error_of_the_dataset_goes_through_and_is_not_kept(tmp_path: Path) -> None:
+    class Failing(Counting):
+        def __getitem__(self, index: int) -> Any:
+            raise KeyError("conversations")
+
+    with pytest.raises(KeyError, match="conversations"):
+        CachedDataset(Failing(), tmp_path)[0]
+    assert entries(tmp_path) == []
+
+
+def test_a_damaged_entry_is_found_told_and_made_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = CachedDataset(Counting(), tmp_path)
+    before = [dataset[index]["x"].tolist() for index in range(6)]
+    for number, path in enumerate(entries(tmp_path)):
+        content = bytearray(path.read_bytes())
+        content[-1 - number * 3] ^= 0x10
+        path.write_bytes(content)
+    again = CachedDataset(Counting(), tmp_path)
+    assert [again[index]["x"].tolist() for index in range(6)] == before
+    assert again.dataset.made == [1] * 6
+    assert (again.cache.damaged, again.cache.misses, again.cache.hits) == (6, 6, 0)
+    assert [record.message for record in caplog.records if "is damaged" in record.message] != []
+    assert again[3]["x"].tolist() == before[3]
+    assert again.cache.hits == 1
+
+
+def test_verify_names_and_removes_what_is_damaged(tmp_path: Path) -> None:
+    dataset = CachedDataset(Counting(), tmp_path)
+    for index in range(6):
+        dataset[index]
+    first, second, *_ = entries(tmp_path)
+    first.write_bytes(first.read_bytes()[:-1])
+    second.write_bytes(b"")
+    assert dataset.cache.verify() == sorted([first, second])
+    assert dataset.cache.verify() == []
+    assert len(entries(tmp_path)) == 4
+    dataset.cache.clear()
+    assert entries(tmp_path) == []
+
+
+def test_it_reads_in_workers(tmp_path: Path) -> None:
+    dataset = CachedDataset(Counting(8), tmp_path)
+    for _ in range(2):
+        loader = DataLoader(dataset, batch_size=4, num_workers=2, multiprocessing_context="fork")
+        assert torch.cat([batch["x"][:, 0] for batch in loader]).tolist() == [*range(8)]
+    assert len(entries(tmp_path)) == 8
+    assert dataset.dataset.made == [0] * 8  # all of it was made in the workers
+
+
+class Stream(IterableDataset[int]):
+    def __iter__(self) -> Iterator[int]:
+        return iter([1])
+
+
+@pytest.mark.parametrize("wrong", [Stream(), 3])
+def test_a_stream_has_no_names_to_be_found_by(wrong: Any, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="needs a dataset with __getitem__ and __len__"):
+        CachedDataset(wrong, tmp_path)
+
+
+# ---- many processes, deaths and full disks
+
+
+def job(folder: Path, rounds: int, seed: int) -> subprocess.Popen[str]:
+    command = [sys.executable, str(JOB), str(folder), str(rounds), str(seed)]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
+
+
+def test_ranks_with_workers_write_and_read_the_same_entries_at_once(tmp_path: Path) -> None:
+    jobs = [job(tmp_path, 3, seed) for seed in (1, 2)]
+    said = [one.communicate(timeout=150)[0].splitlines() for one in jobs]
+    assert [one.returncode for one in jobs] == [0, 0]
+    assert said == [[f"{500 * sum(range(40))} 0"] * 3] * 2
+    assert len(entries(tmp_path)) == 40
+    assert [*tmp_path.glob("*/tmp/*")] == []
+
+
+def test_a_killed_writer_leaves_nothing_that_is_taken_for_an_entry(tmp_path: Path) -> None:
+    dying = job(tmp_path, 10_000, 1)
+    assert dying.stdout is not None
+    dying.stdout.readline()
+    dying.send_signal(signal.SIGKILL)
+    dying.wait(30)
+    dying.stdout.close()
+    (folder,) = tmp_path.iterdir()
+    left = folder / "tmp" / "1-left"
+    left.write_bytes(b"half of an entry")
+    os.utime(left, (1, 1))
+    assert CachedDataset(TensorDataset(torch.ones(1)), tmp_path).cache.verify() == []
+    assert DiskCache(folder).verify() == []
+    assert not left.exists()
+    out, _ = job(tmp_path, 1, 2).communicate(timeout=60)
+    assert out == f"{500 * sum(range(40))} 0\n"
+
+
+def test_a_full_disk_ends_writing_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    dataset = CachedDataset(Counting(), tmp_path, keep_free_bytes=2**80)
+    assert [dataset[index]["y"] for index in range(6)] == [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]
+    assert not dataset.cache.writing
+    assert entries(tmp_path) == []
+    assert len([record for record in caplog.records if "takes no more samples" in record.message]) == 1
+
+
+def test_a_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigError, match=r"cannot be made: .* choose another"):
+        DiskCache(tmp_path / "file" / "cache")

@@ -1,0 +1,132 @@
+"""Datasets in mapped files: tokens and lines."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from perfagent.errors import ConfigError
+from perfagent.training.data.mapped import MappedLines, MappedTokens, map_tokens
+
+DOCUMENTS = [[1, 2, 3], [], [65_535], [*range(100)]]
+
+
+# ---- tokens
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.int32, torch.int64])
+def test_documents_come_back_from_the_file(tmp_path: Path, dtype: torch.dtype) -> None:
+    written = map_tokens(tmp_path / "t.bin", [torch.arange(300)[1:4], *DOCUMENTS[1:]], dtype=dtype)
+    for dataset in (written, MappedTokens(tmp_path / "t.bin"), pickle.loads(pickle.dumps(written))):
+        assert len(dataset) == 4
+        assert [dataset[index].tolist() for index in (0, 1, 2, -1)] == DOCUMENTS
+        assert dataset[0].dtype is dtype
+        assert dataset.lengths == [3, 0, 1, 100]
+        assert dataset.tokens.tolist() == [token for document in DOCUMENTS for token in document]
+        dataset.verify()
+    with pytest.raises(IndexError):
+        written[4]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.bin"]
+
+
+def test_writing_into_a_sample_leaves_the_file_as_it_is(tmp_path: Path) -> None:
+    dataset = map_tokens(tmp_path / "t.bin", DOCUMENTS)
+    dataset[0].zero_()
+    assert dataset[0].tolist() == [0, 0, 0]
+    assert MappedTokens(tmp_path / "t.bin")[0].tolist() == [1, 2, 3]
+
+
+def test_workers_read_the_same_file(tmp_path: Path) -> None:
+    dataset = map_tokens(tmp_path / "t.bin", ([number, number] for number in range(16)))
+    for start, workers in (("fork", 2), ("spawn", 1)):
+        loader = DataLoader(dataset, batch_size=4, num_workers=workers, multiprocessing_context=start)
+        assert torch.cat([*loader])[:, 0].tolist() == [*range(16)]
+
+
+def test_a_file_without_documents_is_one(tmp_path: Path) -> None:
+    assert len(map_tokens(tmp_path / "t.bin", [])) == 0
+
+
+def test_damage_of_any_byte_is_found(tmp_path: Path) -> None:
+    path = tmp_path / "t.bin"
+    map_tokens(path, DOCUMENTS, dtype=torch.uint16)
+    content = path.read_bytes()
+    for place in [*range(48), *range(64, len(content))]:  # between the head and the tokens nothing is read
+        changed = bytearray(content)
+        changed[place] ^= 4
+        path.write_bytes(changed)
+        with pytest.raises(ConfigError, match=r"damaged|no file of tokens|cut short"):
+            MappedTokens(path).verify()
+    for cut in (0, 10, 63, 64, 100, len(content) - 1):
+        path.write_bytes(content[:cut])
+        with pytest.raises(ConfigError, match=r"cut short|no file of tokens|damaged"):
+            MappedTokens(path)
+
+
+def test_an_error_leaves_neither_a_draft_nor_half_a_file(tmp_path: Path) -> None:
+    def documents() -> Any:
+        yield [1]
+        yield [70_000]
+
+    with pytest.raises(ConfigError, match=r"document 1 has ids from 70000 to 70000, and torch.uint16 holds 0 to 65535"):
+        map_tokens(tmp_path / "t.bin", documents(), dtype=torch.uint16)
+    assert [*tmp_path.iterdir()] == []
+    with pytest.raises(ConfigError, match=r"dtype torch.float32 cannot hold them"):
+        map_tokens(tmp_path / "t.bin", [], dtype=torch.float32)
+    with pytest.raises(ConfigError, match="cannot be mapped: No such file"):
+        MappedTokens(tmp_path / "absent")
+    (tmp_path / "text").write_text("x" * 100)
+    with pytest.raises(ConfigError, match="is no file of tokens"):
+        MappedTokens(tmp_path / "text")
+
+
+# ---- lines
+
+
+@pytest.mark.parametrize("end", ["", "\n", "\n\n\n"])
+def test_lines_come_back_in_any_order(tmp_path: Path, end: str) -> None:
+    path = tmp_path / "a.jsonl"
+    rows = [{"n": number, "text": "ä" * number} for number in range(20)]
+    path.write_text("\n".join(json.dumps(row, ensure_ascii=False) for row in rows) + end, "utf-8")
+    for dataset in (MappedLines(path), MappedLines(path), pickle.loads(pickle.dumps(MappedLines(path)))):
+        assert len(dataset) == 20
+        assert [dataset[index] for index in (3, -1, 0)] == [rows[3], rows[19], rows[0]]
+    assert sorted(one.name for one in tmp_path.iterdir()) == ["a.jsonl", "a.jsonl.lines"]
+
+
+def test_lines_of_text_with_other_ends(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"one\r\n\r\nthree")
+    dataset = MappedLines(tmp_path / "a.txt", bytes.decode)
+    assert [dataset[index] for index in range(len(dataset))] == ["one", "", "three"]
+    (tmp_path / "empty").write_bytes(b"")
+    assert len(MappedLines(tmp_path / "empty")) == 0
+
+
+def test_an_index_that_is_old_or_damaged_is_made_anew(tmp_path: Path) -> None:
+    path, index = tmp_path / "a.txt", tmp_path / "a.txt.lines"
+    path.write_bytes(b"a\nb\n")
+    assert len(MappedLines(path, bytes.decode)) == 2
+    path.write_bytes(b"a\nb\nc\n")
+    assert len(MappedLines(path, bytes.decode)) == 3
+    content = index.read_bytes()
+    for place in range(len(content)):
+        changed = bytearray(content)
+        changed[place] ^= 1
+        index.write_bytes(changed)
+        assert [MappedLines(path, bytes.decode)[number] for number in range(3)] == ["a", "b", "c"]
+    for cut in range(len(content)):
+        index.write_bytes(content[:cut])
+        assert MappedLines(path, bytes.decode)[2] == "c"
+
+
+def test_without_a_place_for_its_index_it_works_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_bytes(b"a\nb\n")
+    dataset = MappedLines(tmp_path / "a.txt", bytes.decode, index=tmp_path / "absent" / "index")
+    assert (len(dataset), dataset[1]) == (2, "b")
+    assert [one.name for one in tmp_path.iterdir()] == ["a.txt"]

@@ -1,0 +1,110 @@
+"""Sequences packed into rows: offline and from a stream."""
+
+from __future__ import annotations
+
+import itertools
+import time
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfagent.errors import ConfigError
+from perfagent.training.data.packing import fill, pack, pack_stream
+
+from . import corpus
+
+
+def test_fifty_thousand_lengths_fill_their_rows_to_99_percent_in_under_a_second() -> None:
+    lengths = corpus.text_lengths(50_000)
+    begin = time.thread_time()
+    rows = pack(lengths, 2048)
+    took_s = time.thread_time() - begin
+    assert sorted(itertools.chain.from_iterable(rows)) == [*range(50_000)]
+    assert max(sum(lengths[index] for index in row) for row in rows) <= 2048
+    assert fill(rows, lengths, 2048) >= 0.999
+    assert took_s < 1.0
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=60))
+@settings(max_examples=150, deadline=None)
+def test_every_row_holds_what_the_best_fit_by_hand_would_put_there(lengths: list[int]) -> None:
+    rooms: list[int] = []
+    for length in sorted(lengths, reverse=True):
+        fitting = [room for room in rooms if room >= length]
+        if fitting:
+            best = min(fitting)
+            rooms.remove(best)
+            rooms.append(best - length)
+        else:
+            rooms.append(70 - length)
+    rows = pack(lengths, 70)
+    assert sorted(70 - sum(lengths[index] for index in row) for row in rows) == sorted(rooms)
+    assert sorted(itertools.chain.from_iterable(rows)) == [*range(len(lengths))]
+
+
+@pytest.mark.parametrize("capacity", [1, 63, 64, 65, 4095, 4096, 1_000_000])
+def test_a_row_may_be_exactly_full_at_any_capacity(capacity: int) -> None:
+    parts = [capacity, *([capacity // 2, capacity - capacity // 2] if capacity > 1 else [])]
+    assert [sum(parts[index] for index in row) for row in pack(parts, capacity)] == [capacity] * (2 if capacity > 1 else 1)
+
+
+def test_tensors_and_arrays_are_lengths_too() -> None:
+    lengths = torch.tensor([3, 5, 2])
+    assert pack(lengths, 5) == pack(lengths.numpy(), 5) == pack([3, 5, 2], 5) == [[1], [0, 2]]
+    assert pack([], 5) == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "capacity", "said"),
+    [
+        ([3, 9, 12], 8, "length 1 is 9, above the 8 tokens that there is room for (2 of 3 are); truncate or split"),
+        ([3, 0], 8, "length 1 is 0: leave out what is empty"),
+        ([3, 2.5], 8, "number 1 is 2.5"),
+        ([3], 0, "the capacity is a number of tokens, 1 or more; got 0"),
+    ],
+)
+def test_what_cannot_be_packed_is_named(lengths: list[int], capacity: int, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        pack(lengths, capacity)
+    assert said in str(caught.value)
+
+
+@pytest.mark.parametrize(("window", "filled"), [(100, 0.98), (500, 0.99), (2000, 0.995)])
+def test_a_stream_is_packed_with_a_window_in_hand(window: int, filled: float) -> None:
+    lengths = corpus.text_lengths(20_000)
+    held, most = 0, 0
+
+    def stream():
+        nonlocal held, most
+        for index in range(len(lengths)):
+            held += 1
+            most = max(most, held)
+            yield index
+
+    rows = []
+    for row in pack_stream(stream(), 2048, length=lengths.__getitem__, window=window):
+        held -= len(row)
+        rows.append(row)
+    assert sorted(itertools.chain.from_iterable(rows)) == [*range(len(lengths))]
+    assert max(sum(lengths[index] for index in row) for row in rows) <= 2048
+    assert fill(rows, lengths, 2048) >= filled
+    assert most <= window
+
+
+def test_no_item_of_a_stream_waits_longer_than_eight_windows() -> None:
+    awkward = [(0, 6)]  # nothing fills its row: 6 of 10, and all that follows is 7
+    stream = itertools.chain(awkward, ((number, 7) for number in range(1, 1000)))
+    out = pack_stream(stream, 10, length=lambda item: item[1], window=10)
+    came = next(number for number, row in enumerate(out) if any(item[0] == 0 for item in row))
+    assert came <= 9 * 10
+
+
+def test_samples_with_input_ids_know_their_length_and_others_must_be_told() -> None:
+    samples = [corpus.sample_of(3), corpus.sample_of(5), corpus.sample_of(2)]
+    assert [[len(one["input_ids"]) for one in row] for row in pack_stream(samples, 5)] == [[5], [3, 2]]
+    with pytest.raises(ConfigError, match="has no 'input_ids': say what counts with length="):
+        next(pack_stream([{"text": "a"}], 5))
+    with pytest.raises(ConfigError, match="length 3 is 9"):
+        [*pack_stream([[1], [1], [1], [1] * 9], 5, window=2)]

@@ -1,0 +1,271 @@
+"""The prefetcher: on the CPU it is the loader; what is read ahead, and what of it can be said without a GPU."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from agent_recorded import Recording
+from resumable import batches, small_loop, train
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+import perfagent
+from perfagent.errors import ConfigError
+from perfagent.training.batches import timed
+from perfagent.training.data.prefetch import Prefetcher, _Reading, read_ahead
+from perfagent.training.data.transfer import CopyStream, moved
+
+needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
+
+
+def loader(workers: int = 0, rows: int = 12) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(torch.arange(rows * 4.0).reshape(rows, 4)), batch_size=4, num_workers=workers)
+
+
+# ---- on the CPU
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_on_the_cpu_batches_are_the_loaders_own(workers: int) -> None:
+    prefetcher = Prefetcher(loader(workers), "cpu")
+    assert len(prefetcher) == 3
+    for _ in range(2):
+        assert torch.equal(torch.cat([batch for (batch,) in prefetcher]), torch.arange(48.0).reshape(12, 4))
+    made = [torch.zeros(2)]
+    assert next(iter(Prefetcher(made, "cpu"))) is made[0]
+
+
+def test_without_a_device_it_takes_what_there_is() -> None:
+    assert Prefetcher([]).device.type == ("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def test_whatever_else_a_loader_has_is_the_loaders() -> None:
+    inner = loader()
+    prefetcher = Prefetcher(inner, "cpu")
+    assert prefetcher.dataset is inner.dataset
+    assert prefetcher.batch_size == 4
+    assert not hasattr(prefetcher, "state_dict")
+    assert not hasattr(prefetcher, "set_epoch")
+    assert len(copy.copy(prefetcher)) == len(pickle.loads(pickle.dumps(Prefetcher([1, 2], "cpu")))) + 1
+
+
+def test_the_loop_goes_on_through_it_as_through_the_loader() -> None:
+    whole = train(small_loop())
+    first = small_loop()
+    for inputs, targets in first.batches(Prefetcher(batches(), "cpu"), epochs=2, steps=8):
+        with first.forward():
+            loss = (first.model(inputs) - targets).square().mean()
+        first.backward(loss)
+        first.step()
+    state = first.state_dict()
+    second = small_loop()
+    second.load_state_dict(state)
+    assert train(second) == whole[8:]
+
+
+class Slow(IterableDataset[Tensor]):
+    """Batches of 1, 2, 3 ... rows that take a while, and how long each took."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.took_s: list[float] = []
+
+    def __iter__(self) -> Iterator[Tensor]:
+        for rows in range(1, self.number + 1):
+            begin = time.perf_counter()
+            while time.perf_counter() < begin + 0.02:
+                pass
+            self.took_s.append(time.perf_counter() - begin)
+            yield torch.ones(rows, 4)
+
+
+def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tuple[list[float], Recording]:
+    """How long each wait for a batch was, seen from outside, and what the agent recorded of the training."""
+    monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path / "record"))
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    run = perfagent.attach(model, optimizer)
+    waited = []
+    begin = time.perf_counter()
+    reading = iter(make())
+    while (batch := next(reading, None)) is not None:
+        waited.append(time.perf_counter() - begin)
+        model(batch).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        begin = time.perf_counter()
+    run.finish()
+    return waited, Recording(tmp_path / "record")
+
+
+@pytest.mark.parametrize("source", ["loader", "iterable"])
+def test_the_wait_for_data_is_seen_and_counted_once(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow = Slow(6)
+    inner: Any = DataLoader(slow, batch_size=None) if source == "loader" else slow
+    waited, recording = recorded(tmp_path, monkeypatch, lambda: Prefetcher(inner, "cpu"))
+    waits = recording.series("phase/data_s")
+    assert [step for step, _ in waits] == [1, 2, 3, 4, 5, 6]
+    for (_, wait), took, outside in zip(waits, slow.took_s, waited, strict=True):
+        assert took <= wait + 1e-4
+        assert wait <= outside + 1e-4
+
+
+@pytest.mark.parametrize("source", ["loader", "iterable"])
+def test_read_ahead_the_wait_is_that_of_the_step_and_so_is_the_batch(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The path to a GPU, with batches that stay where they are."""
+    slow = Slow(6)
+    inner: Any = DataLoader(slow, batch_size=None) if source == "loader" else slow
+    ahead = _Reading(lambda: read_ahead(iter(inner), lambda batch: batch, 1))
+    waited, recording = recorded(tmp_path, monkeypatch, lambda: timed(ahead))
+    waits = [wait for _, wait in recording.series("phase/data_s")]
+    took = [sum(slow.took_s[:2]), *slow.took_s[2:], 0.0]  # in step n batch n + 1 is waited for
+    for wait, least, outside in zip(waits, took, waited, strict=True):
+        assert least <= wait + 1e-4
+        assert wait <= outside + 1e-4
+    seconds = dict(recording.series("step_time_s"))
+    rows = {step: value * seconds[step] for step, value in recording.series("samples_per_s") if step in seconds}
+    assert len(rows) >= 4
+    assert all(round(value) == step for step, value in rows.items())
+
+
+# ---- reading ahead
+
+
+def test_batches_are_sent_ahead_and_come_in_order() -> None:
+    told: list[str] = []
+
+    def source() -> Iterator[int]:
+        for number in range(4):
+            told.append(f"read {number}")
+            yield number
+
+    for number in read_ahead(source(), lambda number: told.append(f"sent {number}") or number, 1):
+        told.append(f"used {number}")  # noqa: PERF401
+    assert told == [
+        "read 0", "sent 0", "read 1", "sent 1", "used 0", "read 2", "sent 2", "used 1", "read 3", "sent 3", "used 2", "used 3",
+    ]  # fmt: skip
+
+
+def test_an_error_comes_after_the_batches_before_it() -> None:
+    def source() -> Iterator[int]:
+        yield 0
+        yield 1
+        raise KeyError("conversations")
+
+    reading = read_ahead(source(), lambda number: number, 3)
+    assert (next(reading), next(reading)) == (0, 1)
+    with pytest.raises(KeyError, match="conversations"):
+        next(reading)
+
+
+# ---- what a batch may be
+
+
+@dataclasses.dataclass
+class Graph:
+    nodes: Tensor
+    name: str
+
+
+Pair = collections.namedtuple("Pair", ["x", "y"])
+
+
+def test_tensors_are_found_in_whatever_holds_them() -> None:
+    meta = torch.device("meta")
+    one = torch.ones(2)
+    packed = nn.utils.rnn.pack_sequence([torch.ones(3), torch.ones(2)])
+    batch = {
+        "a": one,
+        "b": [one, (one, "text", 3)],
+        "c": Pair(one, None),
+        "d": Graph(one, "g"),
+        "e": collections.OrderedDict(f=one),
+    }
+    there = moved(batch, meta)
+    found = [there["a"], there["b"][0], there["b"][1][0], there["c"].x, there["d"].nodes, there["e"]["f"]]
+    assert all(tensor.device == meta for tensor in found)
+    assert there["b"][1][1:] == ("text", 3)
+    assert isinstance(there["c"], Pair)
+    assert isinstance(there["e"], collections.OrderedDict)
+    assert there["d"].name == "g"
+    assert (
+        one.device.type == batch["d"].nodes.device.type == batch["e"]["f"].device.type == "cpu"
+    )  # the batch itself is as it was
+    assert moved(packed, torch.device("meta")).batch_sizes.device.type == "cpu"  # a packed sequence moves itself
+
+
+# ---- wrong use
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Prefetcher(3), "takes a DataLoader or another iterable of batches, not int"),
+        (lambda: Prefetcher([], ahead=0), "ahead is the number of batches on their way, 1 or more; got 0"),
+        (lambda: Prefetcher([], "gpu"), "device must be one of torch's"),
+        (lambda: Prefetcher([], "cuda:99"), "device cuda:99 is not there: torch sees"),
+    ],
+)
+def test_wrong_use_is_told_in_a_sentence(make: Any, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make()
+    assert said in str(caught.value)
+
+
+class Inner(IterableDataset[Any]):
+    """Reads a prefetcher to a GPU inside of a worker."""
+
+    def __init__(self, device: str) -> None:
+        self.prefetcher = Prefetcher([torch.ones(1)], "cpu")
+        self.prefetcher.device = torch.device(device)  # as if made where there was a GPU
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.prefetcher)
+
+
+def test_in_a_worker_it_passes_batches_through_on_the_cpu_and_refuses_a_gpu() -> None:
+    assert [*DataLoader(Inner("cpu"), batch_size=None, num_workers=1)] == [torch.ones(1)]
+    with pytest.raises(ConfigError, match="cannot be read in a DataLoader worker"):
+        [*DataLoader(Inner("cuda:0"), batch_size=None, num_workers=1)]
+
+
+# ---- on a GPU
+
+
+@needs_gpu
+@pytest.mark.parametrize("workers", [0, 2])
+def test_batches_arrive_whole_while_the_gpu_computes(workers: int) -> None:
+    rows = torch.randn(4096, 1024)
+    pinned = DataLoader(TensorDataset(rows), batch_size=256, num_workers=workers, pin_memory=True)
+    weight = torch.randn(1024, 1024, device="cuda")
+    sums = []
+    for (batch,) in Prefetcher(pinned, "cuda", ahead=2):
+        held = batch
+        for _ in range(20):
+            held = (held @ weight).tanh()  # keeps the computing stream behind the copies
+        sums.append(batch.double().sum())
+    expected = rows.double().reshape(16, -1).sum(1)
+    torch.testing.assert_close(torch.stack(sums).cpu(), expected)
+
+
+@needs_gpu
+def test_handing_over_does_not_wait_for_the_gpu() -> None:
+    stream = CopyStream(torch.device("cuda", torch.cuda.current_device()))
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        batch = stream.receive(stream.send({"x": torch.ones(1024).pin_memory(), "y": [torch.ones(2).pin_memory()]}))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert batch["x"].is_cuda
+    assert batch["y"][0].is_cuda
