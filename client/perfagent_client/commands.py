@@ -15,6 +15,7 @@ from typing import Any, BinaryIO
 from perfagent.errors import ConfigError
 from perfagent.wire import Finding, Latest, RunSummary, Timing, to_json
 from perfagent_client.client import Client
+from perfagent_client.techniques import sentences
 
 __all__ = ["add_options", "delete", "export", "output", "print_json", "runs", "show"]
 
@@ -112,6 +113,8 @@ def _show(arguments: argparse.Namespace) -> int:
     )
     if run.notes:
         print(run.notes)
+    for line in sentences(run.config):
+        print(line)
     print()
     _finding(verdict)
     for finding in findings:

@@ -17,6 +17,8 @@ from torch.profiler import ProfilerActivity, profile
 
 __all__ = ["bytes_of", "in_turn", "medians", "peak_bytes", "seconds", "seeded", "wait"]
 
+LONGEST_S, LEAST_ROUNDS = 60.0, 3
+
 
 def wait(device: torch.device) -> None:
     """Until the device has done what it was given."""
@@ -33,10 +35,13 @@ def seconds(call: Callable[[], object], device: torch.device) -> float:
 
 
 def in_turn(ways: Mapping[str, Callable[[], object]], device: torch.device, *, rounds: int) -> dict[str, list[float]]:
-    """Seconds a call, by way: `rounds` figures each."""
+    """Seconds a call, by way: `rounds` figures each, or fewer (3 at least) where they take longer than LONGEST_S together."""
     found: dict[str, list[float]] = {name: [] for name in ways}
     order, shuffle = list(ways), random.Random(0)  # noqa: S311 - an order, not a secret
+    began = time.monotonic()
     for number in range(rounds + 1):
+        if number > LEAST_ROUNDS and time.monotonic() - began > LONGEST_S:
+            break
         shuffle.shuffle(order)
         for name in order:
             took = seconds(ways[name], device)

@@ -1,0 +1,47 @@
+"""What the agent recognized of a training's techniques (adapters, quantization, pruning ...), in a line each. Pure.
+
+Values are those of an agent of any version: what is not of the expected kind is left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+__all__ = ["sentences"]
+
+
+def sentences(config: Mapping[str, Any]) -> list[str]:
+    """A line for each technique in the configuration of a run, with what it saves where that is known."""
+    techniques = config.get("techniques")
+    if not isinstance(techniques, Mapping):
+        return []
+    lines = []
+    for name, told in techniques.items():
+        if isinstance(told, Mapping):
+            parts = [_plain(key, value) for key, value in told.items() if key not in ("saved", "saved_bytes")]
+            lines.append(f"{name}: {', '.join(part for part in parts if part)}{_saved(told)}")
+    return lines
+
+
+def _plain(key: str, value: Any) -> str:
+    if isinstance(value, Mapping):
+        inner = [_plain(name, one) for name, one in value.items()]
+        return f"{key} ({', '.join(part for part in inner if part)})"
+    if isinstance(value, list):
+        return f"{key.replace('_', ' ')} {' '.join(map(str, value))}"
+    if key in ("library", "method", "class"):
+        return str(value)
+    if key.endswith("_pct") and isinstance(value, (int, float)):
+        return f"{key.removesuffix('_pct').replace('_', ' ')} {value:g} %"
+    return f"{key.replace('_', ' ')} {value:,}" if isinstance(value, int) else f"{key.replace('_', ' ')} {value}"
+
+
+def _saved(told: Mapping[str, Any]) -> str:
+    size, what = told.get("saved_bytes"), told.get("saved")
+    if not isinstance(size, int) or not isinstance(what, str):
+        return ""
+    if size <= 0:
+        return f"; saves {what}"
+    unit, divisor = next((one for one in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)) if size >= one[1]), ("bytes", 1))
+    return f"; saves {size / divisor:.3g} {unit} ({what})"
