@@ -93,7 +93,7 @@ def recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, make: Any) -> tupl
     monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path / "record"))
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    run = perfagent.attach(model, optimizer)
+    run = perfagent.attach(model, optimizer, run_id="prefetched")
     waited = []
     begin = time.perf_counter()
     reading = iter(make())

@@ -124,9 +124,8 @@ def inspect_batches(
                 look.at(number, batch)
             del reading
         except Exception as error:  # noqa: BLE001 - what the loader raises is what is to be reported
-            look.problem(
-                "error", "critical", f"the loader raised {type(error).__name__}: {str(error)[:300]}", (look.batches, None)
-            )
+            text = f"the loader raised {type(error).__name__}: {_last_line(error)}"
+            look.problem("error", "critical", text, (look.batches, None))
     look.finish(loader, ended=ended)
     return look.report()
 
@@ -401,6 +400,12 @@ def _vocabulary(model: nn.Module | None) -> int | None:
         return None
     sizes = [module.num_embeddings for module in model.modules() if isinstance(module, nn.Embedding)]
     return max(sizes, default=None)
+
+
+def _last_line(error: Exception) -> str:
+    """What it says; of an error in a worker, without the worker's traceback."""
+    said = str(error).strip()
+    return (said.splitlines()[-1] if "Original Traceback" in said else said)[:300]
 
 
 def _places(problem: Problem) -> str:

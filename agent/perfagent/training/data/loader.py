@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -99,7 +100,9 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
             "map-style dataset in a plain DataLoader resumes without it"
         )
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
-    loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it
+        loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
     return loader
 
 
