@@ -10,6 +10,7 @@ names.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -62,7 +63,10 @@ def of_variable(name: str, value: Any) -> dict[str, Any]:
     if "torch.nn.modules.module.Module" in kinds:
         if "teacher" not in name.lower():
             return {}
-        return {"distillation": {"teacher": type(value).__name__, "teacher_parameters": sum(map(elements, value.parameters()))}}
+        told: dict[str, Any] = {"teacher": type(value).__name__}
+        with contextlib.suppress(Exception):  # parameters that are not made yet have no size
+            told["teacher_parameters"] = sum(map(elements, value.parameters()))
+        return {"distillation": told}
     if "torch.utils.data.dataloader.DataLoader" in kinds:  # of the usual kind, over a dataset of the library
         kinds += [f"{base.__module__}.{base.__name__}" for base in type(getattr(value, "dataset", None)).__mro__]
     for library, prefix in (("WebDataset", _WEBDATASET), ("DALI", _DALI)):

@@ -58,6 +58,7 @@ def test_pruned_weights_are_told_with_the_share_of_zeros() -> None:
 
 def test_a_teacher_and_the_loaders_of_other_libraries_are_known_by_the_script_s_variables() -> None:
     assert of_variable("teacher", network()) == {"distillation": {"teacher": "Sequential", "teacher_parameters": 2 * 64 * 64}}
+    assert of_variable("my_teacher", torch.nn.LazyLinear(3)) == {"distillation": {"teacher": "LazyLinear"}}
     assert of_variable("student", network()) == {}
     shards = webdataset.WebDataset(["shard-0.tar"], shardshuffle=False)
     expected = {"loader": {"library": "WebDataset", "class": "WebLoader"}}
