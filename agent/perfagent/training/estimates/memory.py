@@ -220,7 +220,7 @@ class _Shares:
         if self.stage >= 3 and self.world > 1:
             weights = self.weights(weights)
             if moment.phase in ("forward", "backward"):
-                rest += self.gathered_bytes
+                rest += self.gathered_bytes - self.weights(self.gathered_bytes)  # its own part of the layer it has already
         if self.stage >= 2:
             gradients = _part_of(gradients, self.world)
         if self.stage >= 1:
@@ -239,7 +239,7 @@ def _notes(found: Simulated, plan: Plan, world: int, *, measured: bool) -> list[
     if measured:
         notes.append("The model reads values back while it computes: the step was run on a copy, and its tensors were counted.")
     if plan.precision != "fp32" and not plan.zero_stage:
-        notes.append(f"Autocast keeps a {plan.precision} copy of the weights that it uses until their backward pass: up to 2 bytes more each.")
+        notes.append(f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter.")
     if plan.zero_stage:
         notes.append(
             f"ZeRO-{plan.zero_stage} over {world} rank{'s' if world > 1 else ''}; DeepSpeed adds its buckets: reduce_bucket_size "

@@ -101,7 +101,6 @@ class _Search:
         self._host = None if _on_cuda() else HostMemory()
 
     def fits(self, size: int, *, times: int = 1) -> bool:
-        release_memory()
         peak: int | None = None
         failed = self._host is not None and self._host.would_not_hold(size, HOST_SHARE)
         if not failed:
@@ -125,6 +124,8 @@ class _Search:
             if not is_out_of_memory(error):
                 raise
             _forget(error)
+            del error
+            release_memory()
             return True, None
         if self._host is None:
             self._host = None if _on_cuda() else HostMemory()

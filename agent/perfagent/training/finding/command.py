@@ -40,8 +40,13 @@ def _run(arguments: argparse.Namespace) -> int:
 
     job = demo_job() if arguments.file is None else job_from(arguments.file)
 
+    first: list[float] = []
+
     def told(step: TuningStep) -> None:
         if not arguments.json:
+            if not first:
+                print(_line("as given", step.before, "", "", ""))
+            first.append(step.before)
             print(_line(step.change, step.after, f"{step.gain_pct:+.1f} %", "kept" if step.kept else "left out", step.remark))
             sys.stdout.flush()
 
@@ -58,7 +63,6 @@ def _run(arguments: argparse.Namespace) -> int:
         answer = {"samples_per_s": report.samples_per_s, "gain_pct": report.gain_pct, "steps": steps}
         print(json.dumps(answer | {"setting": dataclasses.asdict(report.setting)}))
         return 0
-    print(_line("as given", report.samples_per_s, "", "", ""))
     print(_line("all that was kept", report.samples_per_s * (1 + report.gain_pct / 100), f"{report.gain_pct:+.1f} %", "", ""))
     return 0
 

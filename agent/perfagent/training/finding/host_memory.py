@@ -56,7 +56,7 @@ def available_bytes() -> int | None:
     """What can still be taken without swapping, by the host and by this process's control group; None where nobody tells."""
     found: list[int] = []
     with suppress(OSError, TypeError):
-        match = re.search(r"^MemAvailable: *(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
+        match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
         if match is not None:
             found.append(int(match[1]) * 1024)
     group = cgroup.find()
@@ -72,5 +72,5 @@ def _status(name: str) -> int | None:
         text = _STATUS.read_text(encoding="ascii", errors="replace")
     except OSError:
         return None
-    match = re.search(rf"^{name}: *(\d+) kB", text, re.MULTILINE)
+    match = re.search(rf"^{name}:\s*(\d+) kB", text, re.MULTILINE)
     return int(match[1]) * 1024 if match is not None else None

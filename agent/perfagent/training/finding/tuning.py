@@ -28,6 +28,10 @@ __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
 
 LEAST_GAIN = 0.03
 """A change that brings less is left out: repeated measurements of the same thing differ by as much."""
+_HOPELESS = 0.7
+"""A change that is slower than this in one round gets no other."""
+_LONGEST_S = 3.0
+"""A block of steps ends after this time, whatever the number of steps."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
 
 
@@ -133,9 +137,12 @@ class _Search:
         loader that differs."""
         rates: tuple[list[float], list[float]] = ([], [])
         with _Training(self._job, one) as first, _Training(self._job, other) as second:
-            for training, found in ((first, rates[0]), (second, rates[1])) * self._rounds:
-                training.warm(empty=empty)
-                found.append(training.rate(self._steps))
+            for _ in range(self._rounds):
+                for training, found in ((first, rates[0]), (second, rates[1])):
+                    training.warm(empty=empty)
+                    found.append(training.rate(self._steps))
+                if rates[1][-1] < _HOPELESS * rates[0][-1]:
+                    break
         return statistics.median(rates[0]), statistics.median(rates[1])
 
     def measured(self, setting: Setting) -> float:
@@ -225,10 +232,12 @@ class _Training:
         """Samples a second over so many steps, data and device included."""
         self._wait()
         begin = time.perf_counter()
-        for _ in range(steps):
+        done = 0
+        while done < steps and time.perf_counter() - begin < _LONGEST_S:
             self._step(self._next())
+            done += 1
         self._wait()
-        return steps * self._setting.batch_size / (time.perf_counter() - begin)
+        return done * self._setting.batch_size / (time.perf_counter() - begin)
 
     def step_of(self, size: int) -> None:
         """A step with a batch of any size, of samples that are read once."""

@@ -1,0 +1,325 @@
+"""The memory estimate, against what torch.profiler sees of the same training."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from builders import job_environment
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
+from torch.nn import functional
+
+import perfagent
+from perfagent.errors import ConfigError
+from perfagent.training.estimates.adapters import quantized_bytes
+from perfagent.training.estimates.command import command
+from perfagent.training.estimates.decoder import Decoder, DecoderShape, shape_of
+from perfagent.training.estimates.memory import MemoryEstimate, estimate_memory
+from perfagent.training.estimates.sizes import count_read, size_said
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE))
+import memory_models as trainings  # noqa: E402 - what is measured in a process of its own
+
+CASES = (*trainings.MODELS, "gpt/bf16", "mlp/bf16", "gpt/checkpointed")
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
+    """Bytes at the peak, seen by torch.profiler in a process that does nothing else."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "memory_models.py"), *CASES], capture_output=True, text=True, timeout=120, check=False,
+        env=job_environment(tmp_path_factory.mktemp("measured")),
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    return {line["name"]: line["peak_bytes"] for line in lines}
+
+
+def estimated(case: str) -> MemoryEstimate:
+    name, _, how = case.partition("/")
+    model, batch, optimizer = trainings.MODELS[name]()
+    return estimate_memory(
+        model, batch, optimizer=optimizer, precision="bf16" if how == "bf16" else "fp32", checkpointing=how == "checkpointed"
+    )
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_estimate_is_within_a_tenth_of_what_the_profiler_sees(case: str, measured: dict[str, int]) -> None:
+    estimate = estimated(case)
+    assert estimate.total_bytes == pytest.approx(measured[case], rel=0.10)
+    assert not estimate.measured
+
+
+def test_lora_that_is_only_thought_of_is_the_lora_that_is_trained(measured: dict[str, int]) -> None:
+    model, batch, _ = trainings.gpt()
+    estimate = estimate_memory(model, batch, optimizer="adamw", lora=8)
+    assert estimate.total_bytes == pytest.approx(measured["adapters"], rel=0.10)
+    real, _, _ = trainings.adapters()
+    assert estimate.parameters == sum(p.numel() for p in real.parameters())
+    assert estimate.trainable == sum(p.numel() for p in real.parameters() if p.requires_grad)
+
+
+def test_the_parts_are_those_of_the_rule_of_sixteen_bytes() -> None:
+    model, batch, _ = trainings.mlp()
+    numbers = sum(p.numel() for p in model.parameters())
+    estimate = estimate_memory(model, batch, optimizer="adamw")
+    assert estimate.weights_bytes == estimate.gradients_bytes == 4 * numbers
+    assert estimate.optimizer_bytes == pytest.approx(8 * numbers, rel=0.001)  # and a count of steps for each parameter
+    assert estimate.bytes_per_parameter == pytest.approx(16, rel=0.001)
+    assert sum(estimate.at_peak.values()) == estimate.total_bytes
+    assert estimate_memory(model, batch, optimizer="sgd").optimizer_bytes == 0
+    assert estimate_memory(model, batch, optimizer="momentum").optimizer_bytes == 4 * numbers
+    assert estimate_memory(model, batch, optimizer="adamw8bit").optimizer_bytes == pytest.approx(2 * numbers, rel=0.05)
+
+
+@pytest.mark.parametrize("name", ["mlp", "gpt", "encoder"])
+def test_activations_are_what_autograd_saves(name: str) -> None:
+    model, batch, _ = trainings.MODELS[name]()
+    known = {tensor.untyped_storage().data_ptr() for tensor in (*model.parameters(), *batch)}
+    saved: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in known:
+            saved[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = trainings.loss_of(model(batch[0]), batch)
+    estimate = estimate_memory(model, batch)
+    assert estimate.activations_bytes == pytest.approx(sum(saved.values()) + loss.nbytes, rel=0.01)
+
+
+def test_zero_divides_what_each_stage_says() -> None:
+    model, batch, _ = trainings.mlp()
+    numbers = sum(p.numel() for p in model.parameters())
+    stages = [estimate_memory(model, batch, precision="bf16", zero_stage=stage, world_size=4) for stage in (0, 1, 2, 3)]
+    states = [(one.weights_bytes, one.gradients_bytes, one.optimizer_bytes) for one in stages]
+    near = [
+        pytest.approx(tuple(numbers * each for each in of), rel=0.001)
+        for of in ((4, 4, 8), (2, 2, 3), (2, 0.5, 3), (0.5, 0.5, 3))
+    ]
+    assert states == near  # table 1 of the ZeRO paper: 2 + 2 + 12 bytes in mixed precision
+    totals = [one.total_bytes for one in stages]
+    assert totals == sorted(totals, reverse=True)
+    alone = estimate_memory(model, batch, precision="bf16", zero_stage=2, world_size=1)
+    assert alone.bytes_per_parameter == pytest.approx(16, rel=0.001)
+
+
+def test_quantized_weights_take_their_bits() -> None:
+    shape = DecoderShape(layers=2, width=256, heads=2, vocabulary=512)
+    batch = (torch.zeros(2, 32, dtype=torch.int64),) * 2
+    plain, int8, nf4 = (
+        estimate_memory(Decoder(shape), batch, lora=4, quantize=kind, device="cpu") for kind in (None, "int8", "nf4")
+    )
+    matrices = sum(m.weight.numel() for n, m in Decoder(shape).named_modules() if isinstance(m, nn.Linear) and n != "head")
+    assert plain.weights_bytes - int8.weights_bytes == pytest.approx(3 * matrices, rel=0.01)
+    assert plain.weights_bytes - nf4.weights_bytes == pytest.approx((4 - 4.127 / 8) * matrices, rel=0.001)
+    assert nf4.trainable == int8.trainable == plain.trainable
+    assert quantized_bytes(64 * 256 * 4, 4, "nf4") * 8 / (64 * 256 * 4) == pytest.approx(4.127, abs=0.001)
+
+
+def test_checkpointing_trades_activations_for_nothing_else() -> None:
+    model, batch, optimizer = trainings.gpt()
+    whole, part = (estimate_memory(model, batch, optimizer=optimizer, checkpointing=how) for how in (False, "all"))
+    assert part.activations_bytes < 0.5 * whole.activations_bytes
+    assert part.state_bytes == whole.state_bytes
+    assert part.total_bytes < whole.total_bytes
+
+
+def test_accumulation_keeps_the_gradients_through_the_next_forward_pass() -> None:
+    model, batch, _ = trainings.gpt()
+    once, twice = (estimate_memory(model, batch, grad_accum=count) for count in (1, 2))
+    assert twice.total_bytes - once.total_bytes == pytest.approx(once.gradients_bytes, rel=0.05)
+
+
+def test_the_first_step_is_smaller_because_the_state_comes_last() -> None:
+    model, batch, _ = trainings.gpt()
+    estimate = estimate_memory(model, batch)
+    assert estimate.total_bytes - estimate.first_step_bytes == estimate.optimizer_bytes
+
+
+def test_a_model_of_seven_billion_parameters_needs_no_memory_to_be_estimated() -> None:
+    shape = shape_of(count_read("7B"))
+    tokens = torch.empty(1, 128, dtype=torch.int64, device="meta")
+    model = Decoder(DecoderShape(layers=shape.layers, width=shape.width, heads=shape.heads))
+    estimate = estimate_memory(model, (tokens, tokens), optimizer="sgd", precision="bf16", zero_stage=3, world_size=8)
+    assert estimate.parameters == pytest.approx(7e9, rel=0.03)
+    assert estimate.state_bytes == pytest.approx(8 * 7e9 / 8, rel=0.03)
+
+
+class Gated(nn.Module):
+    """Reads a value back in the middle, as routers and beams do. Its buffer and dropout are state that must not move."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two = nn.Linear(64, 256), nn.Linear(256, 8)
+        self.norm = nn.BatchNorm1d(256)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        hidden = self.norm(self.one(x))
+        if hidden.abs().max().item() > 0:
+            hidden = self.drop(hidden)
+        return self.two(hidden)  # type: ignore[no-any-return]
+
+
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> bytes:
+    """Everything that a simulation could have touched, comparable."""
+    parts: list[Any] = [tensor.tolist() for tensor in model.state_dict().values()]
+    parts += [None if p.grad is None else p.grad.tolist() for p in model.parameters()]
+    parts += [model.training, repr(optimizer.state_dict()), torch.get_rng_state().tolist(), random.getstate()]
+    parts += [str(np.random.get_state()), [len(module._forward_hooks) for module in model.modules()]]
+    return repr(parts).encode()
+
+
+@pytest.mark.parametrize(
+    "make", [Gated, lambda: nn.Sequential(nn.Linear(64, 32), nn.BatchNorm1d(32), nn.Dropout(0.5), nn.Linear(32, 8))]
+)
+def test_the_model_the_optimizer_and_the_generators_are_left_alone(make: Callable[[], nn.Module]) -> None:
+    torch.manual_seed(1)
+    model = make().eval()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    batch = (torch.randn(16, 64), torch.randint(0, 8, (16,)))
+    functional.cross_entropy(model(batch[0]), batch[1]).backward()
+    optimizer.step()
+    before = state_of(model, optimizer)
+    estimate = estimate_memory(model, batch, optimizer=optimizer)
+    assert state_of(model, optimizer) == before
+    assert estimate.measured == isinstance(model, Gated)
+    assert estimate.weights_bytes == sum(tensor.nbytes for tensor in model.state_dict().values())
+
+
+def test_a_fused_optimizer_makes_no_temporaries() -> None:
+    model, batch, _ = trainings.mlp()
+    single = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=False))
+    fused = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
+    together = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=True))
+    assert fused.total_bytes <= single.total_bytes < together.total_bytes
+    assert estimate_memory(model, batch, device="cuda").total_bytes > single.total_bytes  # CUDA's default is all at once
+
+
+def test_the_running_job_hears_nothing_of_it(tmp_path: Path) -> None:
+    model, batch, optimizer = trainings.mlp()
+    run = perfagent.attach(model, optimizer, record=tmp_path)
+    try:
+        estimate_memory(model, batch, optimizer=optimizer)
+        assert run._progress.completed == 0
+        assert not run._progress.seen_backward
+    finally:
+        run.finish()
+
+
+def test_keyword_batches_and_models_that_answer_their_loss() -> None:
+    class WithLoss(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(32, 4)
+
+        def forward(self, features: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.layer(features)
+            return {"loss": functional.cross_entropy(logits, labels), "logits": logits}
+
+    batch = {"features": torch.randn(8, 32), "labels": torch.randint(0, 4, (8,))}
+    estimate = estimate_memory(WithLoss(), batch)
+    assert estimate.gradients_bytes == 4 * (32 * 4 + 4)
+    assert "16.00 bytes each" in str(estimate) or "16.06 bytes each" in str(estimate) or "bytes each" in str(estimate)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"precision": "int4"}, "fp32, bf16, fp16"),
+        ({"zero_stage": 4}, "0, 1, 2 or 3"),
+        ({"world_size": 0}, "1 or more"),
+        ({"optimizer": "adamm"}, "adamw8bit"),
+        ({"optimizer": 3}, "a name such as 'adamw'"),
+        ({"lora": 0}, "rank"),
+        ({"quantize": "nf4"}, "add lora"),
+        ({"quantize": "int3", "lora": 8}, "int8, nf4"),
+        ({"lora": 8, "lora_targets": ["q_proj"]}, "are called 0, 2, 4"),
+        ({"device": "mps"}, "cpu or cuda"),
+        ({"loss": lambda output, batch: output}, "one number"),
+        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}, "not the model's"),
+    ],
+)
+def test_what_cannot_be_estimated_is_said(options: dict[str, Any], said: str) -> None:
+    model, batch, _ = trainings.mlp()
+    with pytest.raises(ConfigError, match=said):
+        estimate_memory(model, batch, **options)
+
+
+def test_models_that_cannot_be_copied_whole_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"torch\.nn\.Module"):
+        estimate_memory("resnet", torch.zeros(1))  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="one batch"):
+        estimate_memory(nn.LazyLinear(4), torch.zeros(1, 3))
+    with pytest.raises(ConfigError, match="nothing to train"):
+        estimate_memory(nn.Linear(3, 4).requires_grad_(False), torch.zeros(1, 3))
+    with FakeTensorMode():
+        other = nn.Linear(3, 4)
+    with pytest.raises(ConfigError, match="FakeTensor"):
+        estimate_memory(other, torch.zeros(1, 3))
+    with pytest.raises(ConfigError, match="real device"):
+        with torch.device("meta"):
+            gated = Gated()
+        estimate_memory(gated, torch.zeros(16, 64), device="cpu")
+
+
+def test_sizes_and_counts_as_people_write_them() -> None:
+    assert [count_read(text) for text in ("7B", "350m", "1.3e9", "12")] == [7 * 10**9, 350 * 10**6, 1_300_000_000, 12]
+    assert [size_said(size) for size in (12, 1536, 3 * 2**30)] == ["12 B", "1.50 KiB", "3.00 GiB"]
+    for wrong in ("", "7X", "-1B", "0"):
+        with pytest.raises(ConfigError, match="write it as 7B"):
+            count_read(wrong)
+
+
+def run_command(*words: str) -> int:
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    command(parser)
+    options = parser.parse_args(words)
+    return int(options.run(options))
+
+
+def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert (
+        run_command("--layers", "2", "--width", "128", "--heads", "2", "--vocabulary", "256", "--sequence", "64", "--lora", "4")
+        == 0
+    )
+    shown = capsys.readouterr().out
+    assert "a decoder of 2 layers" in shown
+    assert "in the backward pass" in shown
+    assert "LoRA of rank 4 beside 14 linear layers" in shown
+    (tmp_path / "pair.py").write_text("import torch\ndef made():\n    return torch.nn.Linear(8, 2), torch.zeros(4, 8)\n")
+    assert run_command(f"{tmp_path / 'pair.py'}:made", "--optimizer", "sgd", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["weights_bytes"] == 4 * 18
+    assert run_command("--json") == 0  # the demo's model
+    assert json.loads(capsys.readouterr().out)["parameters"] == 501_312
+    with pytest.raises(ConfigError, match="give one of"):
+        run_command("x.py", "--parameters", "7B")
+    with pytest.raises(ConfigError, match="no file"):
+        run_command("x.py")
+
+
+def test_a_configuration_of_transformers_is_enough(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    shape = {"model_type": "gpt2", "n_layer": 2, "n_embd": 64, "n_head": 2, "vocab_size": 128, "n_positions": 64}
+    (tmp_path / "config.json").write_text(json.dumps(shape))
+    assert run_command("--config", str(tmp_path), "--sequence", "32", "--lora", "4", "--json") == 0
+    figures = json.loads(capsys.readouterr().out)
+    assert figures["what"].startswith("GPT2LMHeadModel")
+    assert figures["trainable"] < 0.2 * figures["parameters"]
+    with pytest.raises(ConfigError, match="no configuration"):
+        run_command("--config", str(tmp_path / "nothing"))

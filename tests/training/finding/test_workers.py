@@ -1,0 +1,110 @@
+"""The finder of DataLoader workers, on data that waits as a disk or a network makes it wait."""
+
+from __future__ import annotations
+
+import multiprocessing
+import random
+import time
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader, Dataset
+
+from perfagent.errors import ConfigError
+from perfagent.training.finding.workers import WorkersTrial, _enough, find_num_workers, search_num_workers
+
+
+class Slow(Dataset[int]):
+    """Each sample waits, and needs no processor meanwhile."""
+
+    def __init__(self, wait_s: float, length: int = 512) -> None:
+        self.wait_s, self.length = wait_s, length
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> int:
+        time.sleep(self.wait_s)
+        return index
+
+
+def loader_of(data: Dataset[int], **options: Any) -> Any:
+    return lambda workers: DataLoader(data, batch_size=8, num_workers=workers, **options)
+
+
+def test_data_that_waits_gets_workers_and_nothing_is_left_of_them() -> None:
+    before = torch.get_rng_state(), random.getstate()
+    found, trials = search_num_workers(loader_of(Slow(0.01), shuffle=True), [0, 1, 4], batches=8, most_s=3.0)
+    assert found == 4
+    assert [trial.workers for trial in trials] == [0, 1, 4]
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert random.getstate() == before[1]
+    assert not multiprocessing.active_children()
+
+
+def test_data_that_is_there_already_needs_none() -> None:
+    assert find_num_workers(loader_of(Slow(0.0)), [0, 2], batches=8, most_s=1.0) == 0
+
+
+def test_the_fewest_workers_that_keep_up_with_the_step_are_chosen() -> None:
+    found, trials = search_num_workers(loader_of(Slow(0.01)), [0, 1, 4, 8], batches=6, most_s=3.0, step_s=0.5)
+    assert found == 0
+    assert len(trials) == 1  # that was enough
+
+
+def test_a_loader_that_ends_is_begun_again_and_persistent_workers_end() -> None:
+    loaders: list[Any] = []
+
+    def make(workers: int) -> Any:
+        loaders.append(DataLoader(Slow(0.001, length=16), batch_size=8, num_workers=workers, persistent_workers=workers > 0))
+        return loaders[-1]
+
+    assert find_num_workers(make, [0, 2], batches=5, most_s=2.0) in (0, 2)
+    assert not multiprocessing.active_children()
+
+
+def test_more_that_brings_nothing_ends_the_search() -> None:
+    def took(*seconds: float | None) -> list[WorkersTrial]:
+        return [WorkersTrial(number, one) for number, one in enumerate(seconds)]
+
+    assert not _enough(took(1.0, 0.5), None)
+    assert not _enough(took(1.0, 1.0, 0.5), None)
+    assert _enough(took(1.0, 0.5, 0.49, 0.5), None)
+    assert not _enough(took(1.0, 0.9, 0.5, 0.2), None)
+
+
+class Starved(Dataset[int]):
+    """Works in the main process only."""
+
+    def __len__(self) -> int:
+        return 64
+
+    def __getitem__(self, index: int) -> int:
+        if torch.utils.data.get_worker_info() is not None:
+            raise RuntimeError("unable to open shared memory object in read-write mode")
+        return index
+
+
+def test_workers_that_cannot_start_are_left_out() -> None:
+    found, trials = search_num_workers(loader_of(Starved()), [0, 2, 4], batches=4, most_s=1.0)
+    assert found == 0
+    assert [trial.seconds is None for trial in trials] == [False, True]
+    assert "shared memory" in trials[1].error or "worker" in trials[1].error
+    with pytest.raises(RuntimeError, match="shared memory"):
+        find_num_workers(loader_of(Starved()), [2], batches=4, most_s=1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "options", "said"),
+    [
+        ((3,), {}, "a function of a number of workers"),
+        ((loader_of(Slow(0)), []), {}, "numbers of workers"),
+        ((loader_of(Slow(0)), [-1]), {}, "numbers of workers"),
+        ((loader_of(Slow(0)),), {"batches": 0}, "batches"),
+        ((lambda workers: [],), {}, "no batches"),
+    ],
+)
+def test_wrong_use_is_said(arguments: tuple[Any, ...], options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        find_num_workers(*arguments, **options)
