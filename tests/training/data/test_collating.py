@@ -50,6 +50,25 @@ def test_tokens_of_small_unsigned_types_get_labels_that_can_be_left_out() -> Non
     assert batch["labels"].tolist() == [[-100, 2, -100]]
 
 
+def test_a_model_sees_joined_samples_as_it_sees_each_alone() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2}
+    model = LlamaForCausalLM(LlamaConfig(vocab_size=64, attn_implementation="sdpa", **shape)).eval()
+    samples = [torch.randint(1, 64, (length,)) for length in (5, 3, 7)]
+    row = join(samples, capacity=20)
+    given = {name: row[name] for name in ("input_ids", "position_ids", "labels")}
+    with torch.no_grad():
+        joined = model(**given, use_cache=False)
+        alone = [model(input_ids=sample[None], labels=sample[None]) for sample in samples]
+    logits = torch.cat([one.logits for one in alone], 1)
+    torch.testing.assert_close(joined.logits[:, :15], logits, rtol=1e-5, atol=1e-5)
+    counts = torch.tensor([4.0, 2.0, 6.0])
+    losses = torch.stack([one.loss for one in alone])
+    torch.testing.assert_close(joined.loss, (losses * counts).sum() / counts.sum(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("samples", "said"),
     [
