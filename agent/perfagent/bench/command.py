@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 from typing import Any
 
 from perfagent.errors import ConfigError
@@ -41,6 +42,7 @@ def bench(arguments: argparse.Namespace) -> int:
     module = BENCHMARKS[arguments.name][0]
     known = ("name", "device", "quick", "json", "run")
     options = {name: value for name, value in vars(arguments).items() if name not in known and value is not None}
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")  # torch's profiler writes a line for each start and stop
     try:
         from perfagent.bench.machine import device_of
     except ModuleNotFoundError as error:

@@ -74,6 +74,7 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 "batches of like lengths.",
             ),
         },
+        beside={"pack_s": took},
         head=["batches", "filled %", "tokens a second"],
         rows=[
             [name, f"{100 * share:.2f}", f"{trained[key]:,.0f}" if (key := _TRAINED.get(name)) else "-"]

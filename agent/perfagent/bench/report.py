@@ -27,7 +27,8 @@ class Figure:
 
 @dataclass(slots=True, kw_only=True)
 class Report:
-    """One run of a benchmark. figures: by the claim's id without the benchmark's name. head, rows: what was measured, a table."""
+    """One run of a benchmark. figures: by the claim's id without the benchmark's name. head, rows: what was measured, a table.
+    beside: figures that no claim is about, by a name with its unit."""
 
     name: str
     device: str
@@ -37,6 +38,7 @@ class Report:
     head: Sequence[str]
     rows: Sequence[Sequence[str]]
     notes: Sequence[str] = field(default_factory=tuple)
+    beside: dict[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         claimed = {claim.id.partition(".")[2] for claim in claims_of(self.name)}

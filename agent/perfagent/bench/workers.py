@@ -8,6 +8,7 @@ workers gain when samples cost processor time is in the last rows.
 from __future__ import annotations
 
 import time
+import warnings
 from collections.abc import Iterable, Iterator
 
 import torch
@@ -72,9 +73,8 @@ def taken(batches: Iterable[object], step_s: float = 0.0) -> tuple[float, float]
     return elapsed / count, min(1.0, step_s * (count + 1) / elapsed)
 
 
-def measure(device: torch.device, *, quick: bool = False) -> Report:
-    scale = 0.1 if quick else 1.0
-    batches = 9 if quick else 65
+def _loaded(scale: float, batches: int, *, quick: bool) -> dict[str, tuple[float, float | None]]:
+    """By loader: seconds a batch, and the share (0..1) of the time in which the device is busy."""
     found: dict[str, tuple[float, float | None]] = {}
 
     def loader(data: Dataset[Tensor], workers: int) -> DataLoader[Tensor]:
@@ -90,6 +90,15 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
     for workers in (FEW, MANY):
         computing = Computing(BATCH * (9 if quick else 33), 0.1 * SAMPLE_S)
         found[f"{workers} workers, samples that compute"] = (taken(loader(computing, workers))[0], None)
+    return found
+
+
+def measure(device: torch.device, *, quick: bool = False) -> Report:
+    scale = 0.1 if quick else 1.0
+    batches = 8 if quick else 64
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "This DataLoader will create")  # more workers than cores: they only wait
+        found = _loaded(scale, batches, quick=quick)
     speed = found[f"{FEW} workers"][0] / found[f"{MANY} workers"][0]
     busy_few, busy_many = (100 * (found[f"{workers} workers"][1] or 0.0) for workers in (FEW, MANY))
     from_cache = found[f"{MANY} workers"][0] / found["cached, 0 workers"][0]

@@ -46,3 +46,13 @@ def test_a_column_without_a_run_says_so(script: ModuleType) -> None:
     cells = [line.split(" | ") for line in rows if "---" not in line and not line.startswith("| claim")]
     assert len(cells) == len(CLAIMS)
     assert {row[2] for row in cells} == {"not run"}
+
+
+def test_what_perfagent_promises_is_held_against_the_figures(script: ModuleType) -> None:
+    def report(fill: float | None, pack_s: float) -> dict[str, object]:
+        claims = [{"id": "packing.fill", "value": fill}, {"id": "amp.speed", "value": 0.1}]
+        return {"claims": claims, "beside": {"pack_s": pack_s}}
+
+    assert script.broken(report(99.5, 0.2)) == []
+    assert script.broken(report(None, 0.0)) == []
+    assert script.broken(report(98.0, 1.5)) == ["packing.fill is 98.00, below 99", "packing takes 1.50 s, more than 1"]
