@@ -4,8 +4,9 @@ torch's checkpoint runs a block's forward() again. A block that changes a buffer
 spectral norm's vectors) would change it twice, and compute something else the second time; one that draws from Python's or
 numpy's generator would draw something else. Both are put back here, before and after.
 
-Which buffers a block changes is learned from its first forward pass, by comparing them (which waits for a GPU, once), since batch
-norm changes its statistics without a new version of the tensor. What did not change is not copied again.
+What a block changes and draws from is learned from its first forward pass, by comparing (which waits for a GPU, once): batch norm
+changes its statistics without a new version of the tensor, and reading a generator takes longer than a small layer. What did not
+move then is not copied again; a block that draws only now and then from Python's or numpy's generator needs torch's instead.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import random
 import sys
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,14 +25,22 @@ __all__ = ["Kept", "contexts"]
 Context = AbstractContextManager[Any]
 
 
-class Kept:
-    """Of one block, over all its forward passes. changing: names of the buffers that they change, by which of its modules were
-    training; nothing before the first."""
+class Moving(NamedTuple):
+    """What a block's forward pass moves: buffers by name, Python's generator, numpy's."""
 
-    __slots__ = ("changing",)
+    buffers: frozenset[str]
+    python: bool
+    numpy: bool
+
+
+class Kept:
+    """Of one block, over all its forward passes. moving: what they move, by which of its modules were training; nothing before
+    the first."""
+
+    __slots__ = ("moving",)
 
     def __init__(self) -> None:
-        self.changing: dict[tuple[bool, ...], set[str]] = {}
+        self.moving: dict[tuple[bool, ...], Moving] = {}
 
 
 def contexts(
@@ -74,26 +83,30 @@ class _Before:
 
     def __enter__(self) -> None:
         self._training = tuple(module.training for module in self.block.modules())
-        known = self._kept.changing.get(self._training)
-        if known is None or known:
+        known = self._kept.moving.get(self._training)
+        if known is None or known.buffers:
             for name, buffer in self.block.named_buffers():
-                if known is None or name in known:
+                if known is None or name in known.buffers:
                     self.buffers[name] = buffer.detach().clone()
-        if self._preserve_rng:
+        if self._preserve_rng and (known is None or known.python):
             self.python = random.getstate()
-            numpy = sys.modules.get("numpy.random")
-            self.numpy = None if numpy is None else numpy.get_state()
+        numpy = sys.modules.get("numpy.random")
+        if self._preserve_rng and numpy is not None and (known is None or known.numpy):
+            self.numpy = numpy.get_state()
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None and self._training not in self._kept.changing:
-            now = dict(self.block.named_buffers())
-            changed = {name for name, value in self.buffers.items() if not torch.equal(value, now[name])}
-            self._kept.changing[self._training] = changed
-            self.buffers = {name: value for name, value in self.buffers.items() if name in changed}
-        if self._preserve_rng and random.getstate() == self.python:
-            self.python = None
-        if self.numpy is not None and _same(sys.modules["numpy.random"].get_state(), self.numpy):
-            self.numpy = None
+        if error is not None or self._training in self._kept.moving:
+            return
+        now = dict(self.block.named_buffers())
+        moving = Moving(
+            frozenset(name for name, value in self.buffers.items() if not torch.equal(value, now[name])),
+            self.python is not None and random.getstate() != self.python,
+            self.numpy is not None and not _same(sys.modules["numpy.random"].get_state(), self.numpy),
+        )
+        self._kept.moving[self._training] = moving
+        self.buffers = {name: value for name, value in self.buffers.items() if name in moving.buffers}
+        self.python = self.python if moving.python else None
+        self.numpy = self.numpy if moving.numpy else None
 
 
 class _Again:
