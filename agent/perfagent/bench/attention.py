@@ -72,7 +72,7 @@ def measure(
         for length in lengths:
             shape = Shape(batch, heads, kv_heads, length, head_dim)
             q, k, v = shape.tensors(device, _DTYPES[dtype])
-            chosen[length] = best_attention(q, k, v, causal=causal).kernel
+            chosen[length] = best_attention(q, k, v, causal=causal, gqa=kv_heads != heads).kernel
             found[length] = _kernels(q, k, v, causal=causal, rounds=2 if quick else 7)
     rows = [
         [

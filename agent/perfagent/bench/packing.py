@@ -68,9 +68,8 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
             "speed": Figure(
                 speed,
                 f"packed trains {times(speed)} as many tokens a second as batches padded to their longest",
-                f"The gain is what padding wasted (here {percent(100 - 100 * filled['batches of 16, padded'])} of the batches), "
-                "less what "
-                f"attention over packed rows costs: here {by}. Nothing is gained where lengths are alike, or in "
+                f"The gain is what padding wasted (here {percent(100 - 100 * filled['batches of 16, padded'])} of the tokens), "
+                f"less what attention over packed rows costs: here {by}. Nothing is gained where lengths are alike, or in "
                 "batches of like lengths.",
             ),
         },
