@@ -31,7 +31,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import memory_models as trainings  # noqa: E402 - what is measured in a process of its own
 
-CASES = (*trainings.MODELS, "gpt/bf16", "mlp/bf16", "gpt/checkpointed")
+CASES = (*trainings.MODELS, "gpt/bf16", "mlp/bf16", "convolutions/bf16", "gpt/checkpointed")
 
 
 @pytest.fixture(scope="module")

@@ -44,11 +44,11 @@ class Moment:
         return sum(self.live)
 
 
-class Account(TorchDispatchMode):
+class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Keeps the books while it is entered. block: sizes are rounded up to multiples of it."""
 
     def __init__(self, *, block: int = 1) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.moments: list[Moment] = []
         self.step = 0
         self.phase: Phase = "setup"
@@ -64,7 +64,7 @@ class Account(TorchDispatchMode):
         for one in tree_iter(result):
             if isinstance(one, Tensor):
                 grown |= self._enter(one)
-        inside = self._scratch.bytes_within(func, args)
+        inside = self._scratch.bytes_within(func, args, result)
         if grown or inside:
             self._note(inside)
         return result

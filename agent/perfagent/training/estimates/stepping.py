@@ -106,7 +106,7 @@ class _Step:
         self._plan, self._account, self._model, self._batch, self._trainable = plan, account, model, batch, trainable
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
         for parameter in trainable:
-            parameter.register_post_accumulate_grad_hook(self._accumulated)
+            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         with account.making("optimizer"):
             if plan.zero_stage:
                 self._masters = {p: nn.Parameter(torch.empty_like(p, dtype=torch.float32)) for p in trainable}

@@ -40,7 +40,8 @@ class Twin:
             self._remember(buffer, self._tensor(buffer, dtype))
         with nullcontext() if self.mode is None else FakeCopyMode(self.mode):
             twin: nn.Module = copy.deepcopy(model, self._memo)
-        return twin.train()
+        twin.train()
+        return twin
 
     def optimizer(self, optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
         """A copy over the parameters of the copied module, with the state that it has already."""
@@ -86,10 +87,9 @@ class Twin:
     def _tensor(self, tensor: Tensor, dtype: torch.dtype | None) -> Tensor:
         if not tensor.is_floating_point():
             dtype = None
-        if self.mode is None:
-            return tensor.detach().to(self.device, dtype or tensor.dtype, copy=True)
-        with self.mode:
-            return torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype or tensor.dtype, device=self.device)
+        with self.mode or torch.no_grad():
+            made = torch.empty_strided(tensor.size(), tensor.stride(), dtype=dtype or tensor.dtype, device=self.device)
+            return made if self.mode is not None else made.copy_(tensor)
 
 
 def plain_module(model: Any) -> nn.Module:
@@ -104,7 +104,7 @@ def plain_module(model: Any) -> nn.Module:
             break
         model = inner
     for name, tensor in _tensors(model):
-        if isinstance(tensor, nn.parameter.UninitializedTensorMixin):
+        if nn.parameter.is_lazy(tensor):
             raise ConfigError(f"{name} has no shape yet; run the model on one batch before it is estimated")
         if type(tensor) not in _PLAIN or hasattr(tensor, "ds_id"):
             raise ConfigError(

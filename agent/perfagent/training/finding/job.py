@@ -42,7 +42,7 @@ class TuningJob:
                 raise ConfigError(f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}")
         if not callable(self.loss):
             raise ConfigError("loss must be a function of the model and a batch that answers one number")
-        if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):  # type: ignore[arg-type]
+        if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):
             raise ConfigError("dataset must have a length, above 0, and items by index")
         if type(self.batch_size) is not int or self.batch_size < 1:
             raise ConfigError(f"batch_size must be 1 or more, not {self.batch_size!r:.60}")

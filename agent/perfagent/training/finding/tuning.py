@@ -20,8 +20,8 @@ from perfagent.errors import ConfigError
 from perfagent.training.estimates.twin import mapped
 from perfagent.training.finding.batch_size import search_batch_size
 from perfagent.training.finding.job import TuningJob
-from perfagent.training.finding.keeping import kept, release_memory
-from perfagent.training.finding.workers import search_num_workers
+from perfagent.training.finding.keeping import kept
+from perfagent.training.finding.workers import more_workers_than_cores, search_num_workers
 from perfagent.training.precision import Precision, autocast_of
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
@@ -204,7 +204,8 @@ class _Training:
         self._optimizer = _fused(job.optimizer) if setting.fused_optimizer else job.optimizer
         self._loss: Callable[[nn.Module, Any], Any] = torch.compile(job.loss) if setting.compiled else job.loss
         self._autocast = autocast_of(setting.precision, self._device)
-        self._loader = job.loader(batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory)
+        with more_workers_than_cores():
+            self._loader = job.loader(batch_size=setting.batch_size, workers=setting.num_workers, pin=setting.pin_memory)
         self._batches: Iterator[Any] | None = None
         self._samples: list[Any] = []
 
@@ -219,7 +220,8 @@ class _Training:
         self._job.optimizer.zero_grad(set_to_none=True)
         if self._setting.channels_last:
             self._job.model.to(memory_format=torch.contiguous_format)  # type: ignore[call-overload]
-        release_memory()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def warm(self, *, empty: bool) -> None:
         """Two steps that are not counted; more where the queue of the workers is to be emptied."""
@@ -248,13 +250,12 @@ class _Training:
         self._step(collate(self._samples[:size]))
 
     def _next(self) -> Any:
-        if self._batches is None:
-            self._batches = iter(self._loader)
-        try:
-            return next(self._batches)
-        except StopIteration:
-            self._batches = iter(self._loader)
-            return next(self._batches)
+        batch = next(self._batches, None) if self._batches is not None else None
+        if batch is None:
+            with more_workers_than_cores():
+                self._batches = iter(self._loader)
+            batch = next(self._batches)
+        return batch
 
     def _step(self, batch: Any) -> None:
         batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))

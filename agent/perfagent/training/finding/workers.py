@@ -7,7 +7,8 @@ import gc
 import os
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +16,7 @@ from perfagent.errors import ConfigError
 from perfagent.training.randomness import random_state, restore_random_state
 from perfagent.training.unwatched import unwatched
 
-__all__ = ["WorkersTrial", "find_num_workers", "search_num_workers"]
+__all__ = ["WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
 
 NEAR = 0.9
 """A number of workers is as good as the best from this share of its rate on: fewer processes take less memory."""
@@ -80,9 +81,8 @@ def search_num_workers(
                 except (RuntimeError, MemoryError, OSError) as error:
                     problem = error  # shared memory or processes ran out, most likely: fewer may still do
                     trials.append(WorkersTrial(workers, None, str(error).strip().split("\n", 1)[0][:200]))
+                    gc.collect()  # the error's frames hold the loader, and with it its processes
                     break
-                finally:
-                    gc.collect()
                 if _enough(trials, step_s):
                     break
     finally:
@@ -117,10 +117,17 @@ def _enough(trials: list[WorkersTrial], step_s: float | None) -> bool:
     return min(seconds[:-_FRUITLESS]) <= _GAIN * min(seconds[-_FRUITLESS:])
 
 
-def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches: int, most_s: float) -> float:
-    """Seconds from batch to batch, of a loader whose queues have been emptied once."""
+@contextmanager
+def more_workers_than_cores() -> Iterator[None]:
+    """torch warns of them; here they are meant."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="This DataLoader will create .* worker processes", category=UserWarning)
+        yield
+
+
+def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches: int, most_s: float) -> float:
+    """Seconds from batch to batch, of a loader whose queues have been emptied once."""
+    with more_workers_than_cores():
         loader = make_loader(workers)
         source = _Endless(loader)
     try:
@@ -157,7 +164,8 @@ class _Endless:
                 if not self._passed:
                     raise ConfigError("the loader has no batches; give it data, or drop_last=False") from None
                 self._passed = 0
-                self._iterator = iter(self._loader)
+                with more_workers_than_cores():
+                    self._iterator = iter(self._loader)
             else:
                 self._passed += 1
                 return
