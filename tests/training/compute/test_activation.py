@@ -398,6 +398,14 @@ def test_what_has_no_blocks_or_has_them_already_is_refused():
         checkpoint_activations(compiled)
 
 
+def test_a_kept_result_that_would_be_overwritten_is_refused():
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.ReLU(inplace=True)) for _ in range(2)))
+    with pytest.raises(ConfigError, match=r"0\.1 changes its input in place"):
+        checkpoint_activations(model, "selective")
+    checkpoint_activations(model, "all")
+    model(torch.randn(2, 4)).sum().backward()
+
+
 def test_a_filled_cache_is_not_thrown_away_in_silence():
     class Filled:
         def get_seq_length(self):

@@ -69,10 +69,13 @@ def checkpoint_activations(
     transformer's layers. keep: operators (torch.ops.aten...) whose results stay, instead of those of "selective". preserve_rng:
     False saves the reading of the generators' states, for a model that draws nothing at random in its blocks.
 
-    Raises ConfigError where nothing would be checkpointed, or something twice.
+    Raises ConfigError where nothing would be checkpointed, or something twice, or where a kept result would be overwritten by a
+    module with inplace=True (by a function such as relu_, torch says so in the backward pass).
     """
     chosen = _chosen(model, mode)
     operators = _operators(mode, keep)
+    if operators:
+        _check_in_place(chosen)
     for _, block in chosen:
         own = vars(block).get("forward")
         block.__dict__[_SETTINGS] = _Settings(operators, own)
@@ -153,6 +156,16 @@ def _check_each(chosen: list[tuple[str, nn.Module]]) -> None:
             raise ConfigError(f"{name} is checkpointed already; call what checkpoint_activations returned to take it out first")
         if getattr(module, "_compiled_call_impl", None) is not None:
             raise ConfigError(f"{name} is compiled already; call checkpoint_activations before compile")
+
+
+def _check_in_place(chosen: list[tuple[str, nn.Module]]) -> None:
+    for name, block in chosen:
+        for inside, module in block.named_modules():
+            if getattr(module, "inplace", False) is True:
+                raise ConfigError(
+                    f"{name}.{inside} changes its input in place, which may be a result that is to be kept; say inplace=False "
+                    "there (in a block that is computed again it saves nothing), or use mode='all'"
+                )
 
 
 def _stride(mode: Any) -> int:
