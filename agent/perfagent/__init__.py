@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perfagent.training.data.mapped import MappedTokens as MappedTokens
     from perfagent.training.data.mapped import map_tokens as map_tokens
     from perfagent.training.data.packed_batches import PackedBatchSampler as PackedBatchSampler
+    from perfagent.training.data.packed_stream import PackedStream as PackedStream
     from perfagent.training.data.packing import pack as pack
     from perfagent.training.data.packing import pack_stream as pack_stream
     from perfagent.training.data.prefetch import Prefetcher as Prefetcher
@@ -73,6 +74,7 @@ __all__ = [
     "MemoryEstimate",
     "NanPolicy",
     "PackedBatchSampler",
+    "PackedStream",
     "PerfagentError",
     "Prefetcher",
     "Run",
@@ -152,6 +154,7 @@ _WHERE = {
     "MappedLines": "perfagent.training.data.mapped",
     "MappedTokens": "perfagent.training.data.mapped",
     "PackedBatchSampler": "perfagent.training.data.packed_batches",
+    "PackedStream": "perfagent.training.data.packed_stream",
     "Prefetcher": "perfagent.training.data.prefetch",
     "TokenBudgetBatchSampler": "perfagent.training.data.token_budget",
     "inspect_batches": "perfagent.training.data.inspecting",

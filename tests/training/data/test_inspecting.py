@@ -72,7 +72,7 @@ def broken(change: Any) -> list[dict[str, Tensor]]:
         (lambda batch: batch["attention_mask"][1].zero_(), "empty sample", "critical", ((1, 1),)),
         (lambda batch: batch["input_ids"][3].fill_(50), "token ids", "critical", ((1, 3),)),
         (lambda batch: batch["input_ids"][0, 0].fill_(-1), "token ids", "critical", ((1, 0),)),
-        (lambda batch: batch.update(labels=batch["labels"][:, :5]), "shape of labels", "critical", ((1, None),)),
+        (lambda batch: batch.update(labels=batch["labels"][:, :5]), "shape of labels", "info", ((1, None),)),
         (lambda batch: batch.update(text_batches()[0]), "repeated batch", "warning", ((1, None),)),
         (lambda batch: [value[1].copy_(value[0]) for value in batch.values()], "repeated sample", "warning", ((1, 1),)),
         (lambda batch: batch.update(extra=torch.tensor([1.0, float("nan"), 1, 1])), "nonfinite extra", "critical", ((1, 1),)),
@@ -118,6 +118,14 @@ def test_sorted_data_that_is_not_shuffled_is_seen() -> None:
     assert "one class a batch" in kinds(inspect_batches(DataLoader(TensorDataset(inputs, ordered), batch_size=8)))
     mixed = inspect_batches(DataLoader(TensorDataset(inputs, ordered), batch_size=8, shuffle=True))
     assert not {"one class a batch", "not shuffled"} & kinds(mixed)
+
+
+def test_what_is_usual_is_no_problem() -> None:
+    inputs, labels = images(16)
+    one_by_one = DataLoader(TensorDataset(inputs, labels), batch_size=1, shuffle=True)
+    assert "one class a batch" not in kinds(inspect_batches(one_by_one))
+    weighted = [{**batch, "sample_weight": torch.ones(4), "loss_mask": torch.ones(4, 8)} for batch in text_batches()]
+    assert inspect_batches(weighted).problems == []
 
 
 def test_an_error_of_the_loader_is_part_of_the_report() -> None:

@@ -17,6 +17,7 @@ import perfagent
 from perfagent.errors import ConfigError
 from perfagent.samplers.cgroup import find
 from perfagent.training.data.loader import loader_defaults, resumable_loader, usable_cores
+from perfagent.training.data.packed_stream import PackedStream
 
 
 class Rows(Dataset[Tensor]):
@@ -133,6 +134,10 @@ class Placed(IterableDataset[Tensor]):
         self.generator.set_state(state["generator"])
 
 
+def row_of(samples: list[Tensor]) -> Tensor:
+    return torch.cat(samples)[None, :3]
+
+
 def row_loop(folder: Path | None = None) -> perfagent.Loop:
     torch.manual_seed(1)
     model = nn.Sequential(nn.Linear(3, 4), nn.Dropout(0.2), nn.Linear(4, 1))
@@ -154,6 +159,9 @@ def losses_of(loop: perfagent.Loop, loader: DataLoader[Any], steps: int | None =
 LOADERS: dict[str, Any] = {
     "map-style": lambda workers: resumable_loader(Rows(), batch_size=4, shuffle=True, num_workers=workers),
     "stream": lambda workers: resumable_loader(Stream(), batch_size=4, num_workers=workers),
+    "packed stream": lambda workers: resumable_loader(
+        PackedStream(Rows(), 9, window=8, collate=row_of), batch_size=None, num_workers=workers
+    ),
     "stream with a state": lambda workers: resumable_loader(Placed(), batch_size=4, num_workers=workers),
 }
 

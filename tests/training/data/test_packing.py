@@ -9,8 +9,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
+from perfagent.training.data.packed_stream import PackedStream
 from perfagent.training.data.packing import fill, pack, pack_stream
 
 from . import corpus
@@ -108,3 +110,16 @@ def test_samples_with_input_ids_know_their_length_and_others_must_be_told() -> N
         next(pack_stream([{"text": "a"}], 5))
     with pytest.raises(ConfigError, match="length 3 is 9"):
         [*pack_stream([[1], [1], [1], [1] * 9], 5, window=2)]
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_share_a_stream_and_pack_every_sample_once(workers: int) -> None:
+    samples = [torch.full((length % 30 + 1,), number) for number, length in enumerate(corpus.text_lengths(200))]
+    stream = PackedStream(samples, 64, window=50)
+    for _ in range(2):
+        rows = [*DataLoader(stream, batch_size=None, num_workers=workers)]
+        assert all(row["input_ids"].shape[1] <= 64 for row in rows)
+        seen = torch.cat([row["input_ids"][0] for row in rows]).bincount()
+        assert seen.tolist() == [len(sample) for sample in samples]
+    with pytest.raises(ConfigError, match="list_iterator can be read only once"):
+        PackedStream(iter(samples), 64)

@@ -21,6 +21,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 import perfagent
 from perfagent.errors import ConfigError
 from perfagent.training.batches import timed
+from perfagent.training.data.loader import resumable_loader
 from perfagent.training.data.prefetch import Prefetcher, _Reading, read_ahead
 from perfagent.training.data.transfer import CopyStream, moved
 
@@ -167,6 +168,18 @@ def test_an_error_comes_after_the_batches_before_it() -> None:
     assert (next(reading), next(reading)) == (0, 1)
     with pytest.raises(KeyError, match="conversations"):
         next(reading)
+
+
+def test_the_state_of_a_loader_is_that_of_the_batch_in_hand() -> None:
+    prefetcher = Prefetcher(resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu", ahead=2)
+    reading = prefetcher._through(lambda batch: batch, lambda batch: batch)
+    seen = [next(reading)[0].tolist(), next(reading)[0].tolist()]
+    state = prefetcher.state_dict()
+    other = Prefetcher(resumable_loader(TensorDataset(torch.arange(8.0)), batch_size=2, num_workers=0), "cpu")
+    other.load_state_dict(state)
+    assert seen + [batch.tolist() for (batch,) in other] == [[0, 1], [2, 3], [4, 5], [6, 7]]
+    prefetcher.load_state_dict(state)
+    assert [batch.tolist() for (batch,) in prefetcher._through(lambda batch: batch, lambda batch: batch)] == [[4, 5], [6, 7]]
 
 
 # ---- what a batch may be

@@ -58,13 +58,10 @@ class DiskCache:
     def get(self, key: str, make: Callable[[], Any]) -> Any:
         """The value of a key, from the disk, or from make(), which is then kept. Its own errors go through."""
         path = self._path(key)
-        try:
-            content = path.read_bytes()
-        except OSError:
-            pass
-        else:
+        content = _read(path)
+        if content is not None:
             try:
-                value = decode(bytearray(content), key)
+                value = decode(content, key)
             except DamagedEntry as error:
                 self._found_damage(path, error)
             else:
@@ -138,6 +135,17 @@ class DiskCache:
                 with contextlib.suppress(OSError):
                     if draft.stat().st_mtime < before:
                         Path(draft).unlink()
+
+
+def _read(path: Path) -> bytearray | None:
+    """A file's bytes, read without a second copy; None where there is none."""
+    try:
+        with path.open("rb", buffering=0) as file:
+            content = bytearray(os.fstat(file.fileno()).st_size)
+            read = file.readinto(content)
+            return content if read == len(content) else content[:read]
+    except OSError:
+        return None
 
 
 class CachedDataset(Dataset[Any]):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import itertools
+import re
 import statistics
 import sys
 from collections import Counter, defaultdict
@@ -25,6 +26,7 @@ from torch.utils.data import DataLoader
 from perfagent.errors import ConfigError
 from perfagent.training.batches import generators_of
 from perfagent.training.data.collating import IGNORED
+from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.randomness import random_state, restore_random_state
 
 __all__ = ["BatchReport", "Problem", "inspect_batches"]
@@ -34,6 +36,8 @@ _LABELS = ("labels", "label", "targets", "target", "y")
 _MASKS = ("attention_mask",)
 _LOSS_MASKS = ("loss_mask", "label_mask", "assistant_masks")
 _MUCH_PADDING = 0.2
+_FEW_ROWS = 4
+"""In smaller batches one class is no wonder."""
 _MOST_ROWS = 100_000
 
 
@@ -111,6 +115,8 @@ def inspect_batches(
             f"inspect_batches takes a DataLoader or another iterable that can be read again, not {type(loader).__name__}: what "
             "it read would be missing in training"
         )
+    while isinstance(loader, Prefetcher):
+        loader = loader.loader
     look = _Look(model=model, pad_id=pad_id, ignored=ignored)
     with _AsFound(loader) as same:
         ended = False
@@ -223,7 +229,7 @@ class _Look:
             bad = [row for row, one in enumerate(tensor) if not bool(torch.isfinite(one).all())] if tensor.dim() else [None]
             text = f"{name} holds NaN or infinite values: the loss becomes NaN"
             self.problem(f"nonfinite {name}", "critical", text, *((number, row) for row in bad))
-        elif tensor.numel() > 1 and bool((tensor == tensor.reshape(-1)[0]).all()):
+        elif tensor.numel() > 1 and not re.search("mask|weight", name) and bool((tensor == tensor.reshape(-1)[0]).all()):
             self.problem(f"constant {name}", "warning", f"{name} has one value in all places", (number, None))
         elif tensor.dim() == 4 and float(tensor.amax()) > 16:
             text = f"{name} looks like images that are not normalized (values up to {float(tensor.amax()):g})"
@@ -262,9 +268,10 @@ class _Look:
             counts &= loss_mask.ne(0)
         self._labels += labels.numel()
         self._counted += int(counts.sum())
-        if labels.dim() == 1:
+        if labels.dim() == 1 and len(labels) >= _FEW_ROWS:
             self._classes.append(set(labels[counts].tolist()))
-        shifted = counts[:, 1:] if labels.dim() == 2 and labels.shape[1] > 1 and tokens is not None else counts
+        same = tokens is not None and tokens.shape == labels.shape
+        shifted = counts[:, 1:] if same and labels.dim() == 2 and labels.shape[1] > 1 else counts
         if not bool(shifted.any()):
             text = "no label of the batch counts: its loss is 0 / 0, NaN"
             self.problem("batch without labels", "critical", text, (number, None))
@@ -279,8 +286,8 @@ class _Look:
             text = f"labels below 0 that are not {self._ignored}: the loss fails, on a GPU without saying where"
             self.problem("negative labels", "critical", text, (number, None))
         if tokens is not None and tokens.dim() == labels.dim() == 2 and tokens.shape != labels.shape:
-            text = f"labels have the shape {tuple(labels.shape)} and tokens {tuple(tokens.shape)}"
-            self.problem("shape of labels", "critical", text, (number, None))
+            text = f"labels have the shape {tuple(labels.shape)} and tokens {tuple(tokens.shape)}: right for an encoder-decoder"
+            self.problem("shape of labels", "info", text, (number, None))
 
     def _check_repeats(self, number: int, parts: Mapping[str, Tensor], rows: int | None) -> None:
         whole = _digest(parts.values())

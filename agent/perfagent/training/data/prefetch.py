@@ -61,7 +61,7 @@ class Prefetcher:
             raise ConfigError(
                 "a Prefetcher to a GPU cannot be read in a DataLoader worker: give the worker the loader, and wrap the DataLoader"
             )
-        return timed(_Reading(self._on_device))
+        return timed(_Reading(self._to_device))
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__") or name == "loader":  # while being copied or unpickled
@@ -69,19 +69,25 @@ class Prefetcher:
         if name == "state_dict":
             own = self.loader.state_dict  # type: ignore[attr-defined]
             return lambda: own() if self._state is None else self._state
+        if name == "load_state_dict":
+            self._state = None
         return getattr(self.loader, name)
 
-    def _on_device(self) -> Iterator[Any]:
+    def _to_device(self) -> Iterator[Any]:
         stream = CopyStream(self.device)
+        return self._through(stream.send, stream.receive)
+
+    def _through(self, send: Callable[[Any], Any], receive: Callable[[Any], Any]) -> Iterator[Any]:
+        """Every batch sent ahead and received in its turn, with the loader's state as of that one."""
         keeps_state = hasattr(self.loader, "state_dict")
 
-        def send(batch: Any) -> tuple[Any, Any]:
+        def send_with_state(batch: Any) -> tuple[Any, Any]:
             state = self.loader.state_dict() if keeps_state else None  # type: ignore[attr-defined]
-            return stream.send(batch), state
+            return send(batch), state
 
-        for sent, state in read_ahead(iter(self.loader), send, self.ahead):
+        for sent, state in read_ahead(iter(self.loader), send_with_state, self.ahead):
             self._state = state
-            batch = stream.receive(sent)
+            batch = receive(sent)
             del sent  # or it would live as long as the next one
             yield batch
             del batch
