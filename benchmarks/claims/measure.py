@@ -18,7 +18,7 @@ from typing import Any
 
 import tables
 
-from perfagent.bench.claims import ELSEWHERE, SOURCES, claims_of
+from perfagent.bench.claims import CLAIMS, ELSEWHERE, SOURCES, claims_of
 from perfagent.bench.command import BENCHMARKS
 from perfagent.bench.report import in_words
 
@@ -98,7 +98,10 @@ def _claim(report: dict[str, Any] | None, identity: str) -> dict[str, Any] | Non
 
 def _cell(report: dict[str, Any] | None, identity: str) -> str:
     claim = _claim(report, identity)
-    return "not run" if claim is None else f"{claim['here']}: **{in_words(claim['compared'])}**"
+    if claim is None:
+        return "not run"
+    compared = next(one for one in CLAIMS if one.id == identity).compared(claim["value"])
+    return f"{claim['here']}: **{in_words(compared)}**"
 
 
 def _condition(found: dict[str, dict[str, dict[str, Any]]], name: str, identity: str) -> str:

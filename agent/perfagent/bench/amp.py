@@ -45,7 +45,7 @@ def training_step(
 
 def measure(device: torch.device, *, quick: bool = False) -> Report:
     large = device.type == "cuda"
-    width, layers, batch, context = (1024, 8, 16, 1024) if large else (64, 2, 2, 32) if quick else (256, 4, 4, 128)
+    width, layers, batch, context = (1024, 8, 16, 1024) if large else (32, 1, 1, 16) if quick else (256, 4, 4, 128)
     ways: dict[str, Callable[[], None]] = {}
     memory: dict[str, int] = {}
     with seeded():

@@ -20,7 +20,7 @@ MODES = ("none", "all", "every:2", "selective")
 
 def measure(device: torch.device, *, quick: bool = False) -> Report:
     large = device.type == "cuda"
-    width, layers, batch, context = (1024, 24, 16, 1024) if large else (32, 4, 4, 32) if quick else (192, 12, 8, 128)
+    width, layers, batch, context = (1024, 24, 16, 1024) if large else (48, 2, 2, 16) if quick else (192, 12, 8, 128)
     ways: dict[str, Callable[[], None]] = {}
     peak: dict[str, int] = {}
     with seeded():

@@ -39,9 +39,13 @@ class Claim:
     most: float | None = None
 
     def compared(self, figure: float | None) -> str:
-        """Where a measured figure lies: "within", "below" or "above" the claim, "no figure" in the source, "not measured"."""
+        """Where a measured figure lies: "within", "below" or "above" the claim, "no figure" in the source, "not measured".
+
+        Compared is what is printed: whole percent, hundredths of times.
+        """
         if figure is None:
             return "not measured"
+        figure = round(figure, 0 if self.unit == "%" else 2)
         if self.least is None and self.most is None:
             return "no figure"
         if self.least is not None and figure < self.least:

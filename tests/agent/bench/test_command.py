@@ -12,7 +12,7 @@ from perfagent.bench.command import BENCHMARKS
 from perfagent.cli import main
 
 QUICK = [name for name in BENCHMARKS if name != "compile"]
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:.*torch.jit:DeprecationWarning")
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:

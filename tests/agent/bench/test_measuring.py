@@ -23,7 +23,8 @@ def test_the_peak_is_the_most_that_was_held_at_a_time() -> None:
 def test_the_peak_of_a_backward_pass_counts_what_forward_kept_for_it() -> None:
     layers = torch.nn.Sequential(*(torch.nn.Tanh() for _ in range(6)))
     x = torch.zeros(MIB // 4, requires_grad=True)  # 1 MiB
-    assert 8 * MIB <= peak_bytes(lambda: layers(x).sum().backward(), CPU) <= 9 * MIB
+    six_kept_and_one_gradient = peak_bytes(lambda: layers(x).sum().backward(), CPU)
+    assert 7 * MIB <= six_kept_and_one_gradient < 7.1 * MIB
 
 
 def test_what_models_and_optimizers_hold_is_counted() -> None:
