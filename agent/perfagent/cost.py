@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 
-__all__ = ["log_ns", "stamp_ns", "step_ns"]
+__all__ = ["log_ns", "stamp_ns", "steps_ns"]
 
 _STEP, _ENTRY = 105, 32
 """Stamps that completing a step is worth, and each entry of its trace."""
@@ -37,9 +37,9 @@ def _block_ns() -> float:
     return max(1.0, (time.thread_time_ns() - began) / _STAMPS)
 
 
-def step_ns(entries: int) -> float:
-    """Of one step with so many entries in its trace."""
-    return stamp_ns() * (_STEP + _ENTRY * entries)
+def steps_ns(steps: int, entries: int) -> float:
+    """Of so many steps with so many entries in their traces in all."""
+    return stamp_ns() * (_STEP * steps + _ENTRY * entries)
 
 
 def log_ns(calls: int, values: int) -> float:

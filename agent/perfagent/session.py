@@ -31,7 +31,7 @@ from perfagent.context.gathering import Context
 from perfagent.context.process import describe
 from perfagent.cost import log_ns
 from perfagent.delivery.sender import Sender
-from perfagent.device import Reading, take
+from perfagent.device import take
 from perfagent.errors import ConfigError
 from perfagent.governor import Governor
 from perfagent.hooks import guard
@@ -143,9 +143,9 @@ class Run:
         except Exception:  # noqa: BLE001 - somebody else's mapping
             self._refuse(metrics)
             return
-        later = False
-        if not _PLAIN.issuperset(map(type, values.values())):
-            later = _snapshot(values)
+        later = not _PLAIN.issuperset(map(type, values.values()))
+        if later:
+            _snapshot(values)
         p = self._progress
         if step is not None:
             if type(step) is not int:
@@ -420,12 +420,11 @@ def _text(value: Any, most: int) -> str:
         return f"[{type(value).__name__}]"
 
 
-def _snapshot(values: dict[str, Any]) -> bool:
-    """Reads tensors now, since users change them in place; those on a device later. True when some are still on their way."""
+def _snapshot(values: dict[str, Any]) -> None:
+    """Reads tensors now, since users change them in place; those on a device later."""
     torch = sys.modules.get("torch")
     if torch is None:
-        return False
-    later = False
+        return
     for name, value in values.items():
         if isinstance(value, torch.Tensor):
             try:
@@ -433,8 +432,6 @@ def _snapshot(values: dict[str, Any]) -> bool:
                 values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
             except Exception:  # noqa: BLE001 - a device that was lost
                 values[name] = None
-            later = later or isinstance(values[name], Reading)
-    return later
 
 
 # ---- the documented functions -----------------------------------------------------------------------------------------------

@@ -1,9 +1,15 @@
-"""Runs the rows, prints `survived/total` for each and writes the table of docs/faults.md. Started by scripts/faults."""
+"""Runs the rows, prints `survived/total` for each and writes the table of docs/faults.md. Started by scripts/faults.
+
+What each loop came to is kept in docs/faults.json with its date, so that one loop can be run again without the others: the page
+is always made of the newest result of each.
+"""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import datetime
+import json
 import logging
 import re
 import subprocess
@@ -13,6 +19,7 @@ import time
 import xml.etree.ElementTree as Xml
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "benchmarks")]
@@ -54,6 +61,7 @@ FAULTS = {
     "T01": "a training is killed with SIGKILL, and resumed",
 }
 """The rows of the table; what each must do is said by its tests."""
+KEPT = ROOT / "docs" / "faults.json"
 TESTED = ("tests/agent", "tests/faults", "tests/e2e/test_monitoring.py", "tests/server/store/test_kill9.py")
 
 
@@ -113,12 +121,13 @@ def tests(folder: Path) -> list[Outcome]:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a few kills and seconds instead of many; the page is not written")
+    parser.add_argument("--quick", action="store_true", help="a few kills and seconds instead of many; nothing is kept")
     parser.add_argument("loops", nargs="*", help=f"any of tests, {', '.join(LOOPS)}; all without a name")
     options = parser.parse_args()
     logging.getLogger("perfagent").setLevel(logging.CRITICAL)  # of the agents in this process
     if unknown := set(options.loops) - set(LOOPS) - {"tests"}:
         parser.error(f"unknown {sorted(unknown)}; these are: tests, {', '.join(LOOPS)}")
+    kept: dict[str, Any] = json.loads(KEPT.read_text("utf-8")) if KEPT.exists() else {}
     outcomes: list[Outcome] = []
     for name in options.loops or ("tests", *LOOPS):
         begin = time.monotonic()
@@ -128,6 +137,7 @@ def main() -> int:
             except Exception as error:
                 found = [Outcome("?", f"{name} did not come to its end", 0, 1, f"{type(error).__name__}: {error}"[:500])]
         outcomes += found
+        kept[name] = {"day": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}", "lines": list(map(dataclasses.asdict, found))}
         for outcome in found:
             print(f"{outcome.survived}/{outcome.total}  {outcome.row}  {outcome.name} ({outcome.figures})", flush=True)
         print(f"  {name}: {time.monotonic() - begin:.0f} s", flush=True)
@@ -135,22 +145,26 @@ def main() -> int:
     ids = {outcome.row for outcome in outcomes}
     whole = sum(all(outcome.good for outcome in outcomes if outcome.row == row) for row in ids)
     print(f"{whole}/{len(ids)} rows survived, {good}/{len(outcomes)} of their lines")
-    if not options.quick and not options.loops:
-        write(outcomes)
+    if not options.quick:
+        KEPT.write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n", "utf-8")
+        write(kept)
     return 0 if good == len(outcomes) else 1
 
 
-def write(outcomes: list[Outcome]) -> None:
+def write(kept: dict[str, Any]) -> None:
+    seen = [(result["day"], Outcome(**line)) for result in kept.values() for line in result["lines"]]
     lines = [
-        [row, fault, outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures.replace("|", "/")]
+        [row, fault, outcome.name, f"{outcome.survived}/{outcome.total}", outcome.figures.replace("|", "/"), day]
         for row, fault in FAULTS.items()
-        for outcome in outcomes
+        for day, outcome in seen
         if outcome.row == row
     ]
-    survived = sum(all(o.good for o in outcomes if o.row == row) for row in FAULTS)
-    day = f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}"
-    head = f"{day}, {tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
-    table = tables.table(["row", "fault", "what was done, and what must hold", "survived/total", "figures"], lines)
+    by_row = {row: [outcome for _, outcome in seen if outcome.row == row] for row in FAULTS}
+    survived = sum(bool(outcomes) and all(outcome.good for outcome in outcomes) for outcomes in by_row.values())
+    never = [name for name in ("tests", *LOOPS) if name not in kept]
+    head = f"{tables.machine('torch')}.\n\n**{survived}/{len(FAULTS)} rows survived.**"
+    head += f" Not run yet: {', '.join(never)}." if never else ""
+    table = tables.table(["row", "fault", "what was done, and what must hold", "survived/total", "figures", "last run"], lines)
     tables.replace("faults", f"{head}\n\n{table}", ROOT / "docs" / "faults.md")
 
 

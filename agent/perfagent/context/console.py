@@ -58,6 +58,8 @@ class Console:
 
     def poll(self) -> None:
         """On the sender thread: whole lines become events; a progress bar is looked at as it stands, once a second at most."""
+        if not any(stream.pieces for stream in self._streams):
+            return
         now = self._clock()
         self._budget = min(LINES_PER_S, self._budget + LINES_PER_S * (now - self._refilled))
         self._refilled = now
@@ -78,12 +80,12 @@ class _Stream:
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self._target = name, target
-        self._pieces: deque[str] = deque(maxlen=5000)
+        self.pieces: deque[str] = deque(maxlen=5000)
         self._rest = ""
         self._key_lines = 0
 
     def watch(self, off: Callable[[], bool]) -> bool:
-        write, pieces = self._target.write, self._pieces
+        write, pieces = self._target.write, self.pieces
 
         def seen(text: str, /) -> Any:
             result = write(text)
@@ -107,8 +109,8 @@ class _Stream:
 
     def lines(self) -> list[str]:
         parts = [self._rest]
-        while self._pieces:
-            piece = self._pieces.popleft()
+        while self.pieces:
+            piece = self.pieces.popleft()
             parts.append(piece if isinstance(piece, str) else str(piece))
         text = "".join(parts)
         *whole, self._rest = text.split("\n")

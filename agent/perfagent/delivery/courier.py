@@ -13,6 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from perfagent.delivery.bell import Bell
 from perfagent.delivery.transport import Answer, judge
 from perfagent.errors import ServerUnreachable
 
@@ -41,9 +42,9 @@ class Job:
 class Courier:
     """Carries one job at a time; answers come back through a deque."""
 
-    def __init__(self, transport: Transport, slow_sources: list[Source], wake: threading.Event) -> None:
+    def __init__(self, transport: Transport, slow_sources: list[Source], wake: Bell) -> None:
         self._transport, self._slow_sources, self._wake = transport, slow_sources, wake
-        self.work = threading.Event()
+        self.work = Bell()
         self.answers: deque[tuple[Job, Answer]] = deque()
         self.ended = False
         self.gone = False
@@ -68,12 +69,12 @@ class Courier:
     def carry(self, job: Job) -> None:
         self._since = time.monotonic()
         self._job = job
-        self.work.set()
+        self.work.ring()
 
     def run(self, errand: Callable[[], None]) -> None:
         """Has something else done that may take a while, between two requests."""
         self._errand = errand
-        self.work.set()
+        self.work.ring()
 
     def stuck(self, now: float) -> bool:
         since = self._since
@@ -90,12 +91,11 @@ class Courier:
         except BaseException as error:  # noqa: BLE001 - this thread's errors end here: another one takes its place
             self.why = f"{type(error).__name__}: {error}"
         self.gone = not self.ended
-        self._wake.set()
+        self._wake.ring()
 
     def _carry_on(self) -> None:
         while not self.ended:
             self.work.wait(0.5 if self._slow_sources else None)
-            self.work.clear()
             job, self._job = self._job, None
             if job is not None:
                 try:
@@ -106,14 +106,14 @@ class Courier:
                     answer = Answer(kind="retry", reason=f"{type(error).__name__}: {error}")
                 self._since = 0.0
                 self.answers.append((job, answer))
-                self._wake.set()
+                self._wake.ring()
             errand, self._errand = self._errand, None
             if errand is not None:
                 self._errand_since = time.monotonic()
                 with contextlib.suppress(Exception):  # what cannot be done is left
                     errand()
                 self._errand_since = 0.0
-                self._wake.set()
+                self._wake.ring()
             self._sample()
             self.cpu_s = time.thread_time()
         self._transport.close()

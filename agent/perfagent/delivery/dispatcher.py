@@ -13,19 +13,18 @@ import os
 import random
 import sys
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.columns import NUMBERS, Columns
+from perfagent.delivery.collecting import Collector
+from perfagent.delivery.columns import Columns
 from perfagent.delivery.courier import Courier, Job
-from perfagent.delivery.drafts import Draft, groups_of, is_pressing, rows_of
+from perfagent.delivery.drafts import Draft, groups_of, rows_of
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
-from perfagent.hooks.reading import Note
-from perfagent.hooks.row import StepRow
 from perfagent.identity import process_start
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
@@ -39,7 +38,6 @@ __all__ = ["Dispatcher"]
 _log = logging.getLogger("perfagent")
 
 HEARTBEAT_S = 5.0
-DEFERRED_S = 60.0
 LAST_ROWS_S = 0.25
 READ_S = 2.0
 MOST_DRAFTED = 4096
@@ -47,6 +45,7 @@ MOST_DRAFTED = 4096
 URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
+TELL_GONE_S = 0.5
 COMMAND_ERRORS = 3
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
@@ -81,6 +80,7 @@ class Dispatcher:
             recording=config.record is not None,
             read=self._read,
         )
+        self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
@@ -93,11 +93,11 @@ class Dispatcher:
         self._last_cut = 0.0
         self._last_sent = 0.0
         self._last_sync = self._last_read = 0.0
-        self._deferred_since = 0.0
         self._courier_at = 0.0
         self._told_at = 0.0
         self._step = 0
         self._told_gone = 0
+        self._tell_gone_at = 0.0
         self._command_errors: Counter[int] = Counter()
 
     def forked(self) -> None:
@@ -127,8 +127,7 @@ class Dispatcher:
                 self._tick(now)
             self._advance(now)
             self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
-            self.sender.wake.wait(max(0.0, next_tick - time.monotonic()))
-            self.sender.wake.clear()
+            self.sender.wake.wait(next_tick - time.monotonic())
 
     def _tick(self, now: float) -> None:
         for source in [*self.sender.sources]:
@@ -156,11 +155,9 @@ class Dispatcher:
             self.sender.tell(
                 "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
             )
-        gone = self._gone()
-        if gone != self._told_gone:
-            self._told_gone = gone
-            self.sender.rows.append((self._step, time.time(), time.monotonic(), ("agent/dropped",), (float(gone),)))
-        rows = self._collect(now, last=last)
+        if now >= self._tell_gone_at or last:
+            self._tell_gone(now)
+        rows = self._collector.collect(now, last=last)
         if rows:
             self._step = max(self._step, rows[-1][0])
         events: list[Event] = []
@@ -180,7 +177,7 @@ class Dispatcher:
             return
         self.sender.counters["rows"] += len(rows)
         self.sender.counters["events"] += len(events)
-        self._urgent = self._urgent or any(map(is_pressing, rows))
+        self._urgent = self._urgent or self._collector.pressing
         try:
             written = self._write(rows, events, now)
         except BaseException:
@@ -195,67 +192,6 @@ class Dispatcher:
                 f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
                 f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
             )
-
-    def _collect(self, now: float, *, last: bool) -> list[Any]:
-        """Takes the rows that can be written down. Rows and steps of the usual kind are passed on with as little as possible."""
-        rows: list[Any] = []
-        waiting: deque[Any] = self.sender.rows
-        values = 0
-        calls = 0
-        for _ in range(len(waiting)):
-            head = waiting[0]
-            if type(head) is tuple:  # a row as it is; a StepRow is a tuple too, but must be asked
-                if len(head) == 4:
-                    calls += 1
-                    values += len(head[3])
-                if len(head) == 4 and NUMBERS.issuperset(map(type, head[3].values())):
-                    rows.append(head)  # its names are looked at when it is read
-                else:
-                    self._take(head, rows)
-            elif type(head) is StepRow and (note := head.quick_note()) is not None:
-                rows.append(note)
-                self._deferred_since = 0.0
-            elif not self._ask(head, rows, now, last=last):
-                break
-            waiting.popleft()
-        logged = self.sender.logged
-        self.sender.logged = logged[0] + calls, logged[1] + values
-        return rows
-
-    def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
-        """Takes a row that may still have to be waited for. False while it has."""
-        try:
-            if head.ready():
-                self._take(self._noted(head, rows), rows)
-            else:
-                self._deferred_since = self._deferred_since or now
-                if now - self._deferred_since < DEFERRED_S and not last:
-                    return False
-                self.sender.counters["dropped"] += 1
-        except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
-            self.sender.counters["dropped"] += 1
-        self._deferred_since = 0.0
-        return True
-
-    def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
-        """Adds a row, or what may be stored of it."""
-        try:
-            checked = row if isinstance(row, Note) else self._columns.checked(row)
-        except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
-            self.sender.counters["dropped"] += 1
-            return
-        if checked is not None:
-            rows.append(checked)
-
-    def _noted(self, head: Any, rows: list[Any]) -> tuple[Any, ...]:
-        """What can be written down of a row that had to be asked."""
-        if not isinstance(head, StepRow):
-            return head.row()  # type: ignore[no-any-return]
-        if head.plain():
-            return head.note()
-        self.spool.read_drafts()  # notes are read in the order of their steps
-        rows[:] = rows_of(rows, self.sender.reader, self._lost)
-        return head.row()
 
     def _write(self, rows: list[Any], events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
@@ -290,6 +226,13 @@ class Dispatcher:
         """Samples (or whole rows, while they are that) that will never be stored."""
         ours, spools = self.sender.counters, self.spool.counters
         return sum([ours[name] for name in GONE]) + spools["dropped"] + spools["thinned"]
+
+    def _tell_gone(self, now: float) -> None:
+        self._tell_gone_at = now + TELL_GONE_S
+        gone = self._gone()
+        if gone != self._told_gone:
+            self._told_gone = gone
+            self.sender.rows.append((self._step, time.time(), time.monotonic(), ("agent/dropped",), (float(gone),)))
 
     def _tell_refused(self) -> None:
         refused = self._columns.refused
@@ -554,10 +497,9 @@ class Dispatcher:
                 if self._failures > failures:  # it was tried, in vain
                     break
                 self.sender.wake.wait(min(0.05, max(0.001, until - now)))
-                self.sender.wake.clear()
         if self._courier is not None:
             self._courier.ended = True
-            self._courier.work.set()
+            self._courier.work.ring()
         done = self.sender.config.record is None and self._busy is None and self.spool.waiting == 0
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()

@@ -78,7 +78,9 @@ def _typed(row: Sequence[Any]) -> tuple[Any, ...]:
 def is_pressing(row: Any) -> bool:
     """Whether a row holds what must not wait for the next frame: a loss or gradient value that is not finite."""
     if len(row) == _NOTE:
-        if row.rare is not None and (row.rare.get("grad/nonfinite") or _bad_gradient(row.rare)):
+        if row.rare is None:
+            return False  # a loss that is not finite makes a step unusual (hooks/backward.py)
+        if row.rare.get("grad/nonfinite") or _bad_gradient(row.rare):
             return True
         return any(entry[0] == BACKWARD and entry[3] is not None and entry[3] - entry[3] != 0.0 for entry in row.trace)
     values = row[4] if len(row) == 5 else row[3].values()

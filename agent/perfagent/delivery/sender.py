@@ -28,6 +28,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from perfagent.delivery.bell import Bell
 from perfagent.hooks.reading import StepReader
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ class Sender:
         self._transport = transport
         self._dispatcher: Dispatcher | None = None
         self._making = threading.Lock()  # never taken by the training thread's hooks, nor in a forked child
-        self.wake, self.closed = threading.Event(), threading.Event()
+        self.wake, self.closed = Bell(), threading.Event()
         self.closing_at: float | None = None
         self.final = ""
         self._thread: threading.Thread | None = None
@@ -141,7 +142,7 @@ class Sender:
             self.events.append(Happened(kind, time.time(), step, time.monotonic(), data))
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
-        """`poll` is called on the sender thread on every tick, before draining, or at a tick every so often. It must not block."""
+        """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""
         self.sources.append(Source(poll, every_s))
 
     def add_slow_source(self, poll: Callable[[], None]) -> None:
@@ -154,7 +155,7 @@ class Sender:
             return False
         request = _Flush(time.monotonic() + timeout_s, threading.Event())
         self.flushes.append(request)
-        self.wake.set()
+        self.wake.ring()
         request.done.wait(timeout_s)
         return request.delivered
 
@@ -166,7 +167,7 @@ class Sender:
         if state:
             self.event("state", {"state": state, **({"reason": reason} if reason else {}), **more})
         self.closing_at = time.monotonic() + timeout_s
-        self.wake.set()
+        self.wake.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
             self.closed.wait(timeout_s)
         self.disabled = True

@@ -115,6 +115,7 @@ def _root(p: Progress, tensor: Any) -> Root | None:
 def _suspect(p: Progress, tensor: Any) -> None:
     """A loss that is no number: how many gradients are is measured in this very step, and the cause is looked into."""
     p.measure_at = p.completed
+    p.unusual = True
     if p.investigator is not None:
         p.investigator.suspect(tensor)
 

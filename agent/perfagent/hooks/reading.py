@@ -30,9 +30,10 @@ _SAME = 1e-3
 class Note(NamedTuple):
     """One completed step.
 
-    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0 for the first. roots: how many losses were backpropagated in
-    it. user_loss: what the user logged as its "loss". passes: forward passes of a later step, where those of this one are not
-    known. trace: see account.py; its last entry holds the end. rare: series that only some steps have.
+    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0
+    for the first. roots: how many losses were backpropagated in it. user_loss: what the user logged as its "loss". passes:
+    forward passes of a later step, where those of this one are not known. trace: see account.py; its last entry holds the end.
+    rare: series that only some steps have.
     """
 
     step: int

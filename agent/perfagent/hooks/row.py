@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.cost import step_ns
+from perfagent.cost import steps_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
 from perfagent.hooks.account import DATA, FORWARD, Entry, events_of, forward_passes, roots_of
 from perfagent.hooks.reading import Note, Row
@@ -143,14 +143,6 @@ class StepRow(NamedTuple):
         or an evaluation may be in it."""
         return self.progress.clock is None and type(self.trace) is list and not waiting()
 
-    def quick_note(self) -> Note | None:
-        """Its note, where nothing of it has to be waited for or looked up, as of nearly every step; None elsewhere. Once."""
-        p, step, trace, began, roots, lr, rare = self
-        if rare is not None or roots != 1 or p.completed <= step or p.user_losses or not self.plain():
-            return None
-        p.hooks_ns += step_ns(len(trace))
-        return _as_note(Note, (step, 0.0, began, 1, lr, None, 0, trace, None))
-
     def note(self) -> Note:
         """What can be written down of it; once, when ready."""
         p = self.progress
@@ -163,7 +155,7 @@ class StepRow(NamedTuple):
         passes = 0
         if self.roots > 1 and p.last is not None and p.account.averages is None:
             passes = forward_passes(p.last.trace)
-        p.hooks_ns += step_ns(len(self.trace))
+        p.hooks_ns += steps_ns(1, len(self.trace))
         user_loss = self._user_loss() if p.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 

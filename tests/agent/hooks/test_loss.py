@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+from perfagent.hooks.row import StepRow
+
 ACCUMULATE = 4
 
 
@@ -175,3 +177,19 @@ def test_a_loss_logged_under_other_step_numbers_takes_the_series_over(record, mo
         optimizer.step()
         recorded.run.log({"loss": 0.5}, step=iteration)
     assert recorded.of("loss") == [(0, 0.5), (1, 0.5), (2, 0.5)]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_a_loss_that_is_not_finite_makes_its_step_unusual(record, model, bad):
+    # so that it is not passed on as a step of the usual kind, but at once (delivery/collecting.py)
+    recorded = record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for factor in (1.0, 1.0, bad, 1.0):
+        (model(torch.randn(6, 8)).square().mean() * factor).backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        for parameter in model.parameters():  # what the bad step did to them
+            parameter.data.nan_to_num_(0.1, 0.1, 0.1)
+    usual = [row.rare is None for row in recorded.sender.rows if isinstance(row, StepRow)]
+    assert usual[2] is False
+    assert usual[1] is True
