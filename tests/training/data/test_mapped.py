@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.mapped import MappedLines, MappedTokens, map_tokens
+from perfagent.training.data.mapped import MappedLines, MappedTokens, _mapped, map_tokens
 
 DOCUMENTS = [[1, 2, 3], [], [65_535], [*range(100)]]
 
@@ -47,6 +47,15 @@ def test_workers_read_the_same_file(tmp_path: Path) -> None:
     for start, workers in (("fork", 2), ("spawn", 1)):
         loader = DataLoader(dataset, batch_size=4, num_workers=workers, multiprocessing_context=start)
         assert torch.cat([*loader])[:, 0].tolist() == [*range(16)]
+
+
+def test_a_file_may_be_larger_than_the_memory(tmp_path: Path) -> None:
+    path = tmp_path / "large"
+    with path.open("wb") as file:
+        file.truncate(2**40)  # all holes
+    _, mapped = _mapped(path, 0)
+    assert len(mapped) == 2**40
+    assert mapped[2**39] == 0
 
 
 def test_a_file_without_documents_is_one(tmp_path: Path) -> None:

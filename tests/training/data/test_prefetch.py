@@ -23,7 +23,7 @@ from perfagent.errors import ConfigError
 from perfagent.training.batches import timed
 from perfagent.training.data.loader import resumable_loader
 from perfagent.training.data.prefetch import Prefetcher, _Reading, read_ahead
-from perfagent.training.data.transfer import CopyStream, moved
+from perfagent.training.data.transfer import CopyStream, _unwrapped, moved
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
 
@@ -216,6 +216,43 @@ def test_tensors_are_found_in_whatever_holds_them() -> None:
         one.device.type == batch["d"].nodes.device.type == batch["e"]["f"].device.type == "cpu"
     )  # the batch itself is as it was
     assert moved(packed, torch.device("meta")).batch_sizes.device.type == "cpu"  # a packed sequence moves itself
+
+
+class Sealed:
+    """Moves itself, and shows nobody what it holds."""
+
+    def __init__(self, inner: Tensor) -> None:
+        self._inner = inner
+        self.moves = 0
+
+    def to(self, device: torch.device) -> Sealed:
+        made = Sealed(self._inner.to(device))
+        self.moves += 1
+        return made
+
+
+def test_what_another_stream_could_not_be_told_of_is_copied_on_the_stream_that_uses_it() -> None:
+    """A copy's two halves, without the stream between them."""
+    stream = object.__new__(CopyStream)
+    stream.device = torch.device("meta")
+    sealed, sparse, plain = Sealed(torch.ones(2)), torch.eye(2).to_sparse(), torch.ones(3)
+    sent = stream._sent({"a": [sealed, plain], "b": sparse, "c": "text"})
+    assert sealed.moves == 0
+    assert sent["a"][1].device.type == "meta"
+    there = _unwrapped(sent, stream.device)
+    assert sealed.moves == 1
+    assert there["a"][0]._inner.device.type == there["b"].device.type == "meta"
+    assert there["a"][1] is sent["a"][1]
+    assert there["c"] == "text"
+
+
+def test_the_batches_of_transformers_move_as_they_do_themselves() -> None:
+    from transformers import BatchEncoding
+
+    batch = BatchEncoding({"input_ids": torch.ones(2, 3), "labels": torch.ones(2, 3)})
+    there = moved(batch, torch.device("meta"))
+    assert isinstance(there, BatchEncoding)
+    assert there["input_ids"].device.type == there["labels"].device.type == "meta"
 
 
 # ---- wrong use

@@ -40,8 +40,9 @@ class CopyStream:
     """
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # With its number, as tensors have it: receive() compares.
+        self.device = torch.device("cuda", torch.cuda.current_device()) if device.index is None else device
+        self._stream = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
 
     def send(self, batch: Any) -> tuple[Any, torch.cuda.Event]:
         """The batch on its way, and the event behind its copies."""
