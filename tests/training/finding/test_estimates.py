@@ -152,8 +152,9 @@ def test_the_first_step_is_smaller_because_the_state_comes_last() -> None:
 
 def test_a_model_of_seven_billion_parameters_needs_no_memory_to_be_estimated() -> None:
     shape = shape_of(count_read("7B"))
+    assert 12 * shape.layers * shape.width**2 + 64000 * shape.width == pytest.approx(7e9, rel=0.02)
     tokens = torch.empty(1, 128, dtype=torch.int64, device="meta")
-    model = Decoder(DecoderShape(layers=shape.layers, width=shape.width, heads=shape.heads))
+    model = Decoder(DecoderShape(layers=4, width=11392, heads=89))  # as many parameters in few layers: a quick test
     estimate = estimate_memory(model, (tokens, tokens), optimizer="sgd", precision="bf16", zero_stage=3, world_size=8)
     assert estimate.parameters == pytest.approx(7e9, rel=0.03)
     assert estimate.state_bytes == pytest.approx(8 * 7e9 / 8, rel=0.03)
@@ -202,7 +203,8 @@ def test_the_model_the_optimizer_and_the_generators_are_left_alone(make: Callabl
 
 
 def test_a_fused_optimizer_makes_no_temporaries() -> None:
-    model, batch, _ = trainings.mlp()
+    model = nn.Sequential(*(nn.Linear(128, 128) for _ in range(8)))
+    batch = torch.randn(2, 128)
     single = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=False))
     fused = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), fused=True))
     together = estimate_memory(model, batch, optimizer=torch.optim.AdamW(model.parameters(), foreach=True))
@@ -265,7 +267,7 @@ def test_models_that_cannot_be_copied_whole_are_refused() -> None:
         estimate_memory("resnet", torch.zeros(1))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="one batch"):
         estimate_memory(nn.LazyLinear(4), torch.zeros(1, 3))
-    with pytest.raises(ConfigError, match="nothing to train"):
+    with pytest.raises(ConfigError, match="unfreeze some"):
         estimate_memory(nn.Linear(3, 4).requires_grad_(False), torch.zeros(1, 3))
     with FakeTensorMode():
         other = nn.Linear(3, 4)

@@ -75,7 +75,7 @@ class Scratch:
         if key not in self._backends:
             with unset_fake_temporarily():
                 real = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in (inputs, weight)]
-                self._backends[key] = torch._C._select_conv_backend(*real, None, *options).name  # type: ignore[attr-defined]
+                self._backends[key] = torch._C._select_conv_backend(*real, None, *options).name
         return self._backends[key]
 
     def _workspace(self, args: tuple[Any, ...]) -> int:

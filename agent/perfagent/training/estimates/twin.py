@@ -111,7 +111,8 @@ def plain_module(model: Any) -> nn.Module:
                 f"{name} is a {type(tensor).__name__}, which is sharded or quantized already; pass the model as it was before, "
                 "with zero_stage=... or quantize=..."
             )
-    return model
+    checked: nn.Module = model
+    return checked
 
 
 def _tensors(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
