@@ -33,7 +33,7 @@ from perfagent.signals.peaks import peak_flops
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["Counted", "FlopCount", "StepFlops", "causal_share", "compiled", "count"]
+__all__ = ["Counted", "FlopCount", "StepFlops", "causal_share", "compiled", "count", "own_operations"]
 
 MOST_SIZES = 8
 Shape = Sequence[int]
@@ -387,14 +387,7 @@ class StepFlops:
     def take(self, look: FlopCount, model: Any) -> None:
         """The result of a step that was recorded, once the row of that step has been here."""
         size, self.look = look.size, None
-        counted = Counted()
-        causal = _causal_shares(look)
-        for threads, backward in look.windows:
-            part = count(threads, causal, backward=backward)
-            counted.products += part.products
-            counted.attention += part.attention
-            counted.recomputed += part.recomputed
-            counted.unknown |= part.unknown
+        counted = own_operations(look, _causal_shares(look), model)
         if size is None or not any(backward for _, backward in look.windows):
             return  # the step was cut short
         if counted.unknown or not counted.total:
@@ -439,6 +432,42 @@ class StepFlops:
                 tensor_cores = self.kind == "float32" and torch.backends.cuda.matmul.allow_tf32
                 self._peak = peak_flops(torch.cuda.get_device_name(device), "tf32" if tensor_cores else self.kind)
         return self._peak
+
+
+def own_operations(look: FlopCount, causal: dict[tuple[Any, Any], float], model: Any) -> Counted:
+    """All windows of a step together.
+
+    What compiled code computes again in its backward pass bears no mark. Where blocks are checkpointed, what goes beyond twice
+    the forward pass is taken for it: exact where every product needs both gradients, too much by at most what is computed again
+    where weights are frozen.
+    """
+    ways = {False: Counted(), True: Counted()}
+    for threads, backward in look.windows:
+        part, counted = count(threads, causal, backward=backward), ways[backward]
+        counted.products += part.products
+        counted.attention += part.attention
+        counted.recomputed += part.recomputed
+        counted.unknown |= part.unknown
+    forward, behind = ways[False], ways[True]
+    products, attention = behind.products, behind.attention
+    if compiled() and _checkpoints(model):
+        products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
+    return Counted(
+        forward.products + products,
+        forward.attention + attention,
+        forward.recomputed + behind.recomputed + behind.total - products - attention,
+        forward.unknown | behind.unknown,
+    )
+
+
+def _checkpoints(model: Any) -> bool:
+    """Whether blocks of the model compute their activations again: by perfagent, transformers or torch's checkpoint_wrapper."""
+    return model is not None and any(
+        vars(module).get("_perfagent_checkpointing") is not None
+        or vars(module).get("gradient_checkpointing") is True
+        or "_checkpoint_wrapped_module" in module._modules
+        for module in model.modules()
+    )
 
 
 def _causal_shares(look: FlopCount) -> dict[tuple[Any, Any], float]:
