@@ -15,6 +15,7 @@ import standardwebhooks
 from builders import ServerProcess, free_port, job_environment, until
 from e2e.launching import python
 
+RANKS = ("torchrun", "ddp", "fsdp2", "zero")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
@@ -24,6 +25,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
         (("plain_loop.py", "--steps", "60"), "plain loop"),
         (("huggingface.py", "--steps", "12", "--output", "OUTPUT"), "hugging face"),
         (("torchrun.py", "--steps", "30"), "torchrun"),
+        (("loop.py", "--steps", "60", "--checkpoints", "OUTPUT"), "loop"),
+        (("ddp.py", "--steps", "30"), "ddp"),
+        (("fsdp2.py", "--steps", "30"), "fsdp2"),
+        (("zero.py", "--steps", "30"), "zero"),
+        (("lightning_trainer.py", "--steps", "30"), "lightning"),
     ],
 )
 def test_an_example_trains_and_its_run_is_finished(
@@ -31,7 +37,7 @@ def test_an_example_trains_and_its_run_is_finished(
 ) -> None:
     script, *rest = arguments
     rest = [str(tmp_path / "output") if argument == "OUTPUT" else argument for argument in rest]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name == "torchrun" else []
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKS else []
     python(*launcher, str(EXAMPLES / script), *rest, folder=tmp_path, PERFAGENT_SERVER=server.url, HF_HUB_OFFLINE="1")
     runs = until(lambda: server.get("/runs")["runs"])
     assert [run["name"] for run in runs] == [name]
