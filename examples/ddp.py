@@ -28,7 +28,7 @@ data = TensorDataset(inputs, inputs[:, :8].sum(dim=1, keepdim=True).sin())
 loader = DataLoader(data, batch_size=32, sampler=DistributedSampler(data))
 
 model = torch.nn.Sequential(torch.nn.Linear(64, 256), torch.nn.GELU(), torch.nn.Linear(256, 1)).to(device)
-model = perfagent.ddp(model, bucket_mb=25)
+model = perfagent.ddp(model, bucket_mb=25, static_graph=True)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 
 perfagent.attach(model, optimizer, project="examples", name="ddp")

@@ -80,9 +80,14 @@ class Data(Plain):
         self._wrapper = wrapper
         self.group = wrapper.process_group
         self.world = dist.get_world_size(self.group)
+        # A static graph is learned in the first backward pass, which torch's reducer wants to communicate in: an assertion in C++
+        # fails otherwise. The average of the first micro-step is averaged once more with the window: it is the same on all ranks.
+        self._learns_graph = wrapper.static_graph
 
     def communicate(self, *, last: bool) -> None:
-        self._wrapper.require_backward_grad_sync = last  # what no_sync() sets: forward reads it, and backward then knows
+        # What no_sync() sets: forward reads it, and backward then knows.
+        self._wrapper.require_backward_grad_sync = last or self._learns_graph
+        self._learns_graph = False
 
 
 class FSDP2(Plain):
