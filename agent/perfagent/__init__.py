@@ -103,6 +103,7 @@ __all__ = [
     "log",
     "loop",
     "map_tokens",
+    "nccl_preset",
     "pack",
     "pack_stream",
     "packed_attention",
