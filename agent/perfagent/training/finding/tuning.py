@@ -56,6 +56,7 @@ class TuningStep:
     before: float
     after: float
     kept: bool
+    """It brought 3 % or more, and was ahead in every round."""
     remark: str = ""
 
     @property
@@ -133,8 +134,12 @@ class _Search:
         self._batches(largest_batch)
 
     def in_turns(self, one: Setting, other: Setting, *, empty: bool = False) -> tuple[float, float]:
-        """Samples a second of two settings, medians over the rounds. empty: the loader's queue is emptied first, where it is the
-        loader that differs."""
+        """Samples a second of two settings, medians over the rounds."""
+        rates = self._rounds_of(one, other, empty=empty)
+        return statistics.median(rates[0]), statistics.median(rates[1])
+
+    def _rounds_of(self, one: Setting, other: Setting, *, empty: bool) -> tuple[list[float], list[float]]:
+        """The rates of every round. empty: the loader's queue is emptied first, where it is the loader that differs."""
         rates: tuple[list[float], list[float]] = ([], [])
         with _Training(self._job, one) as first, _Training(self._job, other) as second:
             for _ in range(self._rounds):
@@ -143,7 +148,7 @@ class _Search:
                     found.append(training.rate(self._steps))
                 if rates[1][-1] < _HOPELESS * rates[0][-1]:
                     break
-        return statistics.median(rates[0]), statistics.median(rates[1])
+        return rates
 
     def measured(self, setting: Setting) -> float:
         """Samples a second of one setting."""
@@ -151,8 +156,9 @@ class _Search:
 
     def _try(self, change: str, remark: str = "", *, empty: bool = False, **changed: Any) -> bool:
         candidate = replace(self.best, **changed)
-        before, after = self.in_turns(self.best, candidate, empty=empty)
-        pays = after > (1 + LEAST_GAIN) * before
+        rates = self._rounds_of(self.best, candidate, empty=empty)
+        before, after = (statistics.median(one) for one in rates)
+        pays = after > (1 + LEAST_GAIN) * before and all(with_it > without for without, with_it in zip(*rates, strict=True))
         if self.first is None:
             self.first = before
         if pays:
