@@ -21,7 +21,7 @@ MB = 2**20
 
 
 def limited() -> None:
-    """Each sample keeps 4 MiB of activations; the space left is 200 MiB."""
+    """Each sample keeps 4 MiB of activations; the space left is 120 MiB."""
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, 512), nn.ReLU(), nn.Linear(512, 8))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -41,7 +41,7 @@ def limited() -> None:
     used = _status("VmSize") or 0
     gc.collect()
     resident = _status("VmRSS") or 0
-    resource.setrlimit(resource.RLIMIT_AS, (used + 200 * MB, resource.RLIM_INFINITY))
+    resource.setrlimit(resource.RLIMIT_AS, (used + 120 * MB, resource.RLIM_INFINITY))
     found, trials = search_batch_size(step, 1, 4096)
     after = _status("VmRSS") or 0
     resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))

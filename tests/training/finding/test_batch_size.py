@@ -159,7 +159,7 @@ def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> N
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     seen = json.loads(done.stdout)
-    assert 10 <= seen["found"] <= 50, seen  # 4 MiB a sample in the forward pass, some of it again in the backward pass
+    assert 6 <= seen["found"] <= 30, seen  # 4 MiB a sample in the forward pass, some of it again in the backward pass
     assert seen["failed"], seen
     assert min(seen["failed"]) == seen["found"] + 1
     assert seen["same"]
