@@ -287,7 +287,7 @@ class RecordingSender:
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
         self.events.append((kind, data, step))
 
-    def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:  # noqa: ARG002
+    def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
         self.sources.append(poll)
 
     def add_slow_source(self, poll: Callable[[], None]) -> None: ...
