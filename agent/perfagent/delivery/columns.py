@@ -16,7 +16,7 @@ from typing import Any
 
 from perfagent.wire import MAX_NAME_BYTES, Group
 
-__all__ = ["NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
+__all__ = ["DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
 
 Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
 """step, Unix time, monotonic, names (one tuple object per shape of row), values."""
@@ -26,6 +26,8 @@ AnyRow = Row | UserRow
 
 _INT64 = 2**63
 _FLOAT = Struct("f")
+DROPPED = "agent/dropped"
+"""What tells of samples that were left out is not left out itself."""
 NUMBERS = frozenset((float, int, bool))
 _BIG_ENDIAN = sys.byteorder == "big"
 
@@ -139,7 +141,7 @@ class Columns:
             self.refused["name"] += 1
             return None
         if name not in self._series:
-            if len(self._series) >= self.max_series:
+            if len(self._series) >= self.max_series and name != DROPPED:
                 self.refused["series"] += 1
                 return None
             self._series.add(name)

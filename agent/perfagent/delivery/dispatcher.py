@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.delivery.collecting import Collector
-from perfagent.delivery.columns import Columns
+from perfagent.delivery.columns import DROPPED, Columns
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, groups_of, rows_of
 from perfagent.delivery.orphans import Orphans
@@ -232,7 +232,7 @@ class Dispatcher:
         gone = self._gone()
         if gone != self._told_gone:
             self._told_gone = gone
-            self.sender.rows.append((self._step, time.time(), time.monotonic(), ("agent/dropped",), (float(gone),)))
+            self.sender.rows.append((self._step, time.time(), time.monotonic(), (DROPPED,), (float(gone),)))
 
     def _tell_refused(self) -> None:
         refused = self._columns.refused
@@ -475,6 +475,7 @@ class Dispatcher:
         while self.sender.rows and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
             time.sleep(0.01)
             self._drain(time.monotonic())
+        self.spool.read_drafts()  # what of them is refused is told with the last rows
         self._drain(time.monotonic(), last=True)
         if self.sender.config.record is not None:
             self._identified = self._identified or self.sender.identity.poll()

@@ -166,3 +166,12 @@ def test_merging_widens_a_column_where_one_part_is_wide() -> None:
     (found,) = merge([group(x=[0.5]), group(x=[0.1]), group(x=[2.0])])
     assert list(found.column("x")) == [0.5, 0.1, 2.0]
     assert len(found.values["x"]) == 24
+
+
+def test_what_tells_of_left_out_samples_is_never_left_out() -> None:
+    columns = Columns(max_series=2)
+    assert columns.name("a") == "a"
+    assert columns.name("b") == "b"
+    assert columns.name("c") is None
+    assert columns.name("agent/dropped") == "agent/dropped"
+    assert columns.refused["series"] == 1

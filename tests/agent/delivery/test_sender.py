@@ -378,6 +378,7 @@ def test_a21_a_loop_that_fails_twice_switches_the_agent_off_with_one_warning(
             sender.rows.append(row(step))
             until(lambda step=step: sender.counters["errors"] > step or sender.disabled)
     assert sender.disabled
+    until(lambda: "switched off" in caplog.text, within_s=5)
     assert len([r for r in caplog.records if "switched off" in r.message]) == 1
     began = time.monotonic()
     assert not sender.flush(5)

@@ -118,7 +118,10 @@ def test_a_function_that_hides_its_model_is_restored_too() -> None:
         hidden._registry["model"](torch.ones(size, 3)).sum().backward()
         hidden._registry["optimizer"].step()
 
-    assert find_batch_size(step, limit=8) == 8
+    try:
+        assert find_batch_size(step, limit=8) == 8
+    finally:
+        registry.clear()  # an optimizer that lives on, and never steps, would pass for the one that counts in other tests
     assert all(torch.equal(one, p) for one, p in zip(before, model.parameters(), strict=True))
     assert not optimizer.state
     assert all(p.grad is None for p in model.parameters())
@@ -166,7 +169,7 @@ def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> N
     assert seen["generator"]
     assert seen["state"] == 0
     assert seen["large_tensors"] == 0
-    assert seen["grown_mb"] < 16, seen  # what a hundred steps had was given back
+    assert seen["grown_mb"] < 4 * seen["found"] / 3, seen  # a third of one step of that size: what many steps had was given back
 
 
 def test_ranks_try_the_same_sizes_and_a_step_that_communicates_is_refused(tmp_path: Path) -> None:
