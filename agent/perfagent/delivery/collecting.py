@@ -72,13 +72,18 @@ class Collector:
                 elif not self._ask(head, rows, now, last=last):
                     break
             waiting.popleft()
+            self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         if steps and progress is not None:
             progress.hooks_ns += steps_ns(steps, entries)
-        before = self._sender.logged
-        self._sender.logged = before[0] + calls, before[1] + values
+        self._count_logged(calls, values)
         if total - total != 0.0:
             self.pressing = self.pressing or any(is_pressing(row) for row in rows if len(row) == 4)
         return rows
+
+    def _count_logged(self, calls: int, values: int) -> None:
+        """For the agent's account of its own cost."""
+        before = self._sender.logged
+        self._sender.logged = before[0] + calls, before[1] + values
 
     def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
         """Adds a row, or what may be stored of it."""
@@ -103,13 +108,15 @@ class Collector:
                 self._sender.counters["dropped"] += 1
         except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
             self._sender.counters["dropped"] += 1
-        self._deferred_since = 0.0
         return True
 
     def _noted(self, head: Any, rows: list[Any]) -> tuple[Any, ...]:
         """What can be written down of a row that had to be asked."""
         if not isinstance(head, StepRow):
-            return head.row()  # type: ignore[no-any-return]
+            row: tuple[Any, ...] = head.row()
+            if len(row) == 4:
+                self._count_logged(1, len(row[3]))
+            return row
         if head.plain():
             return head.note()
         self._before_row()  # notes are read in the order of their steps

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import RecordingSender
+
+from perfagent.delivery.collecting import DEFERRED_S, Collector
+from perfagent.delivery.columns import Columns
+from perfagent.governor import Governor
+from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END
+from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.reading import Note
+from perfagent.hooks.row import LoggedLater, StepRow
+
+
+class Waits:
+    """A row that is not there yet."""
+
+    def ready(self) -> bool:
+        return False
+
+
+@pytest.fixture
+def sender(tmp_path: Path) -> Any:
+    made = RecordingSender(tmp_path)
+    made.logged = (0, 0)  # type: ignore[attr-defined]
+    return made
+
+
+@pytest.fixture
+def collector(sender: Any) -> Collector:
+    return Collector(sender, Columns(), lambda: None, lambda _: None)
+
+
+def step(progress: Progress, number: int, loss: float = 0.5) -> StepRow:
+    trace = [(FORWARD, now(), None, True, None), (BACKWARD, now(), None, loss, False), (OPTIMIZER, now(), None)]
+    return StepRow(progress, number, [*trace, (OPTIMIZER_END, now(), None)], now(), 1, 0.1, None)
+
+
+def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
+    progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 3
+    sender.rows.extend([step(progress, 1), (1, 0.0, 0.0, {"a": 1.0}), step(progress, 2), Waits(), step(progress, 3)])
+    rows = collector.collect(1.0, last=False)
+    assert [row[0] for row in rows] == [1, 1, 2]
+    assert isinstance(rows[0], Note)
+    assert len(sender.rows) == 2
+
+
+def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:
+    """The newest step waits a moment for a loss of the user's, and is then taken as one of the usual kind."""
+    progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 1
+    sender.rows.append(step(progress, 1))
+    assert collector.collect(100.0, last=False) == []
+    progress.completed = 2
+    sender.rows.append(Waits())
+    assert [row[0] for row in collector.collect(100.1, last=False)] == [1]
+    assert collector.collect(100.1 + DEFERRED_S - 1.0, last=False) == []
+    assert len(sender.rows) == 1, "the second wait began when the first was over"
+    assert not sender.counters["dropped"]
+    collector.collect(100.2 + DEFERRED_S, last=False)
+    assert sender.counters["dropped"] == 1
+
+
+def test_every_call_of_log_is_counted_with_its_values(sender: Any, collector: Collector) -> None:
+    sender.rows.append((1, 0.0, 0.0, {"a": 1.0, "b": 2}))
+    sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
+    rows = collector.collect(1.0, last=False)
+    assert sender.logged == (2, 4)
+    assert [row[0] for row in rows] == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("values", "pressing"), [({"loss": float("nan")}, True), ({"x": float("inf")}, False), ({"x": 2**2000}, False)]
+)
+def test_what_a_user_logs_presses_only_where_it_is_a_loss_or_gradient(
+    sender: Any, collector: Collector, values: dict[str, Any], pressing: bool
+) -> None:
+    sender.rows.append((1, 0.0, 0.0, values))
+    assert len(collector.collect(1.0, last=False)) == 1
+    assert collector.pressing is pressing
