@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ class Waits:
 @pytest.fixture
 def sender(tmp_path: Path) -> Any:
     made = RecordingSender(tmp_path)
-    made.logged = (0, 0)  # type: ignore[attr-defined]
+    made.logged, made.counters = (0, 0), Counter()  # type: ignore[attr-defined]
     return made
 
 
@@ -57,11 +58,11 @@ def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, coll
     assert collector.collect(100.0, last=False) == []
     progress.completed = 2
     sender.rows.append(Waits())
-    assert [row[0] for row in collector.collect(100.1, last=False)] == [1]
-    assert collector.collect(100.1 + DEFERRED_S - 1.0, last=False) == []
+    assert [row[0] for row in collector.collect(130.0, last=False)] == [1]
+    assert collector.collect(101.0 + DEFERRED_S, last=False) == []
     assert len(sender.rows) == 1, "the second wait began when the first was over"
     assert not sender.counters["dropped"]
-    collector.collect(100.2 + DEFERRED_S, last=False)
+    collector.collect(130.0 + DEFERRED_S, last=False)
     assert sender.counters["dropped"] == 1
 
 
