@@ -49,7 +49,7 @@ class Case:
 
 FAKE_NVML = """
 import sys, time, types
-import perfagent.samplers.gpu.library as library
+import perfagent.samplers.gpu.nvml as library
 library._DRIVER_FILES = ("/proc/self/stat",)
 class NVMLError(Exception):
     value = 15

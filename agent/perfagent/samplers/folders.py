@@ -35,28 +35,35 @@ class FolderSampler:
             return
         self._next = now + EVERY_S
         values: dict[str, float] = {}
+        asked: dict[int, tuple[float, float] | None] = {}  # by file system: roles on the same one say the same
         for role, path in (("work", "."), ("spool", str(self._spool)), ("checkpoint", saved_to[-1] if saved_to else "")):
-            space = _space(path) if path else None
+            space = _space(path, asked) if path else None
             if space is not None:
                 values[f"disk/{role}_free_bytes"], values[f"disk/{role}_used_pct"] = space
         if values:
             self._emit(values)
 
 
-def _space(path: str) -> tuple[float, float] | None:
+def _space(path: str, asked: dict[int, tuple[float, float] | None]) -> tuple[float, float] | None:
     """Bytes that an ordinary user may still write, and the share in use as df counts it; None where it cannot be asked.
 
     A path that is not there (yet, or any more) stands for the nearest folder above it.
     """
     for folder in (Path(path), *Path(path).absolute().parents):
         try:
-            found = os.statvfs(folder)
+            device = os.stat(folder).st_dev  # noqa: PTH116 - beside statvfs, which pathlib does not have
+            if device not in asked:
+                asked[device] = _of(os.statvfs(folder))
+            return asked[device]
         except FileNotFoundError:
             continue
         except OSError:
             return None
-        used = found.f_blocks - found.f_bfree
-        if used + found.f_bavail <= 0:  # a file system without a size (proc, some network drives)
-            return None
-        return float(found.f_bavail * found.f_frsize), 100.0 * used / (used + found.f_bavail)
     return None
+
+
+def _of(found: os.statvfs_result) -> tuple[float, float] | None:
+    used = found.f_blocks - found.f_bfree
+    if used + found.f_bavail <= 0:  # a file system without a size (proc, some network drives)
+        return None
+    return float(found.f_bavail * found.f_frsize), 100.0 * used / (used + found.f_bavail)

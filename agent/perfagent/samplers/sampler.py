@@ -21,7 +21,7 @@ from perfagent.samplers.folders import FolderSampler
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
-    from perfagent.samplers.gpu.library import Library
+    from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.host import HostReader
     from perfagent.samplers.process import ProcessReader, WorkerReader
 
@@ -137,7 +137,7 @@ class Sampler:
         """On the courier's thread, about twice a second."""
         if self._gpus is None:
             from perfagent.samplers.gpu.claims import Claims
-            from perfagent.samplers.gpu.library import load
+            from perfagent.samplers.gpu.nvml import load
             from perfagent.samplers.gpu.sampler import GpuSampler
 
             self._gpus = GpuSampler(

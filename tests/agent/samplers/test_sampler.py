@@ -14,7 +14,7 @@ from perfagent.delivery.sender import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.samplers.cgroup import ControlGroup
-from perfagent.samplers.gpu.library import load
+from perfagent.samplers.gpu.nvml import load
 from perfagent.samplers.host import HostReader
 from perfagent.samplers.kernel_file import KernelFile
 from perfagent.samplers.sampler import Sampler
@@ -160,27 +160,27 @@ def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path)
 
 @pytest.mark.fault
 def test_a22_a_missing_package_means_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from perfagent.samplers.gpu import library
+    from perfagent.samplers.gpu import nvml
 
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    monkeypatch.setattr(library, "_DRIVER_FILES", (str(tmp_path),))
-    assert library.load() == (None, "the package nvidia-ml-py is missing")
+    monkeypatch.setattr(nvml, "_DRIVER_FILES", (str(tmp_path),))
+    assert nvml.load() == (None, "the package nvidia-ml-py is missing")
 
 
 @pytest.mark.fault
 def test_a22_a_driver_that_does_not_start_means_no_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from perfagent.samplers.gpu import library
+    from perfagent.samplers.gpu import nvml
 
-    monkeypatch.setattr(library, "_DRIVER_FILES", (str(tmp_path),))
-    found, reason = library.load()  # the real package, on a machine without the driver's library
+    monkeypatch.setattr(nvml, "_DRIVER_FILES", (str(tmp_path),))
+    found, reason = nvml.load()  # the real package, on a machine without the driver's library
     if found is None:
         assert reason.startswith("NVML does not start")
 
 
 def test_without_a_driver_the_package_is_not_even_imported(tmp_path: Path) -> None:
     script = (
-        "import sys\nfrom perfagent.samplers.gpu import library\nlibrary._DRIVER_FILES = ()\n"
-        "assert library.load()[0] is None\nprint('pynvml' in sys.modules)"
+        "import sys\nfrom perfagent.samplers.gpu import nvml\nnvml._DRIVER_FILES = ()\n"
+        "assert nvml.load()[0] is None\nprint('pynvml' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout == "False\n"

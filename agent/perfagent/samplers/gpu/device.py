@@ -14,7 +14,7 @@ import math
 from typing import Any
 
 from perfagent.samplers.gpu.gpm import Gpm
-from perfagent.samplers.gpu.library import Door, Library
+from perfagent.samplers.gpu.nvml import Door, Library
 from perfagent.samplers.gpu.processes import Processes
 
 __all__ = ["FIELDS", "LINK_FIELDS", "THROTTLE_REASONS", "Gpu", "slices", "text_of"]

@@ -10,7 +10,7 @@ import ctypes
 import math
 from typing import Any
 
-from perfagent.samplers.gpu.library import Door
+from perfagent.samplers.gpu.nvml import Door
 
 __all__ = ["Gpm"]
 
@@ -66,7 +66,7 @@ class Gpm:
 
     def _prepare(self) -> bool:
         """The two samples and the request, made once: 20 kB that pynvml's structure takes."""
-        library = self._door.library
+        library = self._door.nvml
         self._before, self._after = self._door.ask("nvmlGpmSampleAlloc"), self._door.ask("nvmlGpmSampleAlloc")
         if self._before is None or self._after is None:
             return False

@@ -12,7 +12,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from perfagent.samplers.gpu.library import Door
+from perfagent.samplers.gpu.nvml import Door
 
 __all__ = ["Processes"]
 

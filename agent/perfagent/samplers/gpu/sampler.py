@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.interval import Interval
-from perfagent.samplers.gpu.library import DeviceLost, Door, Library, load
+from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library, load
 from perfagent.samplers.gpu.visible import visible, with_uuid
 from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfagent.samplers.gpu.device import Gpu, text_of
-from perfagent.samplers.gpu.library import DeviceLost, Door, Library
+from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library
 
 __all__ = ["MEANINGS", "KernelLog", "Xid", "XidEvents"]
 

@@ -9,7 +9,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running, functions
 
 from perfagent.samplers.gpu.device import FIELDS, LINK_FIELDS, THROTTLE_REASONS, Gpu, slices
-from perfagent.samplers.gpu.library import DeviceLost, Door
+from perfagent.samplers.gpu.nvml import DeviceLost, Door
 from perfagent.samplers.gpu.processes import Processes
 
 GPM = {2: 91.0, 3: 40.0, 5: 33.5, 10: 62.0, 20: 3.0, 21: 5.0, 60: 7.0, 61: 11.0}

@@ -34,10 +34,10 @@ class DeviceLost(Exception):  # noqa: N818 - what happened, as the driver says i
 class Door:
     """The guarded calls about one device. Not thread-safe: one thread samples."""
 
-    __slots__ = ("_error", "_refused", "library")
+    __slots__ = ("_error", "_refused", "nvml")
 
     def __init__(self, library: Library) -> None:
-        self.library = library
+        self.nvml = library
         self._error: type[Exception] = library.NVMLError
         self._refused: set[str] = set()
 
@@ -48,7 +48,7 @@ class Door:
         """
         if (key := what or name) in self._refused:
             return None
-        function: Callable[..., Any] | None = getattr(self.library, name, None)
+        function: Callable[..., Any] | None = getattr(self.nvml, name, None)
         if function is None:  # an older pynvml
             self._refused.add(key)
             return None
