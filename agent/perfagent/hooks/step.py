@@ -7,6 +7,7 @@ belong to the step in progress. Here, once a step, the row goes to the sender: o
 from __future__ import annotations
 
 import functools
+import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -27,6 +28,8 @@ __all__ = [
 
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
+_UNPROVEN = 10
+"""The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky et al., 2017)."""
 
 
 @untraced
@@ -135,18 +138,18 @@ def _covers_all(p: Progress, optimizer: Any) -> bool:
 def _choose(p: Progress, optimizer: Any) -> None:
     """The first optimizer steps: is there one that owns more, and none of the same parameters?"""
     mine, size = parameters_of(optimizer), owned(optimizer)
-    best = optimizer
-    others: list[Any] = []
+    larger: list[Any] = []
     if not p.model_size or size < p.model_size:  # else it owns all of the model that the user named
         model, others = search(optimizer, model=not p.model_size)
         if model is not None:
             p.found = weakref.ref(model)
-    for other in others:
-        if other.state and not optimizer.state:
-            continue  # left over from an earlier training: it has stepped, and this one has not
-        if other is not optimizer and owned(other) > size and not mine.keys() & parameters_of(other).keys():
-            best, size = other, owned(other)
-    make_primary(p, best)
+        # one that has stepped, while this one has not, is left over from an earlier training
+        others = [other for other in others if other is not optimizer and (optimizer.state or not other.state)]
+        larger = [weakref.ref(other) for other in others if owned(other) > size and not mine.keys() & parameters_of(other).keys()]
+        del others
+    if larger:
+        gc.collect()  # one of a training that is over may live on in a cycle: 0.2 s, once, and only where it can be of use
+    make_primary(p, max((other for one in larger if (other := one()) is not None), key=owned, default=optimizer))
 
 
 @guarded
@@ -168,11 +171,24 @@ def _takes_over(p: Progress, optimizer: Any) -> bool:
     if primary is not None:
         steps = p.steppers[id(optimizer)] = p.steppers.get(id(optimizer), 0) + 1
         larger = steps == 1 and owned(optimizer) > owned(primary)
-        if not larger and steps < _PATIENCE:
+        if not larger and steps < (_UNPROVEN if p.last is None else _PATIENCE):
             return False
+        if p.last is None and not larger:
+            _was_alone(p, steps)
     make_primary(p, optimizer)
     p.steppers.clear()
     return True
+
+
+def _was_alone(p: Progress, steps: int) -> None:
+    """The optimizer taken for the primary one never stepped: the steps so far were steps of their own, without a row."""
+    p.completed += steps - 1
+    if p.early:
+        p.settle_early(p.completed + 1)
+    ends = [at for at, entry in enumerate(p.trace) if entry[0] == OPTIMIZER_END]
+    if ends:
+        p.step_end = p.trace[ends[-1]][1]
+        p.trace = p.trace[ends[-1] + 1 :]
 
 
 # the whole call --------------------------------------------------------------------------------------------------------------

@@ -63,6 +63,29 @@ def test_the_optimizer_that_owns_most_counts_even_when_a_smaller_one_steps_first
     assert {values["lr"] for _, values in steps} == {0.001}
 
 
+def test_an_optimizer_that_is_over_but_not_yet_collected_counts_for_nothing(record):
+    """A loop that was left by an exception, or a closed notebook cell: the optimizer hangs in a cycle until the collector runs."""
+    forgotten = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.3)
+    forgotten.cycle = forgotten
+    del forgotten
+    recorded = record()
+    model = small()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
+    assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1), (3, 0.1)]
+
+
+def test_an_optimizer_that_never_steps_is_given_up(record):
+    kept = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.3)
+    recorded = record()
+    model = small()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 12)
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [10, 11, 12], "the numbers are right, though nine rows are missing"
+    assert all(values["lr"] == 0.1 for _, values in steps)
+    assert steps[0][1]["step_time_s"] < 3 * steps[1][1]["step_time_s"] + 0.01, "of one step, not of ten"
+    assert kept.param_groups
+
+
 def test_two_optimizers_over_one_backward_share_its_loss(record):
     model = small()
     matrices, rest = [p for p in model.parameters() if p.dim() == 2], [p for p in model.parameters() if p.dim() < 2]
