@@ -29,7 +29,7 @@ from perfagent.errors import CheckpointError, ConfigError
 from perfagent.session import current
 from perfagent.training import engine_files
 from perfagent.training.continuing import continue_run
-from perfagent.training.emergency import Emergency, in_optimizer_step
+from perfagent.training.emergency import Emergency
 from perfagent.training.folder import Folder
 from perfagent.training.happenings import count, tell
 from perfagent.training.manifest import FileSum, Manifest
@@ -286,7 +286,7 @@ class Checkpoint:
         why = None
         if loop.step_count == self._last_step:
             why = "its last step is saved already"
-        elif in_optimizer_step(error):
+        elif loop.in_step:
             why = "it broke off in the middle of an optimizer step"
         elif _engine_of(loop) is not None:
             why = "a DeepSpeed engine can only be saved while all of it works"

@@ -18,9 +18,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-import torch
-
-__all__ = ["Emergency", "in_optimizer_step"]
+__all__ = ["Emergency"]
 
 logger = logging.getLogger("perfagent")
 
@@ -90,14 +88,3 @@ class Emergency:
     def _uncaught(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         (self._excepthook or sys.__excepthook__)(kind, error, trace)
         self._on_exception(error)
-
-
-def in_optimizer_step(error: BaseException) -> bool:
-    """Whether an exception came out of an optimizer's step: some weights may be stepped and others not."""
-    trace = error.__traceback__
-    while trace is not None:
-        frame = trace.tb_frame
-        if frame.f_code.co_name == "step" and isinstance(frame.f_locals.get("self"), torch.optim.Optimizer):
-            return True
-        trace = trace.tb_next
-    return False

@@ -15,7 +15,7 @@ from torch import Tensor
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count
 from perfagent.training.precision import checked_precision
-from perfagent.training.stepping import StepResult
+from perfagent.training.stepping import StepResult, moved_by_windows
 from perfagent.training.strategies import DeepSpeed
 
 __all__ = ["EngineStep"]
@@ -23,6 +23,8 @@ __all__ = ["EngineStep"]
 
 class EngineStep:
     """Steps a DeepSpeed engine. grad_accum: as the engine's configuration says."""
+
+    under_way = False
 
     def __init__(
         self,
@@ -37,7 +39,7 @@ class EngineStep:
         engine = self._engine = strategy.engine
         self.grad_accum = int(engine.gradient_accumulation_steps())
         self.optimizer = engine.optimizer
-        self._scheduler = None if scheduler is engine.lr_scheduler else scheduler
+        self._scheduler = None if scheduler is engine.lr_scheduler else moved_by_windows(scheduler)
         self._check(strategy, optimizer, precision=precision, grad_accum=grad_accum, clip_norm=clip_norm)
 
     def _check(

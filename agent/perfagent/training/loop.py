@@ -34,7 +34,7 @@ from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.engine import EngineStep
 from perfagent.training.precision import autocast_of, checked_precision, scaler_of
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.stepping import OptimizerStep, StepResult
+from perfagent.training.stepping import OptimizerStep, StepResult, check_optimizer_step
 from perfagent.training.strategies import DeepSpeed, Strategy, strategy_of
 
 __all__ = ["Checkpointing", "Loop", "StepResult", "loop"]
@@ -68,7 +68,8 @@ def loop(
 
     model: a module, or one wrapped by DistributedDataParallel (`perfagent.ddp`), `fully_shard` (`perfagent.fsdp`) or
     `deepspeed.initialize`: how ranks communicate follows from its type. optimizer: over the parameters of that model; an engine
-    of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was not skipped.
+    of DeepSpeed has its own. scheduler: anything with step(), called once after each optimizer step that was not skipped; a
+    ReduceLROnPlateau is saved and resumed, and you call its step(metric) after an evaluation.
     precision: fp32 (default), bf16 or fp16 of the forward pass; an engine has its own. grad_accum: micro-steps of a window.
     clip_norm: the largest norm of all gradients, clipped after unscaling. compile: True, a mode of torch.compile, or its
     arguments. scaler: a GradScaler with settings of yours, for fp16.
@@ -103,13 +104,9 @@ class Loop:
     ) -> None:
         if grad_accum is not None and (type(grad_accum) is not int or grad_accum < 1):
             raise ConfigError(f"grad_accum is the number of micro-steps to one optimizer step, 1 or more; got {grad_accum!r:.80}")
-        if clip_norm is not None and not float(clip_norm) > 0.0:
+        if clip_norm is not None and not (_is_number(clip_norm) and clip_norm > 0):
             raise ConfigError(
                 f"clip_norm is the largest norm that gradients may have, above 0; got {clip_norm!r:.80}; None does not clip"
-            )
-        if scheduler is not None and not callable(getattr(scheduler, "step", None)):
-            raise ConfigError(
-                f"scheduler must have a step() that is called once an optimizer step, not be {type(scheduler).__name__}"
             )
         if checkpoint is not None and not (hasattr(checkpoint, "after_step") and hasattr(checkpoint, "resume")):
             raise ConfigError(f"checkpoint must be a perfagent.Checkpoint, not {type(checkpoint).__name__}")
@@ -207,6 +204,7 @@ class Loop:
         self.step_count += 1
         window.clear()
         self._batches.reached()
+        self._update.under_way = False
         if self.checkpoint is not None:
             self.checkpoint.after_step(self)
         return result
@@ -228,6 +226,11 @@ class Loop:
     def epoch(self) -> int:
         """How many epochs were completed."""
         return self._batches.epoch
+
+    @property
+    def in_step(self) -> bool:
+        """Whether an optimizer step began that is not counted yet: seen only where an exception left it."""
+        return self._update.under_way
 
     @property
     def micro_steps(self) -> int:
@@ -255,9 +258,7 @@ class Loop:
             "scaler": None if self.scaler is None else self.scaler.state_dict(),
             "rng": random_state(),
             "sampler": sampler,
-            "loop": {
-                "step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position
-            },
+            "loop": {"step_count": self.step_count, "run_id": _run_id(), "items": self._window.expected, **position},
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -271,7 +272,8 @@ class Loop:
             self.scheduler.load_state_dict(state["scheduler"])
         if state["scaler"] is not None and self.scaler is not None:
             self.scaler.load_state_dict(state["scaler"])
-        self._window.clear()
+        self.discard_window()
+        self._update.under_way = False
         place = state["loop"]
         self.step_count = int(place["step_count"])
         self._window.expected = place.get("items")
@@ -289,25 +291,35 @@ class Loop:
 class _Forward:
     """The context of a forward pass; one object for all of them, one after the other."""
 
-    __slots__ = ("_autocast", "_communicate", "_quiet", "_window")
+    __slots__ = ("_autocast", "_communicate", "_depth", "_quiet", "_window")
 
     def __init__(self, window: Window, strategy: Strategy, autocast: Any) -> None:
         self._window, self._autocast = window, autocast
         self._quiet = strategy.kind == "plain"
         self._communicate = strategy.communicate
+        self._depth = 0  # torch.autocast remembers one state to go back to: entered within itself it would stay on for ever
 
     def __enter__(self) -> None:
         if not self._quiet:
             self._communicate(last=self._window.done + 1 >= self._window.end)
         if self._autocast is not None:
-            self._autocast.__enter__()
+            if not self._depth:
+                self._autocast.__enter__()
+            self._depth += 1
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         if self._autocast is not None:
-            self._autocast.__exit__(kind, error, trace)
+            self._depth -= 1
+            if not self._depth:
+                self._autocast.__exit__(kind, error, trace)
 
 
 def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    if isinstance(optimizer, (list, tuple)):
+        raise ConfigError(
+            f"optimizer must be one torch optimizer, and {len(optimizer)} were given: make them parameter groups of one, or a "
+            "loop for each where each has a loss of its own (a GAN)"
+        )
     if not isinstance(optimizer, Optimizer):
         raise ConfigError(f"optimizer must be a torch optimizer over the model's parameters, not {type(optimizer).__name__}")
     known = {id(parameter) for parameter in model.parameters()}
@@ -315,9 +327,13 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
     if not any(id(parameter) in known for parameter in held):
         raise ConfigError(
             "the optimizer holds none of the model's parameters: fsdp() and model.to() may replace them; make the optimizer "
-            "after "
-            "the model is wrapped, from model.parameters()"
+            "after the model is wrapped, from model.parameters()"
         )
+    check_optimizer_step(optimizer)
+
+
+def _is_number(given: Any) -> bool:
+    return isinstance(given, (int, float)) and not isinstance(given, bool)
 
 
 def _compile(model: Any, how: bool | str | Mapping[str, Any]) -> None:

@@ -5,16 +5,19 @@ Clipping before unscaling clips to the loss scale; clipping after the step does 
 
 from __future__ import annotations
 
+import inspect
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import Optimizer
 
+from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count
 from perfagent.training.strategies import Strategy
 
-__all__ = ["OptimizerStep", "StepResult"]
+__all__ = ["OptimizerStep", "StepResult", "check_optimizer_step", "moved_by_windows"]
 
 
 class StepResult:
@@ -44,7 +47,11 @@ StepResult.WAITING = StepResult(stepped=False)
 
 
 class OptimizerStep:
-    """Steps a torch optimizer over the gradients of one window."""
+    """Steps a torch optimizer over the gradients of one window.
+
+    under_way: from the optimizer's first change of a weight until the loop has counted the step; what lies between cannot be
+    gone on from.
+    """
 
     def __init__(
         self,
@@ -54,7 +61,9 @@ class OptimizerStep:
         scaler: torch.amp.GradScaler | None,
         clip_norm: float | None,
     ) -> None:
-        self._strategy, self._optimizer, self._scheduler, self._scaler = strategy, optimizer, scheduler, scaler
+        self._strategy, self._optimizer, self._scaler = strategy, optimizer, scaler
+        self._scheduler = moved_by_windows(scheduler)
+        self.under_way = False
         self._clip_norm = None if clip_norm is None else float(clip_norm)
         self._simple = scaler is None and clip_norm is None
         self._ran = False
@@ -66,11 +75,13 @@ class OptimizerStep:
 
     def clear(self) -> None:
         self._optimizer.zero_grad(set_to_none=True)
+        self._strategy.forget()
 
     def step(self, factor: Count | None) -> StepResult:
         """factor: of all gradients, where the window's counts were not known beforehand."""
         result = _STEPPED
         if self._simple and factor is None:
+            self.under_way = True
             self._optimizer.step()
         else:
             result = self._careful(factor)
@@ -91,6 +102,7 @@ class OptimizerStep:
                 self._strategy.multiply(parameters, factor)
             if self._clip_norm is not None:
                 norm = self._strategy.clip(parameters, self._clip_norm)
+        self.under_way = True
         if scaler is None:
             self._optimizer.step()
             return StepResult(stepped=True, grad_norm=norm)
@@ -112,3 +124,48 @@ class OptimizerStep:
 
 
 _STEPPED = StepResult(stepped=True)
+
+
+def moved_by_windows(scheduler: Any) -> Any:
+    """The scheduler that the end of a window moves. None for one that wants a metric, which the user steps after an evaluation.
+
+    Raises ConfigError for what has no step() that can be called once an optimizer step.
+    """
+    if scheduler is None or isinstance(scheduler, ReduceLROnPlateau):
+        return None
+    if not callable(getattr(scheduler, "step", None)):
+        raise ConfigError(
+            f"scheduler must have a step() that is called once an optimizer step, not be {type(scheduler).__name__}"
+        )
+    wanted = _wanted(scheduler)
+    if wanted:
+        raise ConfigError(
+            f"the step() of {type(scheduler).__name__} wants {wanted}, which the loop does not know: leave it out here, and "
+            "call it yourself after loop.step() where the result says stepped"
+        )
+    return scheduler
+
+
+def check_optimizer_step(optimizer: Optimizer) -> None:
+    """Raises ConfigError for an optimizer that computes the loss itself, several times a step (LBFGS)."""
+    wanted = _wanted(optimizer)
+    if wanted:
+        raise ConfigError(
+            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again within the step; a loop of "
+            "forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same"
+        )
+
+
+def _wanted(stepped: Any) -> str:
+    """The first argument without which its step() cannot be called; empty where there is none."""
+    by_class = getattr(type(stepped), "step", None)  # some schedulers put a function over that of the optimizer's object
+    try:
+        if by_class is None:
+            inspect.signature(stepped.step).bind()
+        else:
+            inspect.signature(by_class).bind(stepped)
+    except TypeError as error:
+        return str(error).partition("argument: ")[2] or "arguments"
+    except ValueError:  # of C code, which does not say
+        pass
+    return ""

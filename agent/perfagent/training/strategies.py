@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,9 @@ class Plain:
 
     def communicate(self, *, last: bool) -> None:
         """Called before each forward pass. last: gradients are averaged over the ranks in the backward pass that follows."""
+
+    def forget(self) -> None:
+        """A window is thrown away: so is what the strategy keeps of its gradients, beside those of the parameters."""
 
     def total(self, count: Tensor) -> Tensor:
         """The sum of a count over the ranks, on its device; nothing waits for it where the backend is asynchronous."""
@@ -115,6 +118,13 @@ class FSDP2(Plain):
             self._communicates = last
             for root in self._roots:
                 root.set_requires_gradient_sync(last)
+
+    def forget(self) -> None:
+        for root in self._roots:
+            for parameter in _held_by(root):
+                parameter.unsharded_accumulated_grad = None
+                if hasattr(parameter, "_unsharded_param"):
+                    parameter._unsharded_param.grad = None
 
     def clip(self, parameters: Sequence[Tensor], max_norm: float) -> Tensor:
         gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
@@ -209,6 +219,17 @@ def _sharded_roots(module: nn.Module) -> list[Any]:
     if isinstance(module, fsdp.FSDPModule):
         return [module]
     return [root for child in module.children() for root in _sharded_roots(child)]
+
+
+def _held_by(root: nn.Module) -> Iterator[Any]:
+    """fully_shard's own record of each parameter, which holds the gradients that no rank has been given yet."""
+    modules: Iterable[Any] = root.modules()
+    for module in modules:
+        if hasattr(module, "_get_fsdp_state"):
+            state = module._get_fsdp_state()
+            groups = getattr(state, "_fsdp_param_groups", None)  # one group before torch 2.13
+            for group in [state._fsdp_param_group] if groups is None else groups:
+                yield from () if group is None else group.fsdp_params
 
 
 def _refuse_others(module: nn.Module) -> None:

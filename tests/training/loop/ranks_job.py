@@ -176,6 +176,24 @@ def reductions(rank: int) -> dict[str, Any]:
     return calls
 
 
+def left_windows(rank: int) -> dict[str, Any]:
+    """A window left in its middle: nothing of its gradients is in the next one."""
+    said = {}
+    for name, wrap in (("ddp", perfagent.ddp), ("fsdp2", perfagent.fsdp)):
+        whole: Any = wrap(net())
+        train(whole, adamw(whole), batches_of(rank), steps=2)
+        left: Any = wrap(net())
+        loop = perfagent.loop(left, adamw(left), grad_accum=ACCUMULATED, clip_norm=CLIP)
+        for batch in loop.batches(batches_of(rank)):
+            with loop.forward():
+                loss = loss_of(left, batch)
+            loop.backward(loss * 100.0, len(batch[0]))
+            break
+        _run(loop, left, batches_of(rank), 2)
+        said[name] = flat(left) == flat(whole)
+    return said
+
+
 def uneven_loaders(rank: int) -> dict[str, Any]:
     """Ranks with 8 and 7 batches make as many windows of 3; ranks with 7 and 6 do not."""
     model = perfagent.ddp(net())
@@ -298,6 +316,7 @@ CASES: dict[str, Callable[[int], Any]] = {
     "refusals": refusals,
     "skipping_together": skipping_together,
     "going_on": going_on,
+    "left_windows": left_windows,
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Iterator
 from typing import Any
@@ -240,6 +241,53 @@ def test_the_scheduler_moves_once_a_window() -> None:
     assert optimizer.param_groups[0]["lr"] == 0.125
 
 
+def test_a_scheduler_that_wants_a_metric_is_stepped_by_the_user_and_saved_by_the_loop() -> None:
+    model = net()
+    optimizer = sgd(model, lr=1.0)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+    loop = perfagent.loop(model, optimizer, plateau)
+    for metric in (1.0, 2.0):
+        run(loop, batches_of([2, 2]))
+        plateau.step(metric)
+    assert optimizer.param_groups[0]["lr"] == 0.5
+    other = net()
+    again = sgd(other, lr=1.0)
+    resumed = torch.optim.lr_scheduler.ReduceLROnPlateau(again, factor=0.5, patience=0)
+    perfagent.loop(other, again, resumed).load_state_dict(loop.state_dict())
+    assert (again.param_groups[0]["lr"], resumed.best) == (0.5, 1.0)
+
+
+def test_two_losses_have_a_loop_each() -> None:
+    """A generator and its critic: neither steps, clears or counts what is the other's."""
+    first, second = net(), net()
+    one, two = perfagent.loop(first, sgd(first), grad_accum=2), perfagent.loop(second, sgd(second), clip_norm=1.0)
+    data = batches_of([3, 3, 3, 3])
+    for batch in one.batches(data):
+        with one.forward():
+            loss = loss_of(first, batch)
+        one.backward(loss)
+        one.step()
+        with two.forward(last=True):
+            other = loss_of(second, batch)
+        two.backward(other)
+        two.step()
+    assert (one.step_count, two.step_count) == (2, 4)
+    torch.testing.assert_close(flat(first), big_batches(data, 2), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(flat(second), big_batches(data, 1, clip=1.0), rtol=1e-5, atol=1e-6)
+
+
+def test_a_forward_pass_within_another_leaves_no_autocast_on() -> None:
+    model = net()
+    loop = perfagent.loop(model, sgd(model), precision="bf16")
+    x, _ = batches_of([2])[0]
+    with loop.forward():
+        with loop.forward(), torch.no_grad():  # a teacher's, say
+            model(x)
+        assert model(x).dtype == torch.bfloat16
+    assert not torch.is_autocast_enabled("cpu")
+    assert model(x).dtype == torch.float32
+
+
 def test_nothing_is_read_of_the_norm_until_it_is_asked_for() -> None:
     model = net()
     loop = perfagent.loop(model, sgd(model), clip_norm=1e9)
@@ -262,6 +310,12 @@ def test_a_compiled_model_keeps_its_type_and_its_names() -> None:
 # ---- what is refused
 
 
+class Epochwise:
+    """A scheduler as other libraries have them."""
+
+    def step(self, epoch: int) -> None: ...
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [
@@ -270,7 +324,10 @@ def test_a_compiled_model_keeps_its_type_and_its_names() -> None:
         ({"grad_accum": 2.0}, "1 or more"),
         ({"clip_norm": 0}, "above 0"),
         ({"clip_norm": float("nan")}, "above 0"),
+        ({"clip_norm": "1"}, "above 0"),
+        ({"clip_norm": True}, "above 0"),
         ({"scheduler": object()}, "step()"),
+        ({"scheduler": Epochwise()}, "wants 'epoch'"),
         ({"checkpoint": "runs/a"}, "perfagent.Checkpoint"),
         ({"compile": "fastest"}, "max-autotune"),
         ({"compile": 3}, "a mode of torch.compile"),
@@ -292,6 +349,10 @@ def test_what_is_no_model_or_no_optimizer_of_it_is_refused() -> None:
         perfagent.loop(model)
     with pytest.raises(ConfigError, match="none of the model's parameters"):
         perfagent.loop(model, sgd(net()))
+    with pytest.raises(ConfigError, match="parameter groups of one"):
+        perfagent.loop(model, [sgd(model), sgd(model)])  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="LBFGS wants 'closure'"):
+        perfagent.loop(model, torch.optim.LBFGS(model.parameters()))
     with pytest.raises(ConfigError, match="DataParallel inside"):
         perfagent.loop(nn.Sequential(nn.DataParallel(model)), sgd(model))
     with pytest.raises(ConfigError, match="float16 already"):
@@ -382,6 +443,23 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
     assert begun + train(second, data, None) == expected
     assert torch.equal(flat(second.model), flat(whole.model))
     assert (second.step_count, second.epoch) == (12, 3)
+
+
+def test_a_state_put_back_in_the_middle_of_a_window_begins_a_new_window() -> None:
+    data = batches_of([2, 3, 4, 5])
+    model = net()
+    loop = perfagent.loop(model, sgd(model), grad_accum=2)
+    begin = copy.deepcopy(loop.state_dict())
+    for batch in itertools.islice(loop.batches(data), 3):
+        with loop.forward():
+            loss = loss_of(model, batch)
+        loop.backward(loss * 10.0)
+        loop.step()
+    assert loop.micro_steps == 1
+    loop.load_state_dict(begin)
+    assert (loop.step_count, loop.micro_steps) == (0, 0)
+    run(loop, data, counts="int")
+    torch.testing.assert_close(flat(model), big_batches(data, 2), rtol=1e-5, atol=1e-6)
 
 
 def test_a_loader_with_a_state_of_its_own_is_given_it_back() -> None:

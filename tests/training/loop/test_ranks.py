@@ -71,6 +71,11 @@ def test_gradients_travel_once_a_window(ranks: list[dict[str, Any]]) -> None:
         assert said["reductions"] == {"ddp": 10, "fsdp2": 10 * units}
 
 
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
+def test_a_window_left_in_its_middle_leaves_no_gradient_behind(ranks: list[dict[str, Any]], strategy: str) -> None:
+    assert [said["left_windows"][strategy] for said in ranks] == [True, True]
+
+
 def test_last_windows_of_unequal_length_weigh_every_micro_step_alike(ranks: list[dict[str, Any]]) -> None:
     model = ranks_job.net()
     optimizer = ranks_job.adamw(model)
