@@ -79,6 +79,13 @@ class Columns:
                 groups.append(group)
         return merge(groups) if len(groups) > len(shapes) else groups
 
+    def group(
+        self, names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
+        columns: Sequence[Sequence[float]],
+    ) -> Group | None:  # fmt: skip
+        """The group of rows that are columns already; None where not all of it may be stored."""
+        return _packed(names, steps, times, monotonics, columns) if self._known(names) else None
+
     def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
         if len(row) == 5:
@@ -198,17 +205,24 @@ def _group(names: tuple[str, ...], rows: Sequence[tuple[int, float, float, Colle
     """None where a value is not one of Python's own numbers, or does not fit."""
     try:
         steps, times, monotonics, values = zip(*rows, strict=True)
-        columns = list(zip(*values, strict=True))
-        if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
-            return None
-        return Group(
-            step=_little(array("q", steps)),
-            time=_little(array("d", times)),
-            monotonic=_little(array("d", monotonics)),
-            values={name: pack(column) for name, column in zip(names, columns, strict=True)},
-        )
+        return _packed(names, steps, times, monotonics, [*zip(*values, strict=True)])
     except (TypeError, OverflowError, ValueError):
         return None
+
+
+def _packed(
+    names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
+    columns: Sequence[Sequence[float]],
+) -> Group | None:  # fmt: skip
+    """Raises TypeError, OverflowError or ValueError for what does not fit."""
+    if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
+        return None
+    return Group(
+        step=_little(array("q", steps)),
+        time=_little(array("d", times)),
+        monotonic=_little(array("d", monotonics)),
+        values={name: pack(column) for name, column in zip(names, columns, strict=True)},
+    )
 
 
 def pack(values: Sequence[float]) -> bytes:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.delivery.collecting import Collector
 from perfagent.delivery.columns import DROPPED, Columns
 from perfagent.delivery.courier import Courier, Job
-from perfagent.delivery.drafts import Draft, groups_of, rows_of
+from perfagent.delivery.drafts import Draft, read
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
@@ -209,8 +209,8 @@ class Dispatcher:
     def _read(self, drafts: Sequence[Draft]) -> list[Group]:
         """Makes columns of drafts, and counts."""
         self._last_read = time.monotonic()
-        rows = rows_of((row for _, noted in drafts for row in noted), self.sender.reader, self._lost)
-        groups = groups_of(rows, self._columns, self._lost)
+        rows = (row for _, noted in drafts for row in noted)
+        groups = read(rows, self.sender.reader, self._columns, self._lost)
         self._tell_refused()
         samples = sum(group.samples for group in groups)
         self.sender.counters["samples"] += samples

@@ -13,10 +13,11 @@ from typing import Any
 
 from perfagent.delivery.columns import Columns, merge
 from perfagent.hooks.account import BACKWARD
+from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.wire import Group
 
-__all__ = ["Draft", "Read", "groups_of", "is_pressing", "left_behind", "rows_of"]
+__all__ = ["Draft", "Read", "is_pressing", "left_behind", "read", "rows_of"]
 
 Draft = tuple[list[Any], list[Any]]
 """What a reader must know besides, and the rows: a `Note`, a row with its names, or a user's row."""
@@ -38,6 +39,31 @@ def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]
     return found
 
 
+def read(rows: Iterable[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+    """The columns of rows. lost: is told of a row that cannot be read."""
+    notes: list[Any] = []
+    others: list[Any] = []
+    for row in rows:
+        (notes if len(row) == _NOTE else others).append(row)
+    return groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
+
+
+def _steps(notes: list[Note], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+    groups: list[Group] = []
+    for plan, run in runs(notes):
+        try:
+            found = read_alike(reader, plan, run) if plan is not None else None
+            usual = columns.group(*found[0]) if found is not None else None
+        except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
+            found = usual = None
+        if found is None or usual is None:
+            groups += groups_of(rows_of(run, reader, lost), columns, lost)
+        else:
+            groups += [usual] if usual.rows else []
+            groups += groups_of(found[1], columns, lost)
+    return merge(groups)
+
+
 def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     try:
         return columns.groups(rows)
@@ -54,11 +80,12 @@ def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any
 def left_behind(drafts: Sequence[Draft]) -> list[Group]:
     """The groups in the drafts of another process, as they came from its files."""
     reader = StepReader()
-    rows: list[tuple[Any, ...]] = []
+    columns = Columns()
+    groups: list[Group] = []
     for context, noted in drafts:
         reader.restore(context)
-        rows += rows_of(map(_typed, noted), reader, _forgotten)
-    return groups_of(rows, Columns(), _forgotten)
+        groups += read(map(_typed, noted), reader, columns, _forgotten)
+    return merge(groups)
 
 
 def _forgotten(row: Any) -> None:

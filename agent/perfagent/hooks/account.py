@@ -186,6 +186,15 @@ class Account:
         self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
         return self._training_only
 
+    def has_waiting(self, loader: int | None) -> bool:
+        """Whether batches of a loader wait for their backward pass, as they do where some are fetched ahead. None: of the one
+        that was asked last."""
+        return bool(self._waiting.get(self._loader if loader is None else loader))
+
+    def took(self, loader: int) -> None:
+        """Each batch of some steps, all of this loader, was followed by its own backward pass."""
+        self._loader = self.feeding = loader
+
     def _queue(self, loader: int, size: Size) -> None:
         self._loader = loader
         waiting = self._waiting.get(loader)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import DeviceClock, value_of
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
     from perfagent.signals.flops import StepFlops
 
-__all__ = ["Note", "Row", "StepReader"]
+__all__ = ["Note", "Row", "StepReader", "interned"]
 
 Row = tuple[int, float, float, tuple[str, ...], list[float]]
 """step, Unix time, monotonic time, names, values."""
@@ -56,17 +56,18 @@ class StepReader:
     def __init__(self) -> None:
         self.account = Account()
         self.loss_by_user = False
-        self._epoch = time.time() - time.perf_counter()  # Unix time at the beginning of the monotonic clock
+        self.epoch = time.time() - time.perf_counter()
+        """Unix time at the beginning of the monotonic clock."""
         self.investigator: Investigator | None = None
         self.flops: StepFlops | None = None
 
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
-        self._epoch = time.time() - time.perf_counter()
-        return [self.account.embedded, self.account.averages, self.loss_by_user, self._epoch]
+        self.epoch = time.time() - time.perf_counter()
+        return [self.account.embedded, self.account.averages, self.loss_by_user, self.epoch]
 
     def restore(self, context: Sequence[Any]) -> None:
-        self.account.embedded, self.account.averages, self.loss_by_user, self._epoch = context
+        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch = context
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
@@ -94,7 +95,7 @@ class StepReader:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
-        return note.step, note.wall or self._epoch + ended / 1e9, ended / 1e9, _interned(tuple(values)), [*values.values()]
+        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, interned(tuple(values)), [*values.values()]
 
     def _loss(self, note: Note, parts: Breakdown) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
@@ -102,9 +103,14 @@ class StepReader:
         user_loss = note.user_loss
         if user_loss is None or loss is None:
             return loss
-        if math.isfinite(user_loss) and math.isfinite(loss) and not _alike(user_loss, loss):
-            self.loss_by_user = True
+        self.compare((user_loss,), (loss,))
         return None
+
+    def compare(self, logged: Iterable[float], seen: Iterable[float]) -> None:
+        """Of the same steps: the losses that the user logged, and those that we saw."""
+        for ours, theirs in zip(seen, logged, strict=True):
+            if math.isfinite(theirs) and math.isfinite(ours) and not _alike(theirs, ours):
+                self.loss_by_user = True
 
     def _combined(self, note: Note, parts: Breakdown) -> float | None:
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
@@ -156,6 +162,6 @@ def _alike(a: float, b: float) -> bool:
     return a == b or abs(a - b) <= _SAME * max(abs(a), abs(b))
 
 
-def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
+def interned(names: tuple[str, ...]) -> tuple[str, ...]:
     """One tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
     return _NAMES.setdefault(names, names)

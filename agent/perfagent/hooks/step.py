@@ -29,7 +29,7 @@ __all__ = [
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
 _UNPROVEN = 10
-"""The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky et al., 2017)."""
+"""The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky 2017)."""
 
 
 @untraced

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.hooks.progress import now
@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Investigator", "Task", "out_of_memory"]
 
-HISTORY_STEPS = 32
 MOST_INQUIRIES = 3
 """Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
 STEP_AGE_S = 5.0
@@ -42,9 +41,11 @@ class Task(Protocol):
 class Investigator:
     """One run's. model: gives the root module, or None while it is not known."""
 
+    history_steps = 32
+
     def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
         self.progress, self.sender, self.model = progress, sender, model
-        self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=HISTORY_STEPS)
+        self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
         self.set_sample_period: Callable[[float], None] | None = None
         self._told_oom = 0  # id() of the exception that was looked into: it passes through several hooks on its way out
         self._incoming: deque[Task] = deque()
@@ -118,6 +119,12 @@ class Investigator:
             self._watchful = False
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
+
+    def judged_sound(self, newest: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """The same for the newest of many steps in none of which anything is wrong."""
+        self._recent.extend(newest)
+        step, values = newest[-1]
+        self._watchful = self._watchful or ("loss" in values and step > self._bad_step)
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """A command of the server's reply."""

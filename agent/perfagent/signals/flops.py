@@ -411,6 +411,16 @@ class StepFlops:
         if peak is not None and flops / seconds <= peak:  # above it, the type that it multiplies in is not what it seems
             values["mfu"] = flops / seconds / peak
 
+    def is_steady(self, first: int, last: int) -> bool:
+        """Whether no step from `first` to `last` is the one that is looked at, nor compared with a device's peak."""
+        looked_at = self.look is not None and first <= self.look.step <= last
+        return not looked_at and self._peak_flops() is None
+
+    def of(self, last: int, samples: int, tokens: int) -> float | None:
+        """What each of some steps of one size computes; `last`: the newest of them."""
+        self._newest = last, (samples, tokens)
+        return self._flops((samples, tokens))
+
     def _flops(self, size: tuple[int, int]) -> float | None:
         counted = self._known.get(size)
         if counted is not None:

@@ -64,7 +64,7 @@ def test_the_optimizer_that_owns_most_counts_even_when_a_smaller_one_steps_first
 
 
 def test_an_optimizer_that_is_over_but_not_yet_collected_counts_for_nothing(record):
-    """A loop that was left by an exception, or a closed notebook cell: the optimizer hangs in a cycle until the collector runs."""
+    """A loop left by an exception, a notebook cell run anew: the optimizer hangs in a cycle until the collector runs."""
     forgotten = torch.optim.SGD(nn.Linear(64, 64).parameters(), lr=0.3)
     forgotten.cycle = forgotten
     del forgotten
