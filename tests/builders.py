@@ -290,7 +290,7 @@ class RecordingSender:
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
         self.sources.append(poll)
 
-    def add_slow_source(self, poll: Callable[[], None]) -> None: ...
+    def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None: ...
 
     def close(self, state: str, reason: str = "", timeout_s: float = 1.5, **more: Any) -> None:
         self.ended = {"state": state, "reason": reason, **more}

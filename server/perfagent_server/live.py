@@ -251,6 +251,10 @@ class Hub:
             "errors": 0,
         }
 
+    def watches(self, run: str) -> bool:
+        """Whether any page shows live updates of this run. On the loop's thread."""
+        return any(subscription.wants_run(run) for subscription in self._topics)
+
     # --- called from other threads: append and return ---------------------------------------------------------------------
 
     def publish(self, stored: list[Stored]) -> None:

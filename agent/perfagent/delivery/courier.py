@@ -57,7 +57,6 @@ class Courier:
         self._errand: Callable[[], None] | None = None
         self._errand_since = 0.0
         self._since = 0.0
-        self._sampled = 0.0
         if hasattr(transport, "idle"):
             transport.idle = self._sample
         self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
@@ -95,7 +94,7 @@ class Courier:
 
     def _carry_on(self) -> None:
         while not self.ended:
-            self.work.wait(0.5 if self._slow_sources else None)
+            self.work.wait(self._pause_s())
             job, self._job = self._job, None
             if job is not None:
                 try:
@@ -118,15 +117,19 @@ class Courier:
             self.cpu_s = time.thread_time()
         self._transport.close()
 
+    def _pause_s(self) -> float | None:
+        """Until a source is due; None where there is none."""
+        due = min((source.due for source in [*self._slow_sources]), default=None)
+        return None if due is None else due - time.monotonic()
+
     def _sample(self) -> None:
-        now = time.monotonic()
-        if self.ended or now - self._sampled < 0.45:
-            return
-        self._sampled = now
         waiting = self._since
         for source in [*self._slow_sources]:
-            self._since, self.source = time.monotonic(), source
-            works = source.poll()
+            now = time.monotonic()
+            if self.ended or now < source.due:
+                continue
+            self._since, self.source = now, source
+            works = source.poll_if_due(now)
             if works and self._replaced():  # it took too long and we were replaced meanwhile: from now on it is our successor's
                 self._slow_sources.append(source)
                 return

@@ -39,7 +39,9 @@ _log = logging.getLogger("perfagent")
 
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
-READ_S = 2.0
+UNWATCHED = 2
+"""So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
+READ_S = 4.0
 MOST_DRAFTED = 4096
 """Rows of one tick that are written down as they were noted; more become columns at once."""
 URGENT = ("alert", "finding", "state")
@@ -87,6 +89,7 @@ class Dispatcher:
         self.orphans = Orphans(config.state_dir / "spool", sender.folder, config.server)
         self._busy: Job | None = None
         self._urgent = False
+        self._watched = True
         self._identified = False
         self._failures = 0
         self._retry_at = 0.0
@@ -285,7 +288,8 @@ class Dispatcher:
                 self._courier_ready()
             return
         closing = self.sender.closing_at is not None
-        due = self._urgent or self.sender.flushes or closing or now - self._last_cut >= self.sender.config.flush_s
+        pause_s = self.sender.config.flush_s * (1 if self._watched else UNWATCHED)
+        due = self._urgent or self.sender.flushes or closing or now - self._last_cut >= pause_s
         if self.spool.backlog or (due and self.spool.has_pending):
             if not self.spool.backlog:
                 self._last_cut, self._urgent = now, False
@@ -368,6 +372,7 @@ class Dispatcher:
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
             if job.spool in (None, self.spool):  # not what a dead process of before is asked for
+                self._watched = answer.watched
                 for command in answer.commands:
                     self._obey(command)
             return

@@ -145,9 +145,10 @@ class Sender:
         """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""
         self.sources.append(Source(poll, every_s))
 
-    def add_slow_source(self, poll: Callable[[], None]) -> None:
-        """`poll` is called on the courier thread about twice a second between and during requests. It may block for a moment."""
-        self.slow_sources.append(Source(poll))
+    def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None:
+        """`poll` is called on the courier thread between and during requests, and may block for a moment. Once it has answered
+        False there is nothing to be had from it, and it is not called again."""
+        self.slow_sources.append(Source(poll, every_s))
 
     def flush(self, timeout_s: float) -> bool:
         """Asks for delivery of all that was handed in before; True when the server has acknowledged it within the time."""
@@ -242,29 +243,32 @@ class Sender:
 
 
 class Source:
-    """A callable that is polled; off after three errors in a row."""
+    """A callable that is polled; off after three errors in a row, or when it says that it has nothing to tell.
 
-    def __init__(self, poll: Callable[[], None], every_s: float = 0.0) -> None:
+    due: on the monotonic clock, when it is to be polled next.
+    """
+
+    def __init__(self, poll: Callable[[], bool | None], every_s: float = 0.0) -> None:
         self._poll, self._every_s = poll, every_s
-        self._due = 0.0
+        self.due = 0.0
         self.errors = 0
         self.error = ""
         self.name = getattr(poll, "__qualname__", type(poll).__name__)
 
     def poll_if_due(self, now: float) -> bool:
         """False when it is off; now: time.monotonic()."""
-        if now < self._due:
+        if now < self.due:
             return True
-        self._due = now + self._every_s
+        self.due = now + self._every_s
         return self.poll()
 
     def poll(self) -> bool:
         """False when it is off."""
         try:
-            self._poll()
+            found = self._poll()
         except BaseException as error:  # noqa: BLE001 - a sampler's trouble must not stop delivery
             self.errors += 1
             self.error = f"{type(error).__name__}: {error}"
             return self.errors < 3
         self.errors = 0
-        return True
+        return found is not False

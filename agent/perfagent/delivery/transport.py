@@ -65,6 +65,7 @@ class Answer:
 
     kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused" (never
     send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our server).
+    watched: False where the server says that no page shows the run.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Answer:
     duplicate: int = 0
     rejected: Sequence[Mapping[str, Any]] = ()
     commands: Sequence[Mapping[str, Any]] = ()
+    watched: bool = True
 
 
 def judge(reply: Reply, *, now: float | None = None) -> Answer:
@@ -107,6 +109,7 @@ def _acknowledgement(reply: Reply) -> Answer:
         duplicate=found["duplicate"],
         rejected=[item for item in rejected if isinstance(item, dict)] if isinstance(rejected, list) else (),
         commands=[item for item in commands if isinstance(item, dict)] if isinstance(commands, list) else (),
+        watched=reply.headers.get("perfagent-watched") != "0",
     )
 
 

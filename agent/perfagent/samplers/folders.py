@@ -6,7 +6,6 @@ Runs on the courier's thread: asking a file system that hangs (NFS without its s
 from __future__ import annotations
 
 import os
-import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
@@ -22,18 +21,11 @@ saved_to: deque[str] = deque(maxlen=8)
 class FolderSampler:
     """`poll()` emits `disk/<role>_free_bytes` and `disk/<role>_used_pct` for the roles work, spool and checkpoint."""
 
-    def __init__(
-        self, emit: Callable[[dict[str, float]], None], spool: Path, *, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._emit, self._clock = emit, clock
-        self._spool = spool
-        self._next = 0.0
+    def __init__(self, emit: Callable[[dict[str, float]], None], spool: Path) -> None:
+        self._emit, self._spool = emit, spool
 
     def poll(self) -> None:
-        now = self._clock()
-        if now < self._next:
-            return
-        self._next = now + EVERY_S
+        """Every EVERY_S seconds."""
         values: dict[str, float] = {}
         asked: dict[int, tuple[float, float] | None] = {}  # by file system: roles on the same one say the same
         for role, path in (("work", "."), ("spool", str(self._spool)), ("checkpoint", saved_to[-1] if saved_to else "")):

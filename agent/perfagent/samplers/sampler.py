@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.samplers.folders import FolderSampler
+from perfagent.samplers.folders import EVERY_S, FolderSampler
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
@@ -72,7 +72,7 @@ class Sampler:
         self._device = device or self._guess_device
         self._library, self._host = library, host
         self._readers: _Readers | None = None
-        self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir, clock=clock)
+        self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
         self.period_s = self._config.sample_s
         """The governor may stretch it."""
         self._next = 0.0
@@ -90,7 +90,7 @@ class Sampler:
         self._sender.imports += _IMPORTS
         self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
-        self._sender.add_slow_source(self.folders.poll)
+        self._sender.add_slow_source(self.folders.poll, every_s=EVERY_S)
 
     def poll(self) -> None:
         """On the sender thread, at every tick."""
@@ -133,8 +133,8 @@ class Sampler:
             self._sender.event("gpu", {"what": "unavailable", "reason": "NVML does not answer"}, step=self._step())
         self._gpu_hung = hung
 
-    def poll_gpu(self) -> None:
-        """On the courier's thread, about twice a second."""
+    def poll_gpu(self) -> bool:
+        """On the courier's thread, twice a second. False where this machine has no GPU that could be asked."""
         if self._gpus is None:
             from perfagent.samplers.gpu.claims import Claims
             from perfagent.samplers.gpu.nvml import load
@@ -154,7 +154,7 @@ class Sampler:
             )
         self._gpu_since = self._clock()
         try:
-            self._gpus.poll()
+            return bool(self._gpus.poll())
         finally:
             self._gpu_since = 0.0
 

@@ -21,6 +21,9 @@ __all__ = ["receipt_reply", "router"]
 
 router = APIRouter()
 
+UNWATCHED = {"Perfagent-Watched": "0"}
+"""Tells an agent that no page shows its run: whole frames every two seconds will do."""
+
 _MEDIA_TYPES = ("application/x-msgpack", "application/msgpack", "application/vnd.msgpack", "application/octet-stream")
 # Decoding more than this takes longer than a loop that serves a thousand agents should be away.
 _LARGE_BYTES = 128 * 1024
@@ -87,4 +90,5 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
             403, "forbidden", f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}", "project"
         )
     receipts = await services.ingest.accept([frame])
-    return reply(receipt_reply(receipts, await services.orders.for_frame(frame)))
+    headers = None if services.hub.watches(frame.run) else UNWATCHED
+    return reply(receipt_reply(receipts, await services.orders.for_frame(frame)), headers=headers)

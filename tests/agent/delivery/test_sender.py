@@ -19,7 +19,7 @@ from ingest_server import IngestServer
 from perfagent.config import AgentConfig
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Spool
-from perfagent.delivery.transport import RecordingTransport
+from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.identity import Identity
 from perfagent.wire import Frame
@@ -418,6 +418,49 @@ def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(tmp_path: P
         assert sorted(server.values("loss")) == [1, 2]
         release.set()
         sender.close("finished")
+
+
+def test_frames_are_rarer_while_no_page_shows_the_run(tmp_path: Path) -> None:
+    unwatched = Reply(200, {"perfagent-watched": "0"}, b'{"stored": 1, "duplicate": 0, "rejected": [], "commands": []}')
+    transport = RecordingTransport(answers=[unwatched] * 3)
+    sender = make(tmp_path, transport)
+    dispatcher = sender._dispatch()
+    sent_at: list[float] = []
+    for half in range(18):
+        now = 100.0 + half / 2
+        sender.rows.append(row(half))
+        dispatcher._tick(now)
+        dispatcher._advance(now)
+        if dispatcher._busy is not None:
+            sent_at.append(now - 100.0)
+            until(lambda: dispatcher._courier.answers)
+            dispatcher._advance(now)
+    assert sent_at == [0.0, 2.0, 4.0, 6.0, 7.0, 8.0], "a page opened after the third answer"
+    sender.rows.append((99, 1.0, 2.0, ("loss",), (math.nan,)))
+    dispatcher._tick(108.6)
+    dispatcher._advance(108.6)
+    assert dispatcher._busy is not None, "what is urgent waits for nothing"
+    sender.close("finished")
+
+
+def test_a_slow_source_with_nothing_to_tell_is_not_asked_again(tmp_path: Path, transport: RecordingTransport) -> None:
+    asked, others = [0], [0]
+
+    def silent() -> bool:
+        asked[0] += 1
+        return False
+
+    def often() -> None:
+        others[0] += 1
+
+    sender = make(tmp_path, transport)
+    sender.add_slow_source(silent)
+    sender.add_slow_source(often, every_s=0.02)
+    sender.start()
+    until(lambda: others[0] > 5, why="the other source was not asked at its own pace")
+    assert asked == [1]
+    assert not [note for note in sender.told if note.startswith("source")], "that is no failure"
+    sender.close("finished")
 
 
 def test_a_disabled_sender_does_nothing(tmp_path: Path, transport: RecordingTransport) -> None:

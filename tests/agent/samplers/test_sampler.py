@@ -73,7 +73,7 @@ def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
 
 def test_gpus_are_told_in_rows_of_their_own_with_the_moment_they_were_read(tmp_path: Path) -> None:
     sampler, sender, clock = make(tmp_path, FakeGpu(utilization=(40, 0)))
-    sampler.poll_gpu()
+    assert sampler.poll_gpu()
     assert latest(sender)["gpu/utilization_pct"] == 40.0
     row: Any = sender.rows[-1]
     assert (row[0], row[2]) == (7, clock.now)
@@ -83,7 +83,7 @@ def test_gpus_are_told_in_rows_of_their_own_with_the_moment_they_were_read(tmp_p
 
 def test_without_a_gpu_there_are_no_gpu_series_and_a_reason_is_told(tmp_path: Path) -> None:
     sampler, sender, _ = make(tmp_path)
-    sampler.poll_gpu()
+    assert not sampler.poll_gpu(), "it need not be asked again"
     sampler.poll()
     assert not any("gpu" in name for name in latest(sender))
     (told,) = sender.events

@@ -56,6 +56,22 @@ def test_samples_arrive_with_numbers_that_are_none_spelled_out(tmp_path: Path) -
         }  # fmt: skip
 
 
+def test_agents_are_told_whether_a_page_shows_their_run(tmp_path: Path) -> None:
+    def watched(server: Listening, run: str) -> bool:
+        body = encode(frame({"loss": [1.0]}, run=run))
+        answer = httpx.post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK, trust_env=False)
+        return answer.raise_for_status().headers.get("perfagent-watched") != "0"
+
+    with listening(tmp_path) as server:
+        assert not watched(server, "r1")
+        with open_page(server, runs=["r1"]):
+            assert watched(server, "r1")
+            assert not watched(server, "r2")
+            with open_page(server):
+                assert watched(server, "r2")
+        until(lambda: not watched(server, "r1"), why="the page was closed")
+
+
 @pytest.mark.parametrize("everything", [[], "*", ["*"]])
 def test_an_empty_list_and_a_star_are_all(tmp_path: Path, everything: Any) -> None:
     with listening(tmp_path) as server, open_page(server, runs=everything, names=everything) as page:

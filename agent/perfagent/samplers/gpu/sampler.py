@@ -67,11 +67,12 @@ class GpuSampler:
         self.free_bytes: float | None = None
         """Memory of the own device that nobody uses, as of the last reading."""
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
+        """False where there is no GPU that could be asked: it need not be polled again."""
         if self._found is None:
             self._probe()
         if not self._found:
-            return
+            return False
         if self._own is None:
             self._own = self._choose()
             if self._own is not None:
@@ -97,6 +98,7 @@ class GpuSampler:
                 self._tell_xid(xid, watched, values)
         if values:
             self._emit(values)
+        return True
 
     def _probe(self) -> None:
         self._found = []
