@@ -18,18 +18,18 @@ import functools
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 
 from perfagent.context.techniques import of_variable
+from perfagent.frames import variables_of
 
 __all__ = ["OF_A_MODEL", "Hyperparameters"]
 
 MAX_FRAMES = 100
 MAX_FILE_BYTES = 256 * 1024
-_OPTIMIZED = 0x1  # inspect.CO_OPTIMIZED: the variables are no dict
 _NAMED = re.compile(
     r"(?:config|cfg|conf|args|opts?|options|flags|hps|hparams|h_?params|params|hyper_?param(?:eter)?s|settings|configuration)"
     r"|\w+_(?:args|arguments|config|cfg|hparams)",
@@ -41,7 +41,6 @@ _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with 
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
 OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
 """Classes of configurations that belong to a model and are told with it."""
-_READS_ITS_OWN = frozenset(("locals", "vars", "dir", "eval", "exec"))
 
 
 class Hyperparameters:
@@ -144,32 +143,6 @@ class Hyperparameters:
 def is_script(file: str) -> bool:
     """Whether this code is the user's: no installed package, not Python's own, not ours."""
     return not (_LIBRARIES.search(file) or file.startswith((_STDLIB, _OURS)))
-
-
-@contextlib.contextmanager
-def variables_of(frame: FrameType) -> Iterator[list[tuple[str, Any]]]:
-    """The local variables of a function that is being executed.
-
-    Up to Python 3.12 a function's `f_locals` is a dict that stays with the frame and keeps every object in it alive until the
-    function returns, so it is emptied again (as numexpr does). It is also what `locals()` hands out: a function that uses that
-    name, or whose dict somebody holds, is left alone.
-    """
-    code = frame.f_code
-    if not code.co_flags & _OPTIMIZED:
-        yield list(frame.f_globals.items()) if frame.f_locals is frame.f_globals else []
-        return
-    if sys.version_info >= (3, 13):
-        yield list(frame.f_locals.items())
-        return
-    if sys.gettrace() is not None or not _READS_ITS_OWN.isdisjoint(code.co_names):
-        yield []
-        return
-    held = frame.f_locals
-    try:
-        yield list(held.items())
-    finally:
-        if sys.getrefcount(held) <= 3:  # the frame's, ours, and that of the call
-            held.clear()
 
 
 def _is_settings(values: dict[Any, Any]) -> bool:

@@ -14,6 +14,7 @@ from types import FrameType
 from typing import Any
 
 from perfagent.device import Reading, collect
+from perfagent.frames import variables_of
 
 __all__ = ["Fingerprint", "in_callers", "tensors_in"]
 
@@ -123,13 +124,14 @@ def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[
         if frame is None:
             break
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.")):
-            found = [
-                (name, tensor)
-                for variable, value in list(frame.f_locals.items())
-                if not isinstance(value, torch.nn.Module)
-                for name, tensor in tensors_in(value, variable)
-                if not tensor.requires_grad and tensor.dim() and (samples is None or tensor.shape[0] == samples)
-            ]
+            with variables_of(frame) as variables:
+                found = [
+                    (name, tensor)
+                    for variable, value in variables
+                    if not isinstance(value, torch.nn.Module)
+                    for name, tensor in tensors_in(value, variable)
+                    if not tensor.requires_grad and tensor.dim() and (samples is None or tensor.shape[0] == samples)
+                ]
             if found:
                 where = f"local variables of {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
                 return where, found[:MOST_TENSORS]
