@@ -59,6 +59,7 @@ class Batches:
         self._kept: Any = None  # the state of a loader from which more was fetched than handed out
         self._reached = (0, 0, 0)  # epoch, batch and epoch of the call at the last boundary
         self._resumed: dict[str, Any] | None = None
+        self._estimated = False  # whether `batch` is that of another number of ranks, converted: the epoch may be shorter
         self._last_steps: int | None = None  # micro-steps of an epoch's last window on all ranks together, where they differ
 
     # ---- reading
@@ -197,6 +198,7 @@ class Batches:
         """The next read() goes on from there."""
         self.epoch, self.batch, self._of_call = position["epoch"], position["batch"], position["epoch_of_call"]
         self._began = position.get("epoch_random")
+        self._estimated = bool(position.get("estimated"))
         self.reached()
         self._resumed = {"sampler": sampler, "random": random}
 
@@ -204,6 +206,8 @@ class Batches:
         loader = self._loader
         if not hasattr(loader, "state_dict"):
             return None
+        if self.batch and (self.epoch, self.batch) != self._reached[:2]:
+            return None  # within a window (after an exception): the loader is ahead of the weights, so batches will be counted
         return loader.state_dict() if self._kept is None else self._kept
 
     def _source(self, loader: Any, resumed: dict[str, Any] | None) -> Iterator[Any]:
@@ -234,7 +238,7 @@ class Batches:
             return timed(loader)
         source = timed(loader)
         seen = sum(1 for _ in itertools.islice(source, self.batch))
-        if seen < self.batch:
+        if seen < self.batch and not self._estimated:
             raise ConfigError(
                 f"the checkpoint was made after {self.batch} batches of an epoch, and this loader has {seen}; is it the same "
                 "data?"

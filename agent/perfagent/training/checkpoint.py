@@ -11,6 +11,7 @@ makes it whole in manifest.py and folder.py, how it is read in resume.py.
 from __future__ import annotations
 
 import contextlib
+import logging
 import math
 import os
 import random
@@ -25,7 +26,7 @@ from typing import Any, Literal
 
 import torch
 
-from perfagent.errors import CheckpointError, ConfigError
+from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current
 from perfagent.training import engine_files
 from perfagent.training.continuing import continue_run
@@ -36,11 +37,12 @@ from perfagent.training.manifest import FileSum, Manifest
 from perfagent.training.ranks import Agreement, Ranks
 from perfagent.training.resume import newest_whole, read
 from perfagent.training.retry import retry
-from perfagent.training.saving import Parts, Saved, is_fatal, split, write
+from perfagent.training.saving import SHARED, Parts, Saved, is_fatal, split, write
 from perfagent.training.snapshot import Copier, check_loadable, has_shards
 
 __all__ = ["Checkpoint"]
 
+logger = logging.getLogger("perfagent")
 ARRIVE_S = 10.0
 """How long ranks wait for each other after an exception, before they give up saving."""
 
@@ -48,12 +50,13 @@ ARRIVE_S = 10.0
 class Checkpoint:
     """Checkpoints of one training in one folder.
 
-    folder: seen by every rank. every: optimizer steps between saves; None saves only when asked and in an emergency. keep: how
-    many of the newest stay; two or more leave one to fall back to. best: "min" or "max" keeps the one of the best metric too.
-    asynchronous: the training waits only while the state is copied to host memory, once more its size; one save at a time is
-    under way. emergency: saves at SIGTERM and at an uncaught exception too; handlers are installed at the loop's first step and
-    call those that were there. grace_s: how long a signal waits for the end of the step. tries: of a save, when an error may
-    pass. tolerate: failed saves in a row that training survives (each is an alert); the next one raises.
+    folder: seen by every rank, and of this training alone. every: optimizer steps between saves; None saves only when asked and
+    in an emergency. keep: how many of the newest stay; two or more leave one to fall back to. best: "min" or "max" keeps the one
+    of the best metric too. asynchronous: the training waits only while the state is copied to host memory, once more its size;
+    one save at a time is under way. (An engine of DeepSpeed saves itself, and is waited for.) emergency: saves at SIGTERM and at
+    an uncaught exception too; handlers are installed at the loop's first step and call those that were there. grace_s: how long a
+    signal waits for the end of the step. tries: of a save, when an error may pass. tolerate: failed saves in a row that training
+    survives (each is an alert); the next one raises.
 
     Used on every rank: saving and loading are collectives. Raises ConfigError for values that cannot be used.
     """
@@ -81,7 +84,11 @@ class Checkpoint:
             raise ConfigError(f"best must be 'min' (a lower metric is better), 'max' or None, not {best!r:.80}")
         if not isinstance(grace_s, (int, float)) or not 0 < grace_s < math.inf:
             raise ConfigError(f"grace_s must be a number of seconds above 0, not {grace_s!r:.80}")
-        self._folder = Folder(Path(folder).absolute())
+        path = Path(folder).expanduser().absolute()
+        if path.exists() and not path.is_dir():
+            raise ConfigError(f"folder must be a folder, and {path} is a file; name another, or remove it")
+        self._folder = Folder(path)
+        self._damaged: list[Path] = []
         self._every, self._keep, self._best, self._asynchronous = every, keep, best, asynchronous
         self._tries, self._tolerate = tries, tolerate
         self._emergency = Emergency(self._exception, grace_s=float(grace_s)) if emergency else None
@@ -151,6 +158,7 @@ class Checkpoint:
     def close(self) -> None:
         """Waits for the save under way and takes the handlers out. Raises what that save failed with."""
         if self._emergency is not None:
+            self._save_for_late_signal(self._emergency)
             self._emergency.remove()
         try:
             self.wait()
@@ -162,12 +170,14 @@ class Checkpoint:
                 self._copier.close()
                 self._copier = None
             self._loop = None
+            if self._emergency is not None:
+                self._emergency.release()
 
     def __enter__(self) -> Checkpoint:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None and isinstance(error, Exception):
+        if isinstance(error, (Exception, KeyboardInterrupt)):
             self._exception(error)
         self.close()
 
@@ -184,19 +194,17 @@ class Checkpoint:
         into: a state of the same shape, for a sharded checkpoint: its tensors are overwritten. engine: a DeepSpeed engine that
         takes its part itself. Loading never runs code from a file (weights_only).
         """
+        return self._load(into, engine, None)
+
+    def _load(self, into: dict[str, Any] | None, engine: Any, kind: str | None) -> tuple[int, dict[str, Any]] | None:
+        """kind: what the model at hand can take, where that is known."""
         self.wait()
         ranks = self._all_ranks()
         found = newest_whole(self._folder, ranks)
         if found is None:
             return None
-        path, manifest, _ = found
-        if (manifest.kind == "deepspeed") != (engine is not None):
-            what = (
-                "was saved by a DeepSpeed engine: pass engine="
-                if engine is None
-                else "was saved without DeepSpeed: load it without engine="
-            )
-            raise CheckpointError(f"{path} {what}")
+        path, manifest, self._damaged = found
+        _check_kind(path, manifest, engine, kind, ranks)
         state = read(path, manifest, ranks, into=into, read_engine=None if engine is None else engine_files.reader(engine))
         return manifest.step, state
 
@@ -228,11 +236,12 @@ class Checkpoint:
         with _unwatched():
             engine = _engine_of(loop)
             into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
-            found = self.load_latest(into, engine=engine)
+            found = self._load(into, engine, _kind_of(loop))
             if found is None:
                 return None
             step, state = found
-            loop.load_state_dict(state)
+            with self._fitting(step):
+                loop.load_state_dict(state)
         self._last_step = step
         continue_run(state["loop"].get("run_id"), step)
         tell("resumed", f"from step {step}", level="info")
@@ -245,7 +254,7 @@ class Checkpoint:
         """
         with _phase(), _unwatched():
             into = loop.state_dict() if loop.strategy.kind == "fsdp2" else None
-            found = self.load_latest(into)
+            found = self._load(into, None, _kind_of(loop))
             if found is None:
                 return None
             step, state = found
@@ -261,6 +270,7 @@ class Checkpoint:
         self._loop = weakref.ref(loop)
         ranks = self._all_ranks()
         check_loadable(loop.state_dict())
+        self._check_folder(ranks)
         if self._emergency is not None:
             self._emergency.install()
             if ranks.world > 1:
@@ -277,6 +287,13 @@ class Checkpoint:
         if run is not None:
             run._sender.flush(1.0)
         emergency.pass_on(signum)
+
+    def _save_for_late_signal(self, emergency: Emergency) -> None:
+        """One that came after the last step. Not with several ranks: the others may not know of it."""
+        loop = None if self._loop is None else self._loop()
+        alone = self._ranks is not None and self._ranks.world == 1
+        if emergency.signum and alone and loop is not None and loop.step_count != self._last_step and not loop.in_step:
+            self._now(loop, "sigterm")
 
     def _exception(self, error: BaseException) -> None:
         """An exception ends the process: saves what the last optimizer step left, where that is possible."""
@@ -316,6 +333,30 @@ class Checkpoint:
             self._asynchronous = asynchronous
 
     # ---- details
+
+    def _check_folder(self, ranks: Ranks) -> None:
+        problem = ""
+        if ranks.first:
+            try:
+                self._folder.check_writable()
+            except OSError as error:
+                problem = f"{type(error).__name__}: {error}"
+        problem = ranks.gather(problem)[0]
+        if problem:
+            raise ConfigError(f"no checkpoint can be written into {self._folder.path}: {problem}; name another folder")
+
+    @contextlib.contextmanager
+    def _fitting(self, step: int) -> Iterator[None]:
+        """A whole checkpoint that the loop does not take is of something else; torch says what differs."""
+        try:
+            yield
+        except PerfagentError:
+            raise
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise CheckpointError(
+                f"step_{step} in {self._folder.path} is whole, but does not fit this training: {error}; build model, optimizer "
+                "and scheduler as they were when it was saved, or name another folder"
+            ) from error
 
     @contextlib.contextmanager
     def _tolerated(self) -> Iterator[None]:
@@ -360,6 +401,7 @@ class Checkpoint:
             self._write(parts, describe, ranks, None)
         except BaseException as error:  # noqa: BLE001 - raised by wait(), on the training's thread
             self._failure = error
+            logger.error("perfagent: %s", error)  # at once: a script that ends without close() would never hear of it
 
     def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
         saved: Saved = retry(
@@ -373,7 +415,8 @@ class Checkpoint:
             count("checkpoint/saved_bytes", float(saved.manifest.total_bytes))
             count("checkpoint/save_s", saved.duration_s)
             try:
-                self._folder.retain(self._keep, self._best)
+                self._damaged = [path for path in self._damaged if path != saved.path]
+                self._folder.retain(self._keep, self._best, self._damaged)
             except OSError as error:
                 tell("old checkpoints stay", f"{type(error).__name__}: {error}")
 
@@ -397,6 +440,33 @@ class _Describe:
             metric=self._metric,
             versions={"torch": str(torch.__version__), "python": sys.version.split()[0]},
         )
+
+
+def _kind_of(loop: Any) -> str:
+    return {"fsdp2": "sharded", "deepspeed": "deepspeed"}.get(loop.strategy.kind, "plain")
+
+
+def _check_kind(path: Path, manifest: Manifest, engine: Any, kind: str | None, ranks: Ranks) -> None:
+    """Raises CheckpointError for a checkpoint of a model that was wrapped in another way."""
+    what = None
+    if manifest.kind == "deepspeed" and engine is None:
+        what = "was saved by a DeepSpeed engine: pass engine=, or give the loop an engine"
+    elif manifest.kind != "deepspeed" and engine is not None:
+        what = "was saved without DeepSpeed: load it without engine="
+    elif manifest.kind == "deepspeed" and manifest.world_size != ranks.world:
+        what = (
+            f"was saved by {manifest.world_size} ranks under DeepSpeed, whose files fit no other number, and here are "
+            f"{ranks.world}: start {manifest.world_size}, or convert it with DeepSpeed's ds_to_universal"
+        )
+    elif kind == "plain" and manifest.kind == "sharded":
+        what = "was saved under FSDP2: wrap the model with perfagent.fsdp(model) here too, on any number of ranks (one will do)"
+    elif kind == "sharded" and manifest.kind == "plain":
+        what = (
+            "was saved from a model that was not sharded: go on with perfagent.ddp(model), or begin anew and load its weights "
+            f"before perfagent.fsdp(model): torch.load('{SHARED}', weights_only=True)['model']"
+        )
+    if what is not None:
+        raise CheckpointError(f"{path} {what}")
 
 
 def _engine_of(loop: Any) -> Any:

@@ -71,6 +71,13 @@ class Emergency:
             os.kill(os.getpid(), signum)  # the whole process, as from outside; threads do not outlive it
             signal.pause()
 
+    def release(self) -> None:
+        """After remove(): a signal that came after the last step does now what it would have done, as nobody looks for it."""
+        signum, self.signum = self.signum, 0
+        self._serial += 1
+        if signum:
+            os.kill(os.getpid(), signum)
+
     def _noted(self, signum: int, _: FrameType | None) -> None:
         if self.signum:
             self.pass_on(signum)

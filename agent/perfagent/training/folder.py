@@ -12,10 +12,12 @@ import contextlib
 import os
 import re
 import shutil
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from perfagent.errors import CheckpointError
+from perfagent.training.happenings import tell
 from perfagent.training.manifest import NAME, DamagedCheckpoint, Manifest
 
 __all__ = ["Folder", "sync_file", "sync_folder"]
@@ -67,6 +69,12 @@ class Folder:
 
     # ---- writing
 
+    def check_writable(self) -> None:
+        """Makes the folder, and a file in it that is gone at once. Raises OSError where that cannot be."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=self.path):
+            pass
+
     def begin(self, step: int, expected_bytes: int) -> Path:
         """An empty `step_N.tmp`, after what earlier writers left unfinished is gone.
 
@@ -101,20 +109,28 @@ class Folder:
             final.rename(old)  # a candidate until the new one is there
         tmp.rename(final)
         sync_folder(self.path)
-        self._point("latest", final)
-        self._remove(old)
+        try:
+            self._point("latest", final)
+            self._remove(old)
+        except OSError as error:  # the checkpoint is there: reading needs neither
+            tell("latest was not written", f"{final.name} is whole, but {type(error).__name__}: {error}")
         return final
 
-    def retain(self, keep: int, best: str | None) -> Path | None:
-        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the one of the best metric; returns that one."""
-        candidates = self.candidates()
+    def retain(self, keep: int, best: str | None, damaged: Collection[Path] = ()) -> Path | None:
+        """Keeps the newest `keep` checkpoints and, with best "min" or "max", the one of the best metric; returns that one.
+
+        damaged: some that were found not to be whole. They are none of the `keep`, and go when that many newer ones are there.
+        """
+        everything = self.candidates()
+        candidates = [one for one in everything if one[0] not in damaged]
         rated = [one for one in candidates if one[1].metric is not None and one[1].metric == one[1].metric]
         sign = -1.0 if best == "max" else 1.0
         winner = min(rated, key=lambda one: (sign * (one[1].metric or 0.0), -one[1].number))[0] if best and rated else None
         if winner is not None:
             self._point("best", winner)
-        for path, _ in candidates[keep:]:
-            if path != winner:
+        oldest = candidates[:keep][-1][1].number if len(candidates) >= keep else 0
+        for path, manifest in everything:
+            if manifest.number < oldest and path != winner:
                 self._remove(path)
         return winner
 

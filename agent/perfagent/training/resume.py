@@ -19,7 +19,7 @@ from perfagent.training.happenings import count, tell
 from perfagent.training.manifest import DamagedCheckpoint, Manifest, check_file, check_list
 from perfagent.training.ranks import Ranks
 from perfagent.training.retry import retry
-from perfagent.training.saving import PER_RANK, SHARDED, SHARED, is_fatal, part_of_rank
+from perfagent.training.saving import SHARDED, SHARED, is_fatal, part_of_rank
 
 __all__ = ["newest_whole", "read"]
 
@@ -75,16 +75,29 @@ def read(
     if own.exists():
         state.update(retry(lambda: _load(own), what=f"reading {path.name}"))
     else:
-        what = " and ".join(PER_RANK)
-        tell(
-            "resumed with more ranks",
-            f"{path.name} was saved by {manifest.world_size} ranks: rank {ranks.rank} keeps its own {what}",
-        )
+        state |= {"rng": None, "sampler": None}  # this rank is new: its random numbers are as the script seeded them
+    if ranks.world != manifest.world_size:
+        _fit_to_ranks(state, path, manifest, ranks, new=not own.exists())
     if manifest.kind == "sharded":
         state.update(_load_sharded(path, ranks, into))
     if read_engine is not None:
         read_engine(path)
     return state
+
+
+def _fit_to_ranks(state: dict[str, Any], path: Path, manifest: Manifest, ranks: Ranks, *, new: bool) -> None:
+    """The place in the data counts the batches of one rank: of as many samples, where there are more ranks or fewer."""
+    place = state.get("loop")
+    if isinstance(place, dict) and "batch" in place:
+        place |= {"batch": place["batch"] * manifest.world_size // ranks.world, "estimated": True}
+        if new:
+            place["epoch_random"] = None  # of rank 0: two ranks must not draw the same numbers
+    if ranks.first:
+        tell(
+            "resumed with another number of ranks",
+            f"{path.name} was saved by {manifest.world_size} ranks and {ranks.world} go on: each passes over its share of the "
+            "samples that were seen in this epoch; losses are not those of a training that was not interrupted",
+        )
 
 
 def _load(path: Path) -> dict[str, Any]:

@@ -106,7 +106,8 @@ class _Stages:
         except BaseException as error:
             if is_fatal(error):
                 raise
-            problem = _say(error), is_transient(error)
+            cause = _cause(error)
+            problem = _say(cause), is_transient(cause)
         problems = [(rank, *one) for rank, one in enumerate(self._ranks.gather(problem)) if one]
         if not problems:
             return cast("T", result)
@@ -152,14 +153,25 @@ def _begin(parts: Parts, step: int, folder: Folder, ranks: Ranks) -> tuple[Path,
 
 def _write_parts(parts: Parts, tmp: Path, ranks: Ranks, write_engine: Callable[[Path], None] | None) -> None:
     if ranks.first:
-        torch.save(parts.shared, tmp / SHARED)
-    torch.save(parts.own, tmp / part_of_rank(ranks.rank))
+        _save(parts.shared, tmp / SHARED)
+    _save(parts.own, tmp / part_of_rank(ranks.rank))
     if parts.sharded is not None:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         save(parts.sharded, checkpoint_id=tmp / SHARDED, process_group=ranks.group, no_dist=ranks.group is None)
     if write_engine is not None:
         write_engine(tmp)
+
+
+def _save(state: dict[str, Any], path: Path) -> None:
+    """torch.save into a file of Python's: of one that torch opens, a full disk is "unexpected pos 704 vs 598"."""
+    try:
+        with path.open("xb") as file:
+            torch.save(state, file)
+    except RuntimeError as error:
+        if isinstance(error.__context__, OSError):
+            raise error.__context__ from None
+        raise
 
 
 def _sums(tmp: Path, folder: Folder, ranks: Ranks) -> dict[str, FileSum]:
@@ -169,6 +181,14 @@ def _sums(tmp: Path, folder: Folder, ranks: Ranks) -> dict[str, FileSum]:
         sync_file(tmp / name)
         sums[name] = sum_of(tmp / name)
     return sums
+
+
+def _cause(error: BaseException) -> BaseException:
+    """What went wrong on a rank, where torch.distributed.checkpoint tells only that something did."""
+    failures = getattr(error, "failures", None)
+    first = next(iter(failures.values()), None) if isinstance(failures, dict) else None
+    inner = first[0] if isinstance(first, tuple) and first else None
+    return inner if isinstance(inner, BaseException) else error
 
 
 def _say(error: BaseException) -> str:

@@ -6,7 +6,7 @@ that holds more is refused when it is saved, by its place, and not when it is ne
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,7 +18,7 @@ from perfagent.errors import ConfigError
 __all__ = ["Copier", "bytes_of", "check_loadable", "find_nan", "has_shards", "tensors_in"]
 
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
-_CONTAINERS = (dict, OrderedDict, list, tuple, set)
+_MAPPINGS = (dict, OrderedDict, Counter)  # MultiStepLR counts its milestones
 
 
 def check_loadable(state: Any, at: str = "state") -> None:
@@ -26,7 +26,7 @@ def check_loadable(state: Any, at: str = "state") -> None:
     kind = type(state)
     if kind in _PLAIN or isinstance(state, Tensor):
         return
-    if kind in (dict, OrderedDict):
+    if kind in _MAPPINGS:
         for key, value in state.items():
             if type(key) not in (str, int, bool, float, tuple):
                 raise ConfigError(

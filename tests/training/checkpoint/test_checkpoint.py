@@ -18,6 +18,7 @@ from resumable import small_loop, train
 from perfagent.errors import CheckpointError, ConfigError
 from perfagent.training import saving
 from perfagent.training.checkpoint import Checkpoint
+from perfagent.training.loop import loop as make_loop
 
 
 @pytest.mark.parametrize("asynchronous", [False, True])
@@ -99,7 +100,9 @@ def test_one_asynchronous_save_is_under_way_at_a_time(tmp_path: Path, monkeypatc
     assert Checkpoint(tmp_path).load_latest()[1]["model"]["weight"][0] == 5.0  # type: ignore[index]
 
 
-def test_a_failed_asynchronous_save_is_raised_by_the_next_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_asynchronous_save_is_told_at_once_and_raised_by_the_next_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     checkpoint = Checkpoint(tmp_path, asynchronous=True)
 
     def refused(*_: Any) -> None:
@@ -107,6 +110,8 @@ def test_a_failed_asynchronous_save_is_raised_by_the_next_call(tmp_path: Path, m
 
     monkeypatch.setattr(os, "fsync", refused)
     checkpoint.save(1, {"model": {}})
+    checkpoint._thread.join()  # type: ignore[union-attr]
+    assert "Permission denied" in caplog.text  # whether or not there is a next call
     with pytest.raises(CheckpointError, match="Permission denied"):
         checkpoint.wait()
     checkpoint.close()
@@ -174,6 +179,69 @@ def test_a_loop_that_could_not_be_loaded_is_refused_at_its_first_step(tmp_path: 
     training.scheduler.lr_lambdas[0].inner = gc  # a callable with more in it than numbers
     with pytest.raises(ConfigError, match="scheduler"):
         train(training, steps=1)
+
+
+SCHEDULES = torch.optim.lr_scheduler
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: SCHEDULES.MultiStepLR(optimizer, [1, 3]),
+        lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=20),
+        lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1, cycle_momentum=False),
+        lambda optimizer: SCHEDULES.SequentialLR(optimizer, [SCHEDULES.LinearLR(optimizer), SCHEDULES.StepLR(optimizer, 2)], [2]),
+        lambda optimizer: SCHEDULES.ReduceLROnPlateau(optimizer),
+    ],
+    ids=["multi step", "one cycle", "cyclic", "sequential", "plateau"],
+)
+@pytest.mark.parametrize("asynchronous", [False, True])
+def test_every_schedule_of_torch_can_be_saved_and_goes_on(tmp_path: Path, make: Any, asynchronous: bool) -> None:
+    def training() -> Any:
+        model = torch.nn.Linear(4, 2)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        checkpoint = Checkpoint(tmp_path, every=2, asynchronous=asynchronous, emergency=False)
+        return make_loop(model, optimizer, make(optimizer), checkpoint=checkpoint)
+
+    first = training()
+    train(first, steps=2)
+    first.checkpoint.close()
+    saved = first.scheduler.state_dict()
+    second = training()
+    assert second.resume() == 2
+    assert second.scheduler.state_dict() == saved
+    train(second, steps=3)
+    assert second.step_count == 3
+
+
+def test_a_checkpoint_of_another_model_is_refused_by_its_name(tmp_path: Path) -> None:
+    train(small_loop(tmp_path, every=1), steps=1)
+    model = torch.nn.Linear(4, 2)
+    other = make_loop(model, torch.optim.SGD(model.parameters(), lr=0.1), checkpoint=Checkpoint(tmp_path, emergency=False))
+    with pytest.raises(CheckpointError, match=r"(?s)step_1 in .* is whole, but does not fit .*Missing key"):
+        other.resume()
+
+
+def test_a_folder_that_cannot_be_written_is_refused_at_the_first_step(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match="is a file"):
+        Checkpoint(tmp_path / "file")
+    with pytest.raises(ConfigError, match="name another folder"):
+        train(small_loop(tmp_path / "file" / "runs", every=1000), steps=1)
+
+
+def test_a_tilde_is_the_home_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    Checkpoint("~/runs").save(1, {"model": {}})
+    assert (tmp_path / "runs" / "step_1").is_dir()
+
+
+def test_an_interrupt_within_the_context_saves_the_last_step(tmp_path: Path) -> None:
+    training = small_loop(tmp_path, emergency=True)
+    with pytest.raises(KeyboardInterrupt), training.checkpoint:  # type: ignore[union-attr]
+        train(training, steps=2)
+        raise KeyboardInterrupt
+    assert small_loop(tmp_path).resume() == 2
 
 
 def test_weights_with_nan_are_never_saved(tmp_path: Path) -> None:

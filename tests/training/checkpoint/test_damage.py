@@ -159,3 +159,16 @@ def test_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right
 def test_a_checkpoint_of_an_engine_is_not_loaded_without_one(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="without DeepSpeed: load it without engine="):
         Checkpoint(saved).load_latest(engine=object())
+
+
+def test_a_damaged_checkpoint_is_none_of_those_that_are_kept(saved: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "runs"
+    shutil.copytree(saved, folder)
+    damaged = folder / "step_2" / "shared.pt"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    checkpoint = Checkpoint(folder, keep=2)
+    assert checkpoint.load_latest()[0] == 1  # type: ignore[index]
+    checkpoint.save(3, state(3))
+    assert {path.name for path in folder.glob("step_*")} == {"step_1", "step_2", "step_3"}  # one to fall back to
+    checkpoint.save(4, state(4))
+    assert {path.name for path in folder.glob("step_*")} == {"step_3", "step_4"}

@@ -116,12 +116,21 @@ def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None
     assert saved(tmp_path) == [(3, "exception")]
 
 
-def test_an_exception_in_the_middle_of_an_optimizer_step_saves_nothing(tmp_path: Path) -> None:
-    with job(tmp_path, "in the step") as child:
+@pytest.mark.parametrize(("mode", "said"), [("in the step", "half-way"), ("in the schedule", "after the optimizer")])
+def test_an_exception_between_the_first_changed_weight_and_the_count_saves_nothing(tmp_path: Path, mode: str, said: str) -> None:
+    with job(tmp_path, mode) as child:
         _, errors = child.communicate("\n\n\n\n", timeout=60)
     assert child.returncode == 1
-    assert "half-way" in errors
+    assert said in errors
     assert saved(tmp_path) == []
+
+
+def test_a_signal_after_the_last_step_saves_when_the_checkpoint_is_closed(tmp_path: Path) -> None:
+    with job(tmp_path, "late") as child:
+        said, _ = child.communicate("\n\nend\n", timeout=60)
+    assert child.returncode == -signal.SIGTERM
+    assert "closed" not in said
+    assert saved(tmp_path) == [(2, "sigterm")]
 
 
 def test_after_close_nothing_of_ours_is_left_in_the_process(tmp_path: Path) -> None:

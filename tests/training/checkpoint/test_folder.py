@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 import shutil
 from pathlib import Path
 from typing import Any
@@ -125,6 +126,28 @@ def test_a_disk_that_is_full_in_the_middle_leaves_what_was_there(tmp_path: Path,
     assert names(tmp_path) == ["latest", "step_1"]
     checkpoint.save(2, state(2))
     assert checkpoint.latest() == tmp_path / "step_2"
+
+
+def test_a_write_that_the_system_refuses_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """torch's are "unexpected pos 704 vs 598"."""
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(1, state(1))
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, hard))
+    try:
+        with pytest.raises(CheckpointError, match="File too large"):
+            checkpoint.save(2, {"model": {"weight": torch.zeros(100_000)}})
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert names(tmp_path) == ["latest", "step_1"]
+
+
+def test_a_pointer_that_cannot_be_written_costs_no_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "latest").mkdir()
+    checkpoint = Checkpoint(tmp_path)
+    checkpoint.save(1, state(1))
+    assert "step_1 is whole" in caplog.text
+    assert checkpoint.latest() == tmp_path / "step_1"
 
 
 def test_what_others_put_there_is_left_alone(tmp_path: Path) -> None:

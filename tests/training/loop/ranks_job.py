@@ -20,7 +20,7 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 import perfagent
-from perfagent.errors import ConfigError
+from perfagent.errors import CheckpointError, ConfigError
 
 STEPS, ACCUMULATED, BATCHES, CLIP = 50, 3, 8, 0.05
 Batch = tuple[torch.Tensor, torch.Tensor]
@@ -209,7 +209,7 @@ def uneven_loaders(rank: int) -> dict[str, Any]:
 def refused(call: Callable[[], Any]) -> str:
     try:
         call()
-    except ConfigError as error:
+    except (ConfigError, CheckpointError) as error:
         return str(error)
     return ""
 
@@ -308,6 +308,49 @@ def engine_options(rank: int) -> dict[str, Any]:
     return said | {"scheduled": schedule.last_batch_iteration, "own": [state["model"], state["optimizer"]]}
 
 
+def sampled(rank: int, world: int) -> torch.utils.data.DataLoader[Any]:
+    """Samples 0 to 23 in order, one a batch, dealt out to the ranks."""
+    generator = torch.Generator().manual_seed(8)
+    data = torch.utils.data.TensorDataset(torch.arange(24), torch.randn(24, 6, generator=generator))
+    sampler = torch.utils.data.DistributedSampler(data, world, rank, shuffle=False)
+    return torch.utils.data.DataLoader(data, batch_size=1, sampler=sampler)
+
+
+def checkpointed(model: Any, folder: Path) -> perfagent.Loop:
+    checkpoint = perfagent.Checkpoint(folder, emergency=False)
+    return perfagent.loop(model, adamw(model), grad_accum=ACCUMULATED, checkpoint=checkpoint)
+
+
+def train_sampled(loop: perfagent.Loop, data: Any, steps: int) -> list[int]:
+    """Which samples were seen."""
+    seen = []
+    for index, x in loop.batches(data, steps=steps):
+        with loop.forward():
+            loss = loop.model(x).square().mean()
+        loop.backward(loss)
+        loop.step()
+        seen.append(int(index))
+    return seen
+
+
+def other_ranks(rank: int) -> dict[str, Any]:
+    """Goes on from a checkpoint of one process, and leaves two of both ranks."""
+    loop = checkpointed(perfagent.ddp(net()), FOLDER / "of_one")
+    torch.manual_seed(50 + rank)
+    before = torch.get_rng_state()
+    said: dict[str, Any] = {"step": loop.resume(), "own_numbers": torch.equal(torch.get_rng_state(), before)}
+    said["weights"] = flat(loop.model)
+    said["seen"] = train_sampled(loop, sampled(rank, 2), steps=3)
+    said["fsdp2"] = refused(checkpointed(perfagent.fsdp(net()), FOLDER / "of_one").resume)
+    for name, wrap in (("of_two", perfagent.ddp), ("sharded", perfagent.fsdp)):
+        loop = checkpointed(wrap(net()), FOLDER / name)
+        train_sampled(loop, sampled(rank, 2), steps=2)
+        loop.checkpoint.save_loop(loop)  # type: ignore[union-attr]
+        said[name] = flat(loop.model)
+    return said
+
+
+FOLDER = Path()
 CASES: dict[str, Callable[[int], Any]] = {
     "engine_options": engine_options,
     "same_training": same_training,
@@ -317,11 +360,13 @@ CASES: dict[str, Callable[[int], Any]] = {
     "skipping_together": skipping_together,
     "going_on": going_on,
     "left_windows": left_windows,
+    "other_ranks": other_ranks,
 }
 
 
 def main() -> None:
-    folder = Path(sys.argv[1])
+    global FOLDER
+    folder = FOLDER = Path(sys.argv[1])
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
     import deepspeed

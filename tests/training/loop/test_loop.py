@@ -462,26 +462,27 @@ def test_a_state_put_back_in_the_middle_of_a_window_begins_a_new_window() -> Non
     torch.testing.assert_close(flat(model), big_batches(data, 2), rtol=1e-5, atol=1e-6)
 
 
+class Stateful:
+    """Hands out numbers, and is asked for its place before it is read ahead."""
+
+    def __init__(self) -> None:
+        self.place = 0
+
+    def __iter__(self) -> Iterator[Batch]:
+        data = batches_of([2] * 6)
+        while self.place < 6:
+            self.place += 1
+            yield data[self.place - 1]
+        self.place = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.place = state["place"]
+
+
 def test_a_loader_with_a_state_of_its_own_is_given_it_back() -> None:
-    class Stateful:
-        """Hands out numbers, and is asked for its place before it is read ahead."""
-
-        def __init__(self) -> None:
-            self.place = 0
-
-        def __iter__(self) -> Iterator[Batch]:
-            data = batches_of([2] * 6)
-            while self.place < 6:
-                self.place += 1
-                yield data[self.place - 1]
-            self.place = 0
-
-        def state_dict(self) -> dict[str, int]:
-            return {"place": self.place}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.place = state["place"]
-
     model = net()
     loop = perfagent.loop(model, sgd(model), grad_accum=2)
     run(loop, Stateful(), steps=2)
@@ -493,6 +494,25 @@ def test_a_loader_with_a_state_of_its_own_is_given_it_back() -> None:
     run(again, Stateful())
     assert again.step_count == 3
     torch.testing.assert_close(flat(other), big_batches(batches_of([2] * 6), 2), rtol=1e-5, atol=1e-6)
+
+
+def test_a_state_taken_within_a_window_passes_over_no_batch_that_was_not_used() -> None:
+    """After an exception: the loader is two batches ahead of the weights."""
+    model = net()
+    loop = perfagent.loop(model, sgd(model), grad_accum=3)
+    with pytest.raises(ZeroDivisionError):
+        for number, batch in enumerate(loop.batches(Stateful())):
+            with loop.forward():
+                loss = loss_of(model, batch) / (1 if number < 4 else 0 // 0)
+            loop.backward(loss)
+            loop.step()
+    state = loop.state_dict()
+    assert state["loop"]["batch"] == 3
+    other = net()
+    again = perfagent.loop(other, sgd(other), grad_accum=3)
+    again.load_state_dict(state)
+    run(again, Stateful())
+    torch.testing.assert_close(flat(other), big_batches(batches_of([2] * 6), 3), rtol=1e-5, atol=1e-6)
 
 
 def test_a_state_holds_what_the_documentation_names() -> None:

@@ -12,6 +12,8 @@ import pytest
 import torch
 from builders import free_port, job_environment
 
+from perfagent.errors import CheckpointError
+
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE))
 import ranks_job  # noqa: E402 - the data and the truth that the ranks train on
@@ -20,9 +22,22 @@ STRATEGIES = ("ddp", "ddp_items", "ddp_stream", "fsdp2", "fsdp2_items", "zero1",
 
 
 @pytest.fixture(scope="module")
-def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("ranks")
+
+
+@pytest.fixture(scope="module")
+def of_one(folder: Path) -> list[float]:
+    """The weights in the checkpoint of one process, that the ranks find."""
+    loop = ranks_job.checkpointed(ranks_job.net(), folder / "of_one")
+    assert ranks_job.train_sampled(loop, ranks_job.sampled(0, 1), steps=2) == [0, 1, 2, 3, 4, 5]
+    loop.checkpoint.save_loop(loop)  # type: ignore[union-attr]
+    return ranks_job.flat(loop.model)
+
+
+@pytest.fixture(scope="module")
+def ranks(folder: Path, of_one: list[float]) -> list[dict[str, Any]]:
     """What each of the two ranks wrote."""
-    folder = tmp_path_factory.mktemp("ranks")
     port, jobs = str(free_port()), []
     for rank in ("0", "1"):
         environment = job_environment(
@@ -150,3 +165,33 @@ def test_an_engine_in_bf16_steps_flushes_and_schedules_once_a_window(ranks: list
         assert all(0.0 < norm < 100.0 for norm in said["norms"])
         assert said["own"] == [None, None]
     assert ranks[0]["engine_options"]["norms"] == ranks[1]["engine_options"]["norms"]
+
+
+def test_more_ranks_go_on_from_a_checkpoint_of_one_where_it_was_in_the_data(
+    ranks: list[dict[str, Any]], of_one: list[float]
+) -> None:
+    for rank, said in enumerate(one["other_ranks"] for one in ranks):
+        assert said["step"] == 2
+        assert said["weights"] == of_one
+        assert said["seen"] == [6 + rank, 8 + rank, 10 + rank]
+        assert "perfagent.ddp(model)" in said["fsdp2"]
+    assert ranks[1]["other_ranks"]["own_numbers"]  # not those of rank 0
+
+
+def test_one_process_goes_on_from_a_checkpoint_of_two_ranks(ranks: list[dict[str, Any]], folder: Path) -> None:
+    loop = ranks_job.checkpointed(ranks_job.net(), folder / "of_two")
+    assert loop.resume() == 2
+    assert ranks_job.flat(loop.model) == ranks[0]["other_ranks"]["of_two"]
+    assert ranks_job.train_sampled(loop, ranks_job.sampled(0, 1), steps=3) == [12, 13, 14]
+    short = ranks_job.checkpointed(ranks_job.net(), folder / "of_two")
+    short.resume()
+    own = [(torch.tensor(number), torch.zeros(1, 6)) for number in range(9)]  # of its own, as on each rank before
+    assert ranks_job.train_sampled(short, own, steps=9) == []
+    assert short.epoch == 1
+
+
+def test_a_sharded_checkpoint_is_refused_by_a_model_that_is_not_sharded(ranks: list[dict[str, Any]], folder: Path) -> None:
+    assert ranks
+    loop = ranks_job.checkpointed(ranks_job.net(), folder / "sharded")
+    with pytest.raises(CheckpointError, match=r"wrap the model with perfagent\.fsdp"):
+        loop.resume()
