@@ -81,6 +81,11 @@ class Window:
         self._total = total.clamp(min=1.0) if isinstance(total, Tensor) else max(total, 1)
         self.trivial = False
 
+    def is_whole(self) -> None:
+        """The gradients are those of the window's mean, however they came about, and nothing is left to be multiplied."""
+        self.done = self.end = self._base = 1
+        self._total, self._items, self._loss = None, None, None
+
     # ---- what a micro-step weighs
 
     def weighted(self, loss: Tensor, num_items: Count | None) -> Tensor:

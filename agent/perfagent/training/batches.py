@@ -215,9 +215,18 @@ class Batches:
         if resumed is None or not self.batch:
             if resumed is not None and resumed["random"] is not None:
                 restore_random_state(resumed["random"])
-            self._began = {"process": random_state(), "generators": [one.get_state() for one in generators_of(loader)]}
+            self._began = {
+                "process": random_state(),
+                "generators": [one.get_state() for one in generators_of(loader)],
+                "workers_stayed": getattr(loader, "_iterator", None) is not None,
+            }
             return timed(loader)
         return self._passed_over(loader, resumed)
+
+    def _as_it_began(self) -> None:
+        """New workers draw a seed before the sampler does; persistent ones had theirs from an earlier epoch."""
+        if self._began is not None and self._began.get("workers_stayed"):
+            restore_random_state(self._began["process"])
 
     def _passed_over(self, loader: Any, resumed: dict[str, Any]) -> Iterator[Any]:
         def back() -> None:
@@ -233,7 +242,8 @@ class Batches:
             for generator, state in zip(generators_of(loader), self._began["generators"], strict=False):
                 generator.set_state(state.cpu())
         if _is_map_style(loader):
-            passing = _PassOver(loader.batch_sampler, self.batch, back)
+            loader._iterator = None  # persistent workers of an earlier reading, which hold the sampler as it was
+            passing = _PassOver(loader.batch_sampler, self.batch, self._as_it_began, back)
             object.__setattr__(loader, "batch_sampler", passing)  # DataLoader forbids it; the iterator made next takes it
             return timed(loader)
         source = timed(loader)
@@ -253,8 +263,8 @@ _END = object()
 class _PassOver:
     """A batch sampler whose next round leaves out the batches that were seen; those after it are whole."""
 
-    def __init__(self, inner: Any, number: int, after: Callable[[], None]) -> None:
-        self._inner, self._number, self._after = inner, number, after
+    def __init__(self, inner: Any, number: int, before: Callable[[], None], after: Callable[[], None]) -> None:
+        self._inner, self._number, self._before, self._after = inner, number, before, after
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._inner, name)
@@ -264,6 +274,8 @@ class _PassOver:
 
     def __iter__(self) -> Iterator[Any]:
         number, self._number = self._number, 0
+        if number:
+            self._before()
         inner = iter(self._inner)
         for _ in itertools.islice(inner, number):
             pass

@@ -218,6 +218,11 @@ class Loop:
         self._update.clear()
         self._window.clear()
 
+    def pass_over_window(self) -> None:
+        """Throws away the window at hand for good: a checkpoint goes on after its batches."""
+        self.discard_window()
+        self._batches.reached()
+
     def goes_on(self) -> bool:
         """Whether batches() shall begin another window."""
         return self._until is None or self.step_count < self._until

@@ -7,7 +7,7 @@ it are passed over, as in Chowdhery et al., "PaLM" (2022), section 5.1, which we
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal, get_args
 
 import torch
@@ -21,6 +21,8 @@ from perfagent.training.stepping import StepResult
 __all__ = ["NanPolicy", "NonFiniteGradients", "all_finite"]
 
 Action = Literal["skip", "rollback", "lower_lr"]
+SAVED_ONCE_IN = 100
+"""Optimizer steps between two checkpoints whose reason is NaN."""
 
 
 class NonFiniteGradients(PerfagentError):  # noqa: N818 - it says what was found
@@ -32,7 +34,8 @@ class NanPolicy:
 
     action: "skip" throws the window's gradients away; "lower_lr" does that and multiplies every learning rate by `factor`;
     "rollback" does that and takes weights, optimizer, scheduler and scaler from the loop's newest whole checkpoint. most: how
-    many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of them, as reason "nan".
+    many windows in a row may be thrown away. A loop with a checkpoint is saved at the first of them, as reason "nan", though not
+    again within the next SAVED_ONCE_IN steps, so that a training full of them does not rotate its good checkpoints away.
 
     One number is read from the device in each step. Raises ConfigError for fp16, whose scaler leaves such steps out by itself,
     and under DeepSpeed, which steps its own way.
@@ -47,6 +50,7 @@ class NanPolicy:
             raise ConfigError(f"factor is what learning rates are multiplied by, between 0 and 1, not {factor!r:.80}")
         self._action, self._most, self._factor = action, most, float(factor)
         self._row = 0
+        self._saved_at: int | None = None
         self.total = 0
         """Windows thrown away so far."""
 
@@ -79,9 +83,11 @@ class NanPolicy:
             )
 
     def _act(self, loop: Any) -> None:
-        loop.discard_window()
+        loop.pass_over_window()
         done = f"the gradients after step {loop.step_count} are not finite and were thrown away"
-        if self._row == 1 and hasattr(loop.checkpoint, "save_loop") and self._action != "rollback":
+        due = self._saved_at is None or loop.step_count - self._saved_at >= SAVED_ONCE_IN
+        if due and self._row == 1 and hasattr(loop.checkpoint, "save_loop") and self._action != "rollback":
+            self._saved_at = loop.step_count
             loop.checkpoint.save_loop(loop, reason="nan")
         if self._row > self._most:
             raise NonFiniteGradients(
@@ -119,8 +125,17 @@ def scale_learning_rates(optimizer: torch.optim.Optimizer, scheduler: Any, facto
             group["lr"].mul_(factor)
         else:
             group["lr"] *= factor
-        if "initial_lr" in group:
-            group["initial_lr"] = group["initial_lr"] * factor
-    for one in (scheduler, *getattr(scheduler, "_schedulers", ())):
-        if hasattr(one, "base_lrs"):
-            one.base_lrs = [lr * factor for lr in one.base_lrs]
+        for name in ("initial_lr", "max_lr", "min_lr"):  # the last two are OneCycleLR's
+            if name in group:
+                group[name] = group[name] * factor
+    for one in _all_of(scheduler):
+        for name in ("base_lrs", "max_lrs"):  # CyclicLR has both
+            if hasattr(one, name):
+                setattr(one, name, [lr * factor for lr in getattr(one, name)])
+
+
+def _all_of(scheduler: Any) -> Iterator[Any]:
+    """A scheduler, those that it is made of, and so on."""
+    yield scheduler
+    for inner in getattr(scheduler, "_schedulers", ()):
+        yield from _all_of(inner)

@@ -35,8 +35,9 @@ class SplitOnOom:
             loop.step()
 
     loop: of `perfagent.loop` with grad_accum=1, over a plain or DistributedDataParallel model. most: pieces of a batch at most.
-    items: how many items a piece holds, over which its loss is the mean; its first dimension by default. pieces: into how many
-    the next batch will be cut; it stays where it was found.
+    items: how many items a piece holds, over which its loss is the mean; then the gradient is that of the mean over the items of
+    all ranks. Without it the first dimension is counted, and every rank weighs alike. pieces: into how many the next batch will
+    be cut; it stays where it was found.
 
     Raises ConfigError under FSDP2 and DeepSpeed: their forward pass itself communicates, so that a rank which fails in it cannot
     be waited for; find the batch size beforehand there (find_batch_size).
@@ -55,6 +56,7 @@ class SplitOnOom:
         if isinstance(most, bool) or not isinstance(most, int) or most < 2:
             raise ConfigError(f"most is into how many pieces a batch may be cut, 2 or more, not {most!r:.80}")
         self._loop, self._most, self._items = loop, most, items or _rows
+        self._by_items = items is not None
         self.pieces = 1
 
     def backward(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
@@ -62,11 +64,12 @@ class SplitOnOom:
 
         Raises the out-of-memory error of this rank (or RuntimeError for that of another) when `most` pieces do not fit either.
         """
+        share = self._share(batch)
         while True:
             error: BaseException | None = None
             loss: Tensor | None = None
             try:
-                loss = self._try(batch, compute)
+                loss = self._try(batch, compute, share)
             except (RuntimeError, MemoryError) as problem:
                 if not is_out_of_memory(problem):
                     raise
@@ -77,20 +80,31 @@ class SplitOnOom:
             self._halve(batch, error)
         assert loss is not None
         self._average()
-        self._loop._window.done = self._loop._window.end = 1
+        self._loop._window.is_whole()
         return loss
 
-    def _try(self, batch: Any, compute: Callable[[Any], Tensor]) -> Tensor:
+    def _share(self, batch: Any) -> float:
+        """What this rank's mean weighs before the mean over ranks is taken; a collective where items are counted."""
+        strategy = self._loop.strategy
+        if strategy.world == 1 or not self._by_items:
+            return 1.0
+        mine = float(self._items(batch))
+        total = strategy.total(torch.full((), mine, dtype=torch.float64, device=strategy.device))
+        return mine * float(strategy.world) / max(float(total), 1.0)  # sync
+
+    def _try(self, batch: Any, compute: Callable[[Any], Tensor], share: float) -> Tensor:
         pieces = cut(batch, self.pieces)
         counts = [float(self._items(piece)) for piece in pieces]
+        whole = sum(counts) or 1.0  # a batch without any item has no mean: its gradients are 0, not NaN
         scale: Callable[[Tensor], Tensor] | None = self._loop._scale
         total: Tensor | None = None
         with self._quiet():
             for piece, items in zip(pieces, counts, strict=True):
                 with self._loop._forward._autocast or nullcontext():
                     loss = compute(piece)
-                part = loss * (items / sum(counts))
-                (part if scale is None else scale(part)).backward()  # type: ignore[no-untyped-call]
+                part = loss * (items / whole)
+                weighed = part * share
+                (weighed if scale is None else scale(weighed)).backward()  # type: ignore[no-untyped-call]
                 total = part.detach() if total is None else total + part.detach()
         assert total is not None
         return total

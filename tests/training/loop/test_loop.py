@@ -445,6 +445,31 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
     assert (second.step_count, second.epoch) == (12, 3)
 
 
+@pytest.mark.parametrize("same_process", [False, True])
+def test_workers_that_stay_for_all_epochs_go_on_as_if_they_had_not_been_stopped(same_process: bool) -> None:
+    def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[float]:
+        losses = []
+        for batch in loop.batches(data, 3, steps=steps):
+            with loop.forward():
+                loss = loss_of(loop.model, batch)
+            losses.append(loss.item())
+            loop.backward(loss, len(batch[0]))
+            loop.step()
+        return losses
+
+    torch.manual_seed(1)
+    expected = train(made(), loader(workers=1, persistent_workers=True))
+    torch.manual_seed(1)
+    data, first = loader(workers=1, persistent_workers=True), made()
+    begun = train(first, data, 6)  # in the second epoch
+    state = copy.deepcopy(first.state_dict())
+    train(first, data, 9)
+    torch.manual_seed(99)
+    again = made()
+    again.load_state_dict(state)
+    assert begun + train(again, data if same_process else loader(workers=1, persistent_workers=True)) == expected
+
+
 def test_a_state_put_back_in_the_middle_of_a_window_begins_a_new_window() -> None:
     data = batches_of([2, 3, 4, 5])
     model = net()

@@ -45,6 +45,21 @@ with training.forward():  # an ordinary step afterwards still averages by itself
 training.backward(after)
 training.step()
 last = torch.cat([p.detach().flatten() for p in plain.parameters()])
+
+for _ in training.batches(iter([None])):  # a loader without a length, of which nobody knows whether the ranks' are equal
+    split.backward(mine, compute)
+    training.step()
+streamed = torch.cat([p.detach().flatten() for p in plain.parameters()])
+
+plain.zero_grad()
+rows = 4 * rank + 4  # ranks of unequal batches
+start = 0 if rank == 0 else 4
+(plain(inputs[:12]) - targets[:12]).square().mean().backward()
+of_all = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
+plain.zero_grad()
+counted = SplitOnOom(training, items=lambda piece: len(piece[0]))
+counted.backward((inputs[start : start + rows], targets[start : start + rows]), compute)
+weighed = torch.cat([p.grad.flatten() for p in plain.parameters() if p.grad is not None])
 print(
     json.dumps(
         {
@@ -52,6 +67,8 @@ print(
             "gradients": found.tolist(),
             "off": float((found - expected).abs().max()),
             "after": last.tolist(),
+            "stream_moved": float((streamed - last).abs().max()),
+            "off_by_items": float((weighed - of_all).abs().max()),
         }
     )
 )

@@ -15,6 +15,8 @@ from perfagent.training.folder import Folder
 from perfagent.training.loop import Loop, loop
 from perfagent.training.nonfinite import NanPolicy, NonFiniteGradients, scale_learning_rates
 
+SCHEDULES = torch.optim.lr_scheduler
+
 
 def weights(training: Loop) -> torch.Tensor:
     return torch.cat([p.detach().flatten().clone() for p in training.model.parameters()])
@@ -81,6 +83,33 @@ def test_a_scheduler_that_computes_from_its_base_stays_lowered() -> None:
     assert float(optimizer.param_groups[0]["lr"]) == 0.25
 
 
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda optimizer: SCHEDULES.OneCycleLR(optimizer, 0.1, total_steps=40),
+        lambda optimizer: SCHEDULES.CyclicLR(optimizer, 0.01, 0.1),
+        lambda optimizer: SCHEDULES.ChainedScheduler(
+            [SCHEDULES.SequentialLR(optimizer, [SCHEDULES.ConstantLR(optimizer), SCHEDULES.LambdaLR(optimizer, [float])], [2])]
+        ),
+        lambda optimizer: SCHEDULES.CosineAnnealingLR(optimizer, 20),
+    ],
+    ids=["one cycle", "cyclic", "nested", "cosine"],
+)
+def test_no_schedule_raises_a_lowered_rate_again(make: Any) -> None:
+    rates = []
+    for lowered in (False, True):
+        optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1, momentum=0.9)
+        schedule, of_this = make(optimizer), []
+        for step in range(10):
+            optimizer.step()
+            schedule.step()
+            if lowered and step == 0:
+                scale_learning_rates(optimizer, schedule, 0.5)
+            of_this.append(optimizer.param_groups[0]["lr"])
+        rates.append(of_this)
+    assert rates[1] == pytest.approx([0.5 * rate for rate in rates[0]], rel=1e-6)
+
+
 def test_rolling_back_takes_weights_and_optimizer_of_the_newest_checkpoint_and_goes_on(tmp_path: Path) -> None:
     training = small_loop(tmp_path, every=2, keep=1)
     policy = NanPolicy("rollback")
@@ -104,6 +133,35 @@ def test_the_first_bad_window_of_a_row_is_saved_for_who_looks_into_it(tmp_path: 
         one_step(training, policy, bad=True)
     [(path, manifest)] = Folder(tmp_path).candidates()
     assert (path.name, manifest.reason, manifest.number) == ("step_1", "nan", 1)
+
+
+def test_a_training_full_of_bad_windows_keeps_its_good_checkpoints(tmp_path: Path) -> None:
+    training, policy = small_loop(tmp_path, every=4, keep=3), NanPolicy()
+    for number in range(24):
+        one_step(training, policy, bad=number % 2 == 1)
+    assert [manifest.reason for _, manifest in Folder(tmp_path).candidates()] == ["every", "every", "every"]
+
+
+def test_a_checkpoint_made_at_a_bad_window_goes_on_after_it(tmp_path: Path) -> None:
+    def training_of(loop: Loop, policy: NanPolicy) -> list[float]:
+        losses = []
+        for inputs, targets in loop.batches(batches(), epochs=2):
+            with loop.forward():
+                loss = (loop.model(inputs) - targets).square().mean()
+            loop.backward(loss * float("nan") if loss.item() == bad else loss)
+            policy.step(loop)
+            losses.append(loss.item())
+        return losses
+
+    bad = None
+    torch.manual_seed(9)
+    bad = training_of(small_loop(), NanPolicy())[3]
+    torch.manual_seed(9)
+    whole = training_of(small_loop(tmp_path, every=None), NanPolicy())
+    torch.manual_seed(77)
+    resumed = small_loop(tmp_path, every=None)
+    assert resumed.resume() == 3
+    assert training_of(resumed, NanPolicy()) == whole[4:]
 
 
 def test_what_cannot_work_is_refused(tmp_path: Path) -> None:

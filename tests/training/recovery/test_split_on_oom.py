@@ -87,6 +87,15 @@ def test_other_errors_are_not_taken_for_a_lack_of_memory() -> None:
     assert is_out_of_memory(MemoryError())
 
 
+def test_a_batch_without_any_item_leaves_the_weights_as_they_are() -> None:
+    training = a_loop()
+    before = [parameter.detach().clone() for parameter in training.model.parameters()]
+    split = SplitOnOom(training, items=lambda piece: 0)
+    split.backward((torch.randn(4, 4).double(), torch.randn(4, 2).double()), lambda piece: training.model(piece[0]).sum())
+    training.step()
+    assert all(torch.equal(old, new) for old, new in zip(before, training.model.parameters(), strict=True))
+
+
 def test_batches_of_every_form_are_cut_by_rows() -> None:
     batch = {"ids": torch.arange(5), "pair": (torch.zeros(5, 2), [torch.ones(5)]), "names": ["a", "b", "c", "d", "e"], "k": 3}
     first, second = cut(batch, 2)
@@ -120,3 +129,6 @@ def test_ranks_split_alike_when_one_of_them_runs_out_of_memory(tmp_path: Path) -
     assert first["gradients"] == second["gradients"]
     assert first["off"] < 1e-12
     assert first["after"] == second["after"]
+    for rank in (first, second):
+        assert rank["stream_moved"] > 1e-6
+        assert rank["off_by_items"] < 1e-12
