@@ -1,7 +1,8 @@
 """The codec of blocks: up to 1024 steps of one series, as steps, times and values that come back bit by bit.
 
 The axis (steps and times) and the values are encoded apart: series that were sent in one group share their rows, so their
-axis is stored once. Steps and times: how far each difference is off the typical one, nothing for steps without a gap.
+axis is stored once. Steps and times: how far each difference is off the typical one, in as many bytes as the farthest takes,
+nothing for steps without a gap.
 Values: float32 where that loses nothing (NaN payloads and -0.0 included), XOR with the value before. Then bytes of equal
 weight together, and zstd.
 
@@ -39,12 +40,16 @@ __all__ = [
 BLOCK_STEPS = 1024
 CELL_STEPS = 16
 
+Unsigned = npt.NDArray[np.uint64]
+
 _HEADER = struct.Struct("<BBI")  # version, bytes a value, samples
 _AXIS = struct.Struct("<BBIq")  # version, gapless or not, samples, first step
 _AXIS_GAPLESS = struct.Struct("<BBIqqq")  # and, of the times as integers, the first and the typical difference
 _AXIS_GAPS = struct.Struct("<BBIqqqqq")  # the same of the steps before
 _VERSION = 1
-_AXIS_VERSION = 2
+_AXIS_VERSION = 3
+_AXIS_READ = (2, 3)  # 2 is 3 with eight bytes for each difference, whatever they need
+_SAMPLE = 64  # differences of a block that say which one is typical
 
 
 @dataclass(slots=True)
@@ -88,26 +93,28 @@ def step_order(step: Ints, time: Floats) -> Ints | None:
 
 def encode_axes(step: Ints, time: Floats) -> list[bytes]:
     """One payload a block; (blocks, rows) steps in order, and times in Unix seconds. Blocks without gaps go together."""
-    gapless = bool((np.diff(step, axis=1) == 1).all())
-    starts, planes = _differences(np.ascontiguousarray(time).view(np.int64))
+    gapless = bool((step[:, 1:] - step[:, :-1] == 1).all())
+    starts, off = _differences(np.ascontiguousarray(time).view(np.int64))
+    parts = [off]
     if not gapless:
-        step_starts, step_planes = _differences(step)
-        starts, planes = step_starts + starts, np.concatenate([step_planes, planes], axis=1)
-    heads = zip(step[:, 0].tolist(), *starts, compress_planes(planes, 8), strict=True)
+        step_starts, step_off = _differences(step)
+        starts, parts = step_starts + starts, [step_off, off]
+    heads = zip(step[:, 0].tolist(), *starts, compress_planes(_few_planes(parts), 8), strict=True)
     layout = _AXIS_GAPLESS if gapless else _AXIS_GAPS
     return [layout.pack(_AXIS_VERSION, gapless, step.shape[1], *head) + body for *head, body in heads]
 
 
 def decode_axis(data: bytes) -> tuple[Ints, Floats]:
     version, gapless, rows, first = _AXIS.unpack_from(data)
-    _check(version, _AXIS_VERSION)
+    if version not in _AXIS_READ:
+        _check(version, _AXIS_VERSION)
     layout = _AXIS_GAPLESS if gapless else _AXIS_GAPS
     starts = layout.unpack_from(data)[4:]
-    planes = np.frombuffer(decompress(memoryview(data)[layout.size :]), np.uint8)[None]
+    planes = decompress(memoryview(data)[layout.size :])
     if gapless:
-        return np.arange(first, first + rows, dtype=np.int64), _sums(starts, planes).view(np.float64)
-    half = 8 * (rows - 1)
-    return _sums(starts[:2], planes[:, :half]), _sums(starts[2:], planes[:, half:]).view(np.float64)
+        return np.arange(first, first + rows, dtype=np.int64), _sums(starts, planes, rows - 1).view(np.float64)
+    half = len(planes) // 2
+    return _sums(starts[:2], planes[:half], rows - 1), _sums(starts[2:], planes[half:], rows - 1).view(np.float64)
 
 
 def axis_key(series: int, attempt: int, number: int, data: bytes) -> int:
@@ -172,19 +179,37 @@ def _check(version: int, known: int) -> None:
         raise WireError(f"blocks of format {version} are not known here; upgrade perfagent")
 
 
-def _differences(values: Ints) -> tuple[list[list[int]], npt.NDArray[np.uint8]]:
-    """(blocks, rows) -> the first value and the typical difference of each block, and the bytes of how far each difference is off
-    that one: small, and positive by way of the lowest bit, so that all but two or three planes are empty."""
-    differences = np.diff(values, axis=1)
-    middle = differences.shape[1] // 2
-    typical = np.partition(differences, middle, axis=1)[:, middle] if differences.shape[1] else np.zeros(len(values), np.int64)
+def _differences(values: Ints) -> tuple[list[list[int]], Unsigned]:
+    """(blocks, rows) -> the first value and the typical difference of each block, and how far each difference is off that one:
+    small, and positive by way of the lowest bit."""
+    differences = values[:, 1:] - values[:, :-1]
+    some = differences[:, :: max(1, differences.shape[1] // _SAMPLE)]
+    middle = some.shape[1] // 2
+    typical = np.partition(some, middle, axis=1)[:, middle] if some.shape[1] else np.zeros(len(values), np.int64)
     off = differences - typical[:, None]
-    return [values[:, 0].tolist(), typical.tolist()], shuffled((off << 1) ^ (off >> 63))
+    sign = off >> 63
+    off <<= 1
+    off ^= sign
+    return [values[:, 0].tolist(), typical.tolist()], off.view(np.uint64)
 
 
-def _sums(start: tuple[int, int], planes: npt.NDArray[np.uint8]) -> Ints:
-    """The values of one block, from what _differences() made of them."""
+def _few_planes(parts: Sequence[Unsigned]) -> npt.NDArray[np.uint8]:
+    """The bytes of each part (blocks, items), lowest first, as many of every item as the largest one takes."""
+    size = max((int(part.max()).bit_length() + 7) // 8 if part.size else 0 for part in parts)
+    planes = []
+    for part in parts:
+        raw = np.ascontiguousarray(part).view(np.uint8).reshape(*part.shape, 8)[:, :, :size]
+        planes.append(np.ascontiguousarray(raw.transpose(0, 2, 1)).reshape(len(part), -1))
+    return planes[0] if len(planes) == 1 else np.concatenate(planes, axis=1)
+
+
+def _sums(start: tuple[int, int], planes: bytes, items: int) -> Ints:
+    """The values of one block, from what _differences() and _few_planes() made of them."""
     first, typical = start
-    coded = unshuffled(planes, np.dtype("<u8"))[0]
+    raw = np.zeros((items, 8), np.uint8)
+    if planes:
+        size = len(planes) // items
+        raw[:, :size] = np.frombuffer(planes, np.uint8).reshape(size, items).T
+    coded = raw.view(np.uint64).ravel()
     off = (coded >> np.uint64(1)).astype(np.int64) ^ -(coded & np.uint64(1)).astype(np.int64)
     return np.concatenate([[first], first + np.cumsum(off + typical)])

@@ -140,7 +140,7 @@ def _matrices(
 ) -> tuple[Ints, Floats, list[tuple[list[str], Values]]]:
     """The groups below each other: steps, times, and (names, values) with values (series, rows) in float32 or float64."""
     step = np.concatenate([group.steps for group, _ in groups])
-    time = np.frombuffer(b"".join([group.time for group, _ in groups]), "<f8")
+    time = np.concatenate([group.times for group, _ in groups])
     rows = [group.rows for group, _ in groups]
     if not np.isfinite(time).all():  # a clock that says NaN: the time at which the frame came is the next best
         time = np.where(np.isfinite(time), time, np.repeat([received for _, received in groups], rows))

@@ -351,7 +351,7 @@ def _tail_samples(connection: Connection, run: str, name: str, rank: int | None)
 
 def _joined(pieces: list[tuple[TailGroup, bytes, float]]) -> Samples:
     step = np.concatenate([group.steps for group, _, _ in pieces])
-    time = np.frombuffer(b"".join(group.time for group, _, _ in pieces), "<f8")
+    time = np.concatenate([group.times for group, _, _ in pieces])
     if not np.isfinite(time).all():
         time = np.where(
             np.isfinite(time), time, np.repeat([received for _, _, received in pieces], [group.rows for group, _, _ in pieces])

@@ -58,7 +58,7 @@ def _rolled(connection: Connection, ids: list[int], attempt: int, groups: Sequen
     for level in LEVELS:
         made, owner = reduced_rows(made, owner, level)
         span = level * CHUNK_CELLS
-        held, holder = _held(connection, ids, attempt, level, np.unique(made.step // span).tolist())
+        held, holder = _held(connection, ids, attempt, level, sorted({*(made.step // span).tolist()}))
         kept = ~np.isin(held.step // (_GROUP_BLOCKS * BLOCK_STEPS), groups)
         cells, mine = reduced_rows(concatenate([held.take(kept), made]), np.concatenate([holder[kept], owner]), level)
         chunk = cells.step // span

@@ -1,7 +1,8 @@
 """What a tail row holds of a frame: groups and events, much as they came.
 
 The time on the sender's monotonic clock is left out, for nothing behind the acknowledgement reads it, and so are the steps of
-rows that have no gap. The rest is not packed any further: that takes as much time as writing less of it saves.
+rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes. The rest
+is not packed any further: that takes as much time as writing less of it saves.
 """
 
 from __future__ import annotations
@@ -19,18 +20,27 @@ __all__ = ["TailGroup", "last_step", "newest", "pack_tail", "step_range", "unpac
 _FEW = 64  # rows: below this numpy costs more than it saves
 
 
+class Ticks(msgspec.Struct, array_like=True):
+    """What the times of a group count from, as integers of the same bits. every: the mean difference of two rows."""
+
+    rows: int
+    first: int
+    every: int
+
+
 class TailGroup(msgspec.Struct, array_like=True):
     """A group as it lies in the tail: the checks of wire.Group were made when it came. first: the first step of rows whose
-    steps follow each other, and then `step` is empty."""
+    steps follow each other, and then `step` is empty. stamps: the times, or with `ticks` what each difference is off theirs."""
 
     first: int
     step: bytes
-    time: bytes
+    stamps: bytes
     values: dict[str, bytes]
+    ticks: Ticks | None = None
 
     @property
     def rows(self) -> int:
-        return len(self.time) // 8
+        return len(self.stamps) // 8 if self.ticks is None else self.ticks.rows
 
     @property
     def steps(self) -> Ints:
@@ -42,11 +52,18 @@ class TailGroup(msgspec.Struct, array_like=True):
 
     @property
     def times(self) -> Floats:
-        return np.frombuffer(self.time, "<f8")
+        if self.ticks is None:
+            return np.frombuffer(self.stamps, "<f8")
+        off = np.frombuffer(self.stamps, f"<i{len(self.stamps) // (self.ticks.rows - 1)}")
+        bits = np.empty(self.ticks.rows, "<i8")
+        bits[0] = self.ticks.first
+        np.add(off, self.ticks.every, out=bits[1:], dtype="<i8")
+        return bits.cumsum().view("<f8")
 
     def whole(self) -> Group:
         """The group as readers behind the acknowledgement know it: its monotonic times are its times."""
-        return Group(self.steps.tobytes(), self.time, self.time, self.values)
+        time = self.times.tobytes()
+        return Group(self.steps.tobytes(), time, time, self.values)
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -92,8 +109,29 @@ def newest(group: TailGroup) -> tuple[int, float, int]:
 
 
 def _packed(group: Group) -> TailGroup:
-    if group.rows >= _FEW:
-        steps = np.frombuffer(group.step, "<i8")
-        if (np.diff(steps) == 1).all():
-            return TailGroup(int(steps[0]), b"", group.time, group.values)
-    return TailGroup(0, group.step, group.time, group.values)
+    if group.rows < _FEW:
+        return TailGroup(0, group.step, group.time, group.values)
+    first, step = 0, group.step
+    steps = np.frombuffer(step, "<i8")
+    if int(steps[-1]) - int(steps[0]) == len(steps) - 1 and (steps[1:] - steps[:-1] == 1).all():
+        first, step = int(steps[0]), b""
+    stamps, ticks = _ticking(group.time)
+    return TailGroup(first, step, stamps, group.values, ticks)
+
+
+def _ticking(time: bytes) -> tuple[bytes, Ticks | None]:
+    """Stamps and ticks of times, or the times as they are where a difference is far off. Sums and differences of int64 wrap
+    around in both directions alike, so whatever the bits are, they come back."""
+    bits = np.frombuffer(time, "<i8")
+    first, last = int(bits[0]), int(bits[-1])
+    every = (last - first) // (len(bits) - 1)
+    if abs(every) >= 2**62:
+        return time, None
+    off = bits[1:] - bits[:-1]
+    off -= every
+    low, high = int(off.min()), int(off.max())
+    for size in (2, 4):
+        half = 1 << (8 * size - 1)
+        if -half <= low and high < half:
+            return off.astype(f"<i{size}").tobytes(), Ticks(len(bits), first, every)
+    return time, None

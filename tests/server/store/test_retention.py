@@ -49,7 +49,7 @@ def test_runs_over_age_are_deleted_whole(shelf, ended: bool) -> None:
 
 def test_the_file_gives_room_back_to_the_disk(shelf, place) -> None:
     noise = np.random.default_rng(1).standard_normal(120_000)
-    for seq in range(1, 9):
+    for seq in range(1, 15):
         shelf.append(frame(seq, rows({"loss": noise}, np.arange(120_000) + seq * 120_000)))
     shelf.compact()
     shelf.database.write(lambda connection: shelf.store.delete(connection, "r1"))

@@ -1,0 +1,54 @@
+"""What a tail row holds comes back bit by bit, in every form that it has had."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from perfagent.wire import Group
+from perfagent_server.store.tail import pack_tail, unpack_tail, unpack_whole
+
+_REGULAR = 1.79e9 + 0.25 * np.arange(640)
+
+
+def _group(step: np.ndarray, time: np.ndarray) -> Group:
+    stamps = time.astype("<f8").tobytes()
+    return Group(step.astype("<i8").tobytes(), stamps, stamps, {"loss": np.arange(len(step), dtype="<f4").tobytes()})
+
+
+@pytest.mark.parametrize(
+    ("time", "bytes_per_row"),
+    [
+        (_REGULAR, 2),
+        (_REGULAR + 0.02 * np.sin(np.arange(640) ** 2), 4),  # some 10 ms around
+        (_REGULAR + 600.0 * (np.arange(640) > 300), 8),  # a long pause
+        (np.where(np.arange(640) == 7, np.nan, _REGULAR), 8),
+        (np.where(np.arange(640) == 639, -np.inf, _REGULAR), 8),
+        (np.where(np.arange(640) < 320, 0.0, -1.7e308), 8),  # far apart as integers
+        (_REGULAR[::-1], 2),
+        (np.zeros(640), 2),
+        (_REGULAR[:63], 8),  # so few are not worth it
+    ],
+)
+def test_times_take_as_many_bytes_as_they_need_and_come_back_bit_by_bit(time: np.ndarray, bytes_per_row: int) -> None:
+    sent = _group(np.arange(5, 5 + len(time)), time)
+    frame = pack_tail([sent], [])
+    (kept,) = unpack_tail(frame)
+    assert kept.times.tobytes() == sent.time
+    assert kept.rows == sent.rows
+    assert len(kept.stamps) == bytes_per_row * (len(time) - (bytes_per_row < 8))
+    assert unpack_whole(frame)[0] == [sent]
+
+
+@pytest.mark.parametrize("count", [1, 2, 63, 64, 65])
+def test_steps_with_gaps_and_without_come_back(count: int) -> None:
+    for step in (np.arange(count) + 9, np.arange(count) * 3, np.arange(count)[::-1].copy()):
+        sent = _group(step, _REGULAR[:count])
+        assert unpack_whole(pack_tail([sent], []))[0] == [sent]
+
+
+def test_rows_written_before_times_were_packed_are_still_read() -> None:
+    sent = _group(np.arange(100), _REGULAR[:100])
+    old = msgspec.msgpack.encode(([(0, b"", sent.time, sent.values)], []))
+    assert unpack_whole(old) == ([sent], [])
+    (kept,) = unpack_tail(old)
+    assert (kept.rows, kept.last_step, kept.times.tobytes()) == (100, 99, sent.time)
