@@ -48,7 +48,15 @@ def memory() -> tuple[list[list[str]], bool]:
     sys.path.insert(0, str(MODELS.parent))
     import memory_models as trainings
 
-    cases = [*trainings.MODELS, "gpt/bf16", "mlp/bf16", "convolutions/bf16", "gpt/checkpointed"]
+    cases = [
+        *trainings.MODELS,
+        "gpt/bf16",
+        "mlp/bf16",
+        "convolutions/bf16",
+        "autoencoder/bf16",
+        "separable/bf16",
+        "gpt/checkpointed",
+    ]
     done = subprocess.run([sys.executable, str(MODELS), *cases], capture_output=True, text=True, check=True)
     measured = {line["name"]: line["peak_bytes"] for line in map(json.loads, done.stdout.splitlines()[-len(cases) :])}
     rows, good = [], True

@@ -2,17 +2,20 @@
 
 Recurrent layers take most: on a CPU oneDNN keeps a workspace for the backward pass, several times the layer's output, on CUDA
 cuDNN keeps a reserve. oneDNN is asked: the real operation runs over a few time steps, and its workspace grows evenly with their
-number. Convolutions on a CPU copy what they read into oneDNN's order and what they write out of it; how much was seen with
-torch.profiler (PyTorch 2.13, AVX-512).
+number. Convolutions on a CPU: see convolutions.py. Losses that are reduced to one number keep the memory of all numbers on a CPU:
+the result is the front of it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor, unset_fake_temporarily
+
+from perfagent.training.estimates.convolutions import ConvolutionScratch
 
 __all__ = ["Scratch"]
 
@@ -21,10 +24,15 @@ _ONEDNN_BACKWARD = torch.ops.aten.mkldnn_rnn_layer_backward.default
 _CUDNN = torch.ops.aten._cudnn_rnn.default
 _CONVOLUTION = torch.ops.aten.convolution.default
 _CONVOLUTION_BACKWARD = torch.ops.aten.convolution_backward.default
-_SLOW = ("Slow2d", "Slow3d")
-_ONEDNN_CONVOLUTIONS = ("Mkldnn", "MkldnnTranspose")
+_ATEN = torch.ops.aten
+_REDUCED = {  # the loss -> which of its arguments is the reduction, and how much more it takes while it computes
+    _ATEN.mse_loss.default: (2, 1),
+    _ATEN.smooth_l1_loss.default: (2, 1),
+    _ATEN.soft_margin_loss.default: (2, 0),
+    _ATEN.binary_cross_entropy.default: (3, 0),
+}
+_NOT_REDUCED, _MEAN = 0, 1
 _FEW = 16
-_BLOCK = 8
 
 
 class Scratch:
@@ -32,7 +40,7 @@ class Scratch:
 
     def __init__(self) -> None:
         self._asked: dict[tuple[Any, ...], int] = {}
-        self._backends: dict[tuple[Any, ...], str] = {}
+        self._convolutions = ConvolutionScratch()
 
     def filled(self, func: Any, args: tuple[Any, ...], result: Any) -> Any:
         """The result with the workspace that the real operation would return; as it is where it has one."""
@@ -40,6 +48,8 @@ class Scratch:
             return (*result[:3], torch.empty(self._workspace(args), dtype=torch.uint8, device=result[3].device))
         if func is _CUDNN and isinstance(result[3], FakeTensor) and not result[3].numel() and args[12]:
             return (*result[:3], torch.empty(_reserve(args, result[0]), dtype=torch.uint8, device=result[3].device), *result[4:])
+        if func in _REDUCED and _is_reduced(func, args) and isinstance(result, FakeTensor):
+            return torch.empty(_numbers(args), dtype=result.dtype, device=result.device).as_strided((), ())
         return result
 
     def bytes_within(self, func: Any, args: tuple[Any, ...], result: Any) -> int:
@@ -50,33 +60,12 @@ class Scratch:
         if func is _ONEDNN_BACKWARD:
             return _gates(*args[:5])
         if func is _CONVOLUTION and args[0].device.type == "cpu":
-            return self._convolution(args, result)
+            return self._convolutions.forward(args[0], args[1], args[3:9], result)
         if func is _CONVOLUTION_BACKWARD and args[0].device.type == "cpu":
-            return self._convolution_backward(*args)
+            return self._convolutions.backward(args[0], args[1], args[2], args[4:10], args[10])
+        if func in _REDUCED and _is_reduced(func, args):
+            return _REDUCED[func][1] * _numbers(args) * int(args[0].element_size())
         return 0
-
-    def _convolution(self, args: tuple[Any, ...], output: Tensor) -> int:
-        inputs, weight = args[:2]
-        backend = self._backend((inputs, weight, *args[3:9]))
-        if backend in _SLOW:
-            return _columns(inputs, weight, output)
-        return _reordered(inputs, weight, output) if backend in _ONEDNN_CONVOLUTIONS else 0
-
-    def _convolution_backward(self, gradient: Tensor, inputs: Tensor, weight: Tensor, _bias: Any, *rest: Any) -> int:
-        backend = self._backend((inputs, weight, *rest[:6]))
-        if backend in _SLOW:
-            return gradient.nbytes + _columns(inputs, weight, gradient)
-        return _reordered_backward(gradient, inputs, weight, rest[6]) if backend in _ONEDNN_CONVOLUTIONS else 0
-
-    def _backend(self, args: tuple[Any, ...]) -> str:
-        """Which implementation torch takes for these sizes and types. The tensors it looks at are never touched."""
-        inputs, weight, *options = args
-        key = (inputs.shape, inputs.dtype, inputs.stride(), weight.shape, weight.dtype, tuple(map(str, options)))
-        if key not in self._backends:
-            with unset_fake_temporarily():
-                real = [torch.empty_strided(one.size(), one.stride(), dtype=one.dtype) for one in (inputs, weight)]
-                self._backends[key] = torch._C._select_conv_backend(*real, None, *options).name
-        return self._backends[key]
 
     def _workspace(self, args: tuple[Any, ...]) -> int:
         steps = int(args[0].shape[0])
@@ -96,41 +85,19 @@ class Scratch:
         return self._asked[key]
 
 
+def _is_reduced(func: Any, args: tuple[Any, ...]) -> bool:
+    place = _REDUCED[func][0]
+    reduction = args[place] if len(args) > place else _MEAN
+    return reduction != _NOT_REDUCED and args[0].device.type == "cpu"
+
+
+def _numbers(args: tuple[Any, ...]) -> int:
+    """Of the input and the target, brought to one shape."""
+    return math.prod(torch.broadcast_shapes(args[0].shape, args[1].shape))  # type: ignore[no-untyped-call]
+
+
 def _zeros(value: Any) -> Any:
     return torch.zeros(tuple(value.shape), dtype=value.dtype) if isinstance(value, Tensor) else value
-
-
-def _columns(inputs: Tensor, weight: Tensor, output: Tensor) -> int:
-    """The input once more for every place of the kernel, as one matrix: what torch does itself (bfloat16 on a CPU, say)."""
-    return inputs.shape[0] * inputs.shape[1] * weight[0, 0].numel() * output[0, 0].numel() * inputs.element_size()
-
-
-def _reordered(inputs: Tensor, weight: Tensor, output: Tensor) -> int:
-    """First input, weight and output in oneDNN's order, then the output in both; beside the output itself."""
-    if _last(inputs):
-        return weight.nbytes
-    copied = _blocked(inputs) if inputs.shape[1] % _BLOCK == 0 else 0  # of few channels it reads what is there
-    return max(copied + weight.nbytes + _blocked(output) - output.nbytes, _blocked(output))
-
-
-def _reordered_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, wanted: list[bool]) -> int:
-    """The gradient of the input comes first, then that of the weight; each needs two of the others in oneDNN's order."""
-    if _last(inputs):
-        return weight.nbytes
-    again = 0 if gradient.is_contiguous() else gradient.nbytes
-    return again + _blocked(gradient) + (_blocked(inputs) if wanted[1] else weight.nbytes)
-
-
-def _last(tensor: Tensor) -> bool:
-    """Channels last: oneDNN computes in that order, and copies nothing."""
-    return not tensor.is_contiguous() and tensor.ndim == 4 and tensor.is_contiguous(memory_format=torch.channels_last)
-
-
-def _blocked(tensor: Tensor) -> int:
-    """Bytes in oneDNN's order: channels in blocks, but for the three or so of an image."""
-    channels = tensor.shape[1]
-    whole = channels if 2 <= channels <= 4 else -(-channels // _BLOCK) * _BLOCK
-    return tensor.nbytes // max(1, channels) * whole
 
 
 def _gates(inputs: Tensor, weight: Tensor, *others: Tensor) -> int:
