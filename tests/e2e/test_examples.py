@@ -5,46 +5,104 @@ from __future__ import annotations
 import base64
 import datetime
 import json
+import os
+import select
 import subprocess
 import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
 import pytest
 import standardwebhooks
-from builders import ServerProcess, free_port, job_environment, until
+from builders import ServerProcess, free_port, job_environment, server_process, until
 from e2e.launching import python
 
-RANKS = ("torchrun", "ddp", "fsdp2", "zero")
 EXAMPLES = Path(__file__).parents[2] / "examples"
+Start = Callable[[list[str], Path, list[dict[str, str]]], None]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """One for all examples."""
+    with server_process(tmp_path_factory.mktemp("server")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def start() -> Iterator[Start]:
+    """Runs a script to its end: a process for each of the environments."""
+    command = [sys.executable, str(Path(__file__).with_name("preloaded.py"))]
+    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as torchrun has it: two ranks of two threads wait for each other's
+    preloaded = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=one_thread)
+    assert preloaded.stdin is not None
+    assert preloaded.stdout is not None
+    into, out = preloaded.stdin, preloaded.stdout
+
+    def run(arguments: list[str], folder: Path, more: list[dict[str, str]]) -> None:
+        environments = [job_environment(folder, **one) for one in more]
+        print(json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}), file=into, flush=True)
+        done, _, _ = select.select([out], [], [], 150.0)
+        said = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output-*.txt")))
+        assert done, f"{arguments} did not end:\n{said}"
+        assert json.loads(out.readline()) == [0] * len(more), f"{arguments}:\n{said}"
+
+    try:
+        yield run
+    finally:
+        preloaded.kill()
+        preloaded.communicate()
+
+
+def one_new_run(server: ServerProcess, known: set[str], name: str, steps: int) -> None:
+    """A training made one run, which is finished, with all that any run has."""
+    runs = until(lambda: [run for run in server.get("/runs")["runs"] if run["run"] not in known])
+    assert [run["name"] for run in runs] == [name]
+    assert server.wait_for_state(runs[0]["run"], "finished")["step"] == steps
+    latest = server.get(f"/runs/{runs[0]['run']}/latest")
+    assert {"loss", "lr", "step_time_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s"} <= set(latest)
+
+
+def known_runs(server: ServerProcess) -> set[str]:
+    return {run["run"] for run in server.get("/runs")["runs"]}
 
 
 @pytest.mark.parametrize(
-    ("arguments", "name"),
+    ("script", "steps", "options", "name"),
     [
-        (("plain_loop.py", "--steps", "60"), "plain loop"),
-        (("huggingface.py", "--steps", "12", "--output", "OUTPUT"), "hugging face"),
-        (("torchrun.py", "--steps", "30"), "torchrun"),
-        (("loop.py", "--steps", "60", "--checkpoints", "OUTPUT"), "loop"),
-        (("ddp.py", "--steps", "30"), "ddp"),
-        (("fsdp2.py", "--steps", "30"), "fsdp2"),
-        (("zero.py", "--steps", "30"), "zero"),
-        (("lightning_trainer.py", "--steps", "30"), "lightning"),
+        ("plain_loop.py", 60, (), "plain loop"),
+        ("huggingface.py", 12, ("--output", "OUTPUT"), "hugging face"),
+        ("loop.py", 60, ("--checkpoints", "OUTPUT"), "loop"),
+        ("lightning_trainer.py", 30, (), "lightning"),
     ],
 )
 def test_an_example_trains_and_its_run_is_finished(
-    server: ServerProcess, tmp_path: Path, arguments: tuple[str, ...], name: str
+    server: ServerProcess, start: Start, tmp_path: Path, script: str, steps: int, options: tuple[str, ...], name: str
 ) -> None:
-    script, *rest = arguments
-    rest = [str(tmp_path / "output") if argument == "OUTPUT" else argument for argument in rest]
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"] if name in RANKS else []
-    python(*launcher, str(EXAMPLES / script), *rest, folder=tmp_path, PERFAGENT_SERVER=server.url, HF_HUB_OFFLINE="1")
-    runs = until(lambda: server.get("/runs")["runs"])
-    assert [run["name"] for run in runs] == [name]
-    summary = server.wait_for_state(runs[0]["run"], "finished")
-    assert summary["step"] == int(rest[1])
-    latest = server.get(f"/runs/{runs[0]['run']}/latest")
-    assert {"loss", "lr", "step_time_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s"} <= set(latest)
+    known = known_runs(server)
+    more = [str(tmp_path / "output") if option == "OUTPUT" else option for option in options]
+    environment = {"PERFAGENT_SERVER": server.url, "HF_HUB_OFFLINE": "1"}
+    start([str(EXAMPLES / script), "--steps", str(steps), *more], tmp_path, [environment])
+    one_new_run(server, known, name, steps)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero"])
+def test_an_example_of_several_ranks_trains_and_is_one_run(
+    server: ServerProcess, start: Start, tmp_path: Path, name: str
+) -> None:
+    known, port = known_runs(server), str(free_port())
+    job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    job |= {"PERFAGENT_SERVER": server.url, "TORCHELASTIC_RUN_ID": name}  # as torchrun says it
+    ranks = [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
+    start([str(EXAMPLES / f"{name}.py"), "--steps", "30"], tmp_path, ranks)
+    one_new_run(server, known, name, 30)
+
+
+def test_the_example_for_torchrun_is_started_by_it(server: ServerProcess, tmp_path: Path) -> None:
+    known = known_runs(server)
+    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    python(*launcher, str(EXAMPLES / "torchrun.py"), "--steps", "30", folder=tmp_path, PERFAGENT_SERVER=server.url)
+    one_new_run(server, known, "torchrun", 30)
 
 
 def test_the_receiver_accepts_what_is_signed_and_refuses_what_is_not(tmp_path: Path) -> None:
