@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch._dynamo  # the first optimizer imports it
+import torch._dynamo  # noqa: F401 - the first optimizer imports it
 
 
 def start(job: dict[str, Any], number: int) -> int:
