@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,6 +17,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us 
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
+
+
+def pytest_collection_finish() -> None:
+    """An optimizer made while tests are collected, as a parameter of one, lives through all of them, and in each of their
+    trainings it is a candidate for the one whose steps count."""
+    torch = sys.modules.get("torch")
+    alive = [] if torch is None else [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+    if alive:
+        raise pytest.UsageError(f"made while tests were collected: {alive}; make it inside of the test")
 
 
 @pytest.fixture(autouse=True)

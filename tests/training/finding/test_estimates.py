@@ -257,13 +257,18 @@ def test_keyword_batches_and_models_that_answer_their_loss() -> None:
         ({"lora": 8, "lora_targets": ["q_proj"]}, "are called 0, 2, 4"),
         ({"device": "mps"}, "cpu or cuda"),
         ({"loss": lambda output, batch: output}, "one number"),
-        ({"optimizer": torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)}, "not the model's"),
     ],
 )
 def test_what_cannot_be_estimated_is_said(options: dict[str, Any], said: str) -> None:
     model, batch, _ = trainings.mlp()
     with pytest.raises(ConfigError, match=said):
         estimate_memory(model, batch, **options)
+
+
+def test_an_optimizer_of_another_model_is_refused() -> None:
+    model, batch, _ = trainings.mlp()
+    with pytest.raises(ConfigError, match="not the model's"):
+        estimate_memory(model, batch, optimizer=torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1))
 
 
 def test_models_that_cannot_be_copied_whole_are_refused() -> None:
