@@ -445,6 +445,34 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
     assert (second.step_count, second.epoch) == (12, 3)
 
 
+@pytest.mark.parametrize("stop", [3, 4, 5, 8])  # in the middle of an epoch, at its end, after it
+def test_epochs_that_are_read_one_by_one_go_on_from_the_epoch_of_the_loop(stop: int) -> None:
+    def train(loop: perfagent.Loop, steps: int | None) -> list[float]:
+        losses = []
+        data = loader()
+        for _ in range(loop.epoch, 3):
+            for batch in loop.batches(data, steps=steps):
+                with loop.forward():
+                    loss = loss_of(loop.model, batch)
+                losses.append(loss.item())
+                loop.backward(loss, len(batch[0]))
+                loop.step()
+        return losses
+
+    torch.manual_seed(1)
+    whole = made()
+    expected = train(whole, None)
+    torch.manual_seed(1)
+    first = made()
+    begun = train(first, stop)
+    state = first.state_dict()
+    torch.manual_seed(99)
+    second = made()
+    second.load_state_dict(state)
+    assert begun + train(second, None) == expected
+    assert (second.step_count, second.epoch) == (whole.step_count, 3) == (12, 3)
+
+
 @pytest.mark.parametrize("same_process", [False, True])
 def test_workers_that_stay_for_all_epochs_go_on_as_if_they_had_not_been_stopped(same_process: bool) -> None:
     def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[float]:
