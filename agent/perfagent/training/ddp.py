@@ -7,7 +7,6 @@ both are refused before the first step.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -17,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from perfagent.errors import ConfigError
 
-__all__ = ["HOOKS", "comm_hook", "ddp"]
+__all__ = ["HOOKS", "backend_for", "comm_hook", "ddp"]
 
 Hook = Literal["fp16", "bf16", "powersgd", "batched_powersgd", "fp16_powersgd"]
 HOOKS: tuple[Hook, ...] = get_args(Hook)
@@ -57,7 +56,7 @@ def ddp(
     devices = {parameter.device for parameter in trained}
     one = next(iter(devices)) if len(devices) == 1 else None
     if hook is not None:
-        _check_hook(hook, process_group)
+        _check_hook(hook, process_group, trained[0].device)
     buffers: dict[str, Any] = {} if broadcast_buffers else {"broadcast_buffers": False}  # torch renames it, and warns of the name
     wrapped = DistributedDataParallel(
         model,
@@ -89,7 +88,7 @@ def comm_hook(
             f"communication hooks belong to DistributedDataParallel, not {type(model).__name__}; under FSDP2 say "
             "perfagent.fsdp(model, reduce='bf16'), under DeepSpeed zero_config(..., communication='bf16')"
         )
-    _check_hook(hook, inner.process_group)
+    _check_hook(hook, inner.process_group, next(inner.parameters()).device)
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
     if hook in ("fp16", "bf16"):
@@ -116,20 +115,18 @@ def comm_hook(
     inner.register_comm_hook(state, chosen)
 
 
-def _check_hook(hook: Any, group: dist.ProcessGroup | None) -> None:
+def _check_hook(hook: Any, group: dist.ProcessGroup | None, device: torch.device) -> None:
     if hook not in HOOKS:
         raise ConfigError(f"hook must be one of {', '.join(HOOKS)}, not {hook!r:.80}")
-    backends = _backends(group)
-    if hook == "bf16" and "nccl" not in backends and "xccl" not in backends:
+    backend = backend_for(device, dist.get_backend_config(group))
+    if hook == "bf16" and backend not in ("nccl", "xccl"):
         raise ConfigError(
-            f"the bf16 hook needs NCCL, and the process group is {'+'.join(backends)}, whose all-reduce of bf16 torch refuses "
-            "in the "
+            f"the bf16 hook needs NCCL, and the process group is {backend}, whose all-reduce of bf16 torch refuses in the "
             "first backward pass; use hook='fp16', or init_process_group('nccl') on GPUs"
         )
-    if "powersgd" in hook and "nccl" not in backends:
+    if "powersgd" in hook and backend != "nccl":
         raise ConfigError(
-            f"{hook} needs NCCL, and the process group is {'+'.join(backends)}, over which it hangs for ever when compression "
-            "begins; "
+            f"{hook} needs NCCL, and the process group is {backend}, over which it hangs for ever when compression begins; "
             "use hook='fp16', or init_process_group('nccl') on GPUs"
         )
     if hook == "bf16" and torch.version.cuda is not None and tuple(map(int, torch.version.cuda.split(".")[:2])) < (11, 0):
@@ -138,11 +135,10 @@ def _check_hook(hook: Any, group: dist.ProcessGroup | None) -> None:
         )
 
 
-def _backends(group: dist.ProcessGroup | None) -> Sequence[str]:
-    """Of a group: its backends of the devices that gradients can be on."""
-    _need_group()
-    said = str(dist.get_backend(group))
-    return [said] if said != "undefined" else ["gloo"]
+def backend_for(device: torch.device, config: str) -> str:
+    """The backend over which gradients on this device travel. config: of a group, such as "cpu:gloo,cuda:nccl"."""
+    by_device = dict(part.split(":", 1) for part in config.split(",") if ":" in part)
+    return by_device.get(device.type, config)
 
 
 def _need_group() -> None:

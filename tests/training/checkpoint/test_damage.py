@@ -156,6 +156,16 @@ def test_a_checkpoint_that_would_run_code_is_refused_although_its_sums_are_right
     assert not (tmp_path / "ran").exists()
 
 
+def test_a_checkpoint_of_an_engine_fits_only_as_many_ranks(tmp_path: Path) -> None:
+    folder = Folder(tmp_path)
+    tmp = folder.begin(1, 0)
+    folder.commit(tmp, Manifest(step=1, number=1, kind="deepspeed", world_size=2, reason="asked", created=0.0, files={}))
+    with pytest.raises(CheckpointError, match=r"saved by 2 ranks under DeepSpeed.* here are 1: start 2"):
+        Checkpoint(tmp_path).load_latest(engine=object())
+    with pytest.raises(CheckpointError, match="pass engine="):
+        Checkpoint(tmp_path).load_latest()
+
+
 def test_a_checkpoint_of_an_engine_is_not_loaded_without_one(saved: Path) -> None:
     with pytest.raises(CheckpointError, match="without DeepSpeed: load it without engine="):
         Checkpoint(saved).load_latest(engine=object())

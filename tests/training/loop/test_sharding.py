@@ -12,6 +12,7 @@ from torch import nn
 
 import perfagent
 from perfagent.errors import ConfigError
+from perfagent.training.ddp import backend_for
 from perfagent.training.fsdp import blocks_of
 
 
@@ -78,6 +79,27 @@ def test_options_of_ddp_reach_it_and_impossible_ones_are_refused(alone: None) ->
         perfagent.ddp(Transformer(), bucket_mb=0)
     with pytest.raises(ConfigError, match="requires a gradient"):
         perfagent.ddp(Transformer().requires_grad_(False))
+
+
+@pytest.mark.parametrize(
+    ("device", "config", "backend"),
+    [
+        ("cpu", "cpu:gloo,cuda:gloo", "gloo"),
+        ("cuda", "cpu:gloo,cuda:nccl", "nccl"),  # init_process_group() without a backend, and what asynchronous saves ask for
+        ("cpu", "cpu:gloo,cuda:nccl", "gloo"),
+        ("cuda", "cuda:nccl", "nccl"),
+    ],
+)
+def test_a_hook_is_judged_by_the_backend_of_the_device_that_gradients_are_on(device: str, config: str, backend: str) -> None:
+    assert backend_for(torch.device(device), config) == backend
+
+
+def test_a_group_without_a_named_backend_says_what_it_is(alone: None) -> None:
+    dist.destroy_process_group()
+    dist.init_process_group(init_method=f"tcp://127.0.0.1:{free_port()}", rank=0, world_size=1)
+    with pytest.raises(ConfigError, match="the process group is gloo"):
+        perfagent.ddp(Transformer(), hook="powersgd")
+    assert perfagent.ddp(Transformer(), hook="fp16")
 
 
 def test_without_a_process_group_it_says_how_to_get_one() -> None:
