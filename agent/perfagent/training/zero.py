@@ -50,8 +50,14 @@ def zero_config(
     Raises ConfigError with every conflict that `zero_conflicts` finds.
     """
     checked_precision(precision)
-    if stage not in (0, 1, 2, 3):
+    if type(stage) is not int or stage not in (0, 1, 2, 3):
         raise ConfigError(f"stage must be 0, 1, 2 or 3, not {stage!r:.80}")
+    for name, given in (("optimizer", optimizer), ("scheduler", scheduler), ("overrides", overrides)):
+        if given is not None and not _is_dict(given):
+            example = '{"wall_clock_breakdown": True}' if name == "overrides" else '{"type": "...", "params": {...}}'
+            raise ConfigError(f"{name} must be a dict such as {example}, not {given!r:.80}")
+    if device not in (None, "cuda", "cpu"):
+        raise ConfigError(f"device must be 'cuda', 'cpu' or None, which finds it, not {device!r:.80}")
     if offload is not None and offload not in get_args(Offload):
         raise ConfigError(f"offload must be 'optimizer', 'all' or None, not {offload!r:.80}")
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -88,7 +94,11 @@ def check_zero_config(config: Mapping[str, Any], *, device: str | None = None, w
 def zero_conflicts(config: Mapping[str, Any], *, device: str | None = None, world_size: int | None = None) -> Iterator[str]:
     """A sentence for each conflict: what is there, why it fails, and what to write instead."""
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    if not _is_dict(config):
+        yield f"it is {config!r:.80}, and must be a dict: json.load() reads one from a file"
+        return
     yield from _autos(config)
+    yield from _sections(config)
     yield from _precisions(config, device)
     yield from _batches(config, world_size)
     yield from _offloads(config, device)
@@ -155,6 +165,23 @@ def _merged(config: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any
 
 
 # ---- what is refused --------------------------------------------------------------------------------------------------------
+
+
+def _is_dict(given: Any) -> bool:
+    return isinstance(given, Mapping)
+
+
+def _sections(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, example in (
+        ("zero_optimization", '{"stage": 2}'),
+        *((name, '{"enabled": true}') for name in ("bf16", "fp16", "amp", "torch_autocast")),
+    ):
+        section = config.get(name)
+        if section is not None and not isinstance(section, Mapping):
+            yield f"{name} is {section!r:.60}; it must be an object such as {example}"
+        enabled = section.get("enabled") if isinstance(section, Mapping) else None
+        if enabled is not None and enabled != "auto" and not isinstance(enabled, bool):
+            yield f"{name}.enabled is {enabled!r:.60}; it must be true or false"
 
 
 def _enabled(config: Mapping[str, Any], *names: str) -> bool:

@@ -69,6 +69,9 @@ def test_overrides_are_laid_over_and_judged() -> None:
         ({"bf16": {"enabled": True}, "torch_autocast": {"enabled": True}}, "cuda", "torch_autocast is laid over bf16"),
         ({"bf16": {"enabled": True}, "fp16": {"enabled": True}}, "cuda", "both enabled"),
         ({"fp16": {"enabled": True}}, "cpu", "this is a CPU"),
+        ({"bf16": True}, "cuda", 'bf16 is True; it must be an object such as {"enabled": true}'),
+        ({"bf16": {"enabled": "true"}}, "cuda", "bf16.enabled is 'true'; it must be true or false"),
+        ({"zero_optimization": 2}, "cuda", 'zero_optimization is 2; it must be an object such as {"stage": 2}'),
         ({"zero_optimization": {"stage": 3, "sub_group_size": "auto"}}, "cuda", 'zero_optimization.sub_group_size is "auto"'),
         ({"optimizer": {"type": "AdamW", "params": {"lr": "auto"}}}, "cuda", 'optimizer.params.lr is "auto"'),
         ({"optimizer": ADAM}, "cpu", '"torch_adam": true'),
@@ -104,6 +107,10 @@ def test_all_conflicts_are_told_at_once_and_a_sound_configuration_has_none() -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
+        ({"stage": 1, "optimizer": "AdamW"}, "optimizer must be a dict"),
+        ({"stage": 1, "scheduler": "WarmupLR"}, "scheduler must be a dict"),
+        ({"stage": 1, "overrides": 3}, "overrides must be a dict"),
+        ({"stage": 1, "device": "tpu"}, "'cuda', 'cpu' or None"),
         ({"stage": 5}, "0, 1, 2 or 3"),
         ({"stage": 1, "precision": "int8"}, "fp32, bf16, fp16"),
         ({"stage": 1, "offload": "disk"}, "'optimizer', 'all' or None"),
@@ -116,6 +123,12 @@ def test_an_option_that_cannot_be_is_refused(options: dict[str, Any], words: str
     with pytest.raises(ConfigError) as refused:
         perfagent.zero_config(**({"micro_batch": 1, "device": "cuda"} | options))
     assert words in str(refused.value)
+
+
+@pytest.mark.parametrize("given", [None, [], "ds_config.json"])
+def test_what_is_no_configuration_at_all_is_refused(given: Any) -> None:
+    with pytest.raises(ConfigError, match=r"must be a dict: json\.load"):
+        check_zero_config(given)
 
 
 def test_a_lock_that_a_killed_build_left_is_refused_where_something_is_compiled(no_extensions: Path) -> None:
