@@ -262,6 +262,7 @@ class Run:
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         memory = MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device)
         self._sender.add_source(memory.poll, every_s=1.0)
+        self._sender.imports.append("perfagent.signals.looks")
         self._sender.add_source(self._look, every_s=0.25)
         self._sender.add_source(self._investigator.poll)
         self._sender.on_command.append(self._investigator.obey)
