@@ -76,6 +76,12 @@ def test_heads_that_do_not_divide_are_refused(capsys: pytest.CaptureFixture[str]
     assert "must be a multiple" in err
 
 
+def test_a_folder_for_checkpoints_that_is_not_there_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "async-checkpoint", "--folder", "/nowhere/at/all", "--quick", "--device", "cpu")
+    assert code == 1
+    assert "--folder is '/nowhere/at/all', and there is no such folder" in err
+
+
 def test_without_a_gpu_pinning_is_not_judged(capsys: pytest.CaptureFixture[str]) -> None:
     if torch.cuda.is_available():
         pytest.skip("is about machines without a GPU")

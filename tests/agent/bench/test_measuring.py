@@ -1,8 +1,11 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
 
 from perfagent.bench.measuring import bytes_of, in_turn, medians, peak_bytes, seeded
+from perfagent.bench.workers import Epochs, Waiting, epochs_of
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -54,3 +57,29 @@ def test_seeded_numbers_leave_those_of_the_caller_alone() -> None:
     assert torch.equal(torch.rand(3), expected)
     with seeded():
         assert torch.equal(torch.rand(3), first)
+
+
+def test_an_epoch_of_a_running_training_is_told_apart_from_its_batches_and_from_the_first_one() -> None:
+    """Two workers: batches come in twos. The first epoch waits 5 s for the workers, the later ones 1 s."""
+    epochs = Epochs([[6.0, 6.0, 7.0, 7.0, 8.0, 8.0], [2.0, 2.0, 3.0, 3.0, 4.0, 4.0], [2.0, 2.0, 3.0, 3.0, 4.5, 4.5]], 2)
+    assert epochs.first_s == 8.0
+    assert epochs.later_s == 4.25
+    assert epochs.between_s == 0.5  # not (8 - 6) / 5: the batch beside the first was there with it
+
+
+def test_loaders_take_turns_epoch_by_epoch() -> None:
+    begun: list[str] = []
+
+    class Noted(Waiting):
+        def __init__(self, name: str) -> None:
+            super().__init__(6, 0.0)
+            self.name = name
+
+        def __getitem__(self, index: int) -> Tensor:
+            if index == 0:
+                begun.append(self.name)
+            return super().__getitem__(index)
+
+    found = epochs_of(*(DataLoader(Noted(name), batch_size=2) for name in ("one", "other")), rounds=2)
+    assert begun == ["one", "other", "one", "other"]
+    assert [[len(epoch) for epoch in one.came] for one in found] == [[3, 3], [3, 3]]

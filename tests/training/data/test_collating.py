@@ -77,6 +77,9 @@ def test_a_model_sees_joined_samples_as_it_sees_each_alone() -> None:
         ([{"input_ids": [1], "extra": [1]}, {"input_ids": [1]}], "samples of one batch have different parts"),
         ([[[1, 2], [3, 4]]], "'input_ids' of a sample has the shape (2, 2)"),
         ([[]], "must be one row of the same length, 1 or more"),
+        ([], "there are no samples to make a batch of"),
+        (["ab"], "'input_ids' of a sample is a str ('ab'), which is no sequence of numbers"),
+        ([{"input_ids": [1, 2], "text": "ab"}], "'text' of a sample is a str ('ab')"),
     ],
 )
 def test_samples_that_do_not_go_together_are_refused(samples: list[object], said: str) -> None:
@@ -84,3 +87,9 @@ def test_samples_that_do_not_go_together_are_refused(samples: list[object], said
         with pytest.raises(ConfigError) as caught:
             collate(samples)
         assert said in str(caught.value)
+
+
+@pytest.mark.parametrize("multiple_of", [0, -8, 8.0])
+def test_a_width_is_rounded_to_whole_numbers_only(multiple_of: int) -> None:
+    with pytest.raises(ConfigError, match="multiple_of is a number of tokens, 1 or more"):
+        pad([[1, 2]], multiple_of=multiple_of)

@@ -95,6 +95,25 @@ def test_a_wrong_number_of_ranks_is_refused(ranks: Any) -> None:
         loader_defaults(ranks_on_node=ranks)
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"device": "gpu"}, "as torch names it"),
+        ({"batch_bytes": 0}, "size of one batch"),
+        ({"batch_bytes": "64M"}, "size of one"),
+    ],
+)
+def test_wrong_settings_are_refused_in_words(options: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        loader_defaults(**options)
+
+
+def test_a_stream_is_told_to_share_itself_among_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("perfagent.training.data.loader.usable_cores", lambda: 16.0)
+    assert "must share itself among workers" in str(loader_defaults(Stream()))
+    assert "must share itself" not in str(loader_defaults(Rows()))
+
+
 # ---- loaders that go on
 
 

@@ -305,6 +305,41 @@ def run_command(*words: str) -> int:
     return int(options.run(options))
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--sequence", "4096"), "--sequence is 4096, and the model with its batches comes from elsewhere"),
+        (("--config", ".", "--vocabulary", "5"), "--vocabulary is 5, and the model"),
+        (("--layers", "0"), "takes --layers, --width and --heads"),
+        (("--layers", "0", "--width", "64", "--heads", "1"), "layers must be 1 or more, not 0"),
+        (
+            ("--parameters", "100M", "--vocabulary", "50000000"),
+            "there is no decoder of 100,000,000 parameters with a vocabulary of",
+        ),
+        (("--parameters", "100M", "--vocabulary", "0"), "--vocabulary is 0; it must be 1 or more"),
+    ],
+)
+def test_options_that_would_be_left_unread_are_refused(words: tuple[str, ...], said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        run_command(*words)
+    assert said in str(caught.value)
+
+
+def test_a_batch_larger_than_the_dataset_is_estimated_as_large_as_it_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "few.py").write_text(
+        "import torch\n"
+        "def job():\n"
+        "    model = torch.nn.Linear(8, 4)\n"
+        "    data = torch.utils.data.TensorDataset(torch.randn(6, 8))\n"
+        "    return {'model': model, 'optimizer': torch.optim.SGD(model.parameters(), lr=0.1), 'dataset': data,\n"
+        "            'loss': lambda model, batch: model(batch[0]).mean()}\n"
+    )
+    assert run_command(str(tmp_path / "few.py"), "--batch-size", "1000", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["inputs_bytes"] == 1000 * 8 * 4
+
+
 def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert (
         run_command("--layers", "2", "--width", "128", "--heads", "2", "--vocabulary", "256", "--sequence", "64", "--lora", "4")

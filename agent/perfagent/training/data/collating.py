@@ -28,7 +28,9 @@ def pad(samples: Sequence[Any], *, pad_id: int = 0, length: int | None = None, m
     length: to what samples are padded, instead of the longest. multiple_of: rounds that up. As a collate_fn with settings:
     functools.partial(pad, pad_id=...). Raises ConfigError where a sample is longer, or its parts are not of one length.
     """
-    rows = [_parts(sample) for sample in samples]
+    if type(multiple_of) is not int or multiple_of < 1:
+        raise ConfigError(f"multiple_of is a number of tokens, 1 or more; got {multiple_of!r:.80}")
+    rows = _rows(samples)
     longest = max(len(row["input_ids"]) for row in rows)
     width = -(-(longest if length is None else length) // multiple_of) * multiple_of
     if longest > width:
@@ -47,7 +49,7 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
     that stays within them. capacity: fills the row up to so many tokens by pad_id, as one more sample without labels, so that
     all rows have one shape. As a collate_fn with settings: functools.partial(join, capacity=...).
     """
-    rows = [_parts(sample) for sample in samples]
+    rows = _rows(samples)
     lengths = [len(row["input_ids"]) for row in rows]
     for row in rows:
         row["labels"] = row["labels"].clone()
@@ -71,13 +73,20 @@ def join(samples: Sequence[Any], *, capacity: int | None = None, pad_id: int = 0
     return batch
 
 
+def _rows(samples: Sequence[Any]) -> list[dict[str, Tensor]]:
+    rows = [_parts(sample) for sample in samples]
+    if not rows:
+        raise ConfigError("there are no samples to make a batch of; leave out batches without samples")
+    return rows
+
+
 def _parts(sample: Any) -> dict[str, Tensor]:
     """A sample's sequences as tensors, with labels."""
     if not isinstance(sample, Mapping):
         sample = {"input_ids": sample}
     if "input_ids" not in sample:
         raise ConfigError(f"a sample needs 'input_ids'; this one has {', '.join(map(str, sample))[:200] or 'nothing'}")
-    parts = {str(name): torch.as_tensor(value) for name, value in sample.items()}
+    parts = {str(name): _tensor(name, value) for name, value in sample.items()}
     tokens = parts["input_ids"]
     for name, part in parts.items():
         if part.dim() != 1 or len(part) != len(tokens) or not len(part):
@@ -89,6 +98,16 @@ def _parts(sample: Any) -> dict[str, Tensor]:
     if not parts["labels"].is_signed():  # -100 would become a token
         parts["labels"] = parts["labels"].long()
     return parts
+
+
+def _tensor(name: Any, value: Any) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise ConfigError(
+            f"{name!r} of a sample is a {type(value).__name__} ({value!r:.60}), which is no sequence of numbers: leave it out, "
+            "or put it into the batch in a collate_fn of your own"
+        ) from None
 
 
 def _names_of_all(rows: Sequence[Mapping[str, Any]]) -> list[str]:

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, TensorDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.errors import ConfigError
 from perfagent.samplers.cgroup import ControlGroup, find
@@ -55,6 +55,9 @@ def loader_defaults(
     ranks = ranks_on_node if ranks_on_node is not None else _ranks_on_node(os.environ)
     if type(ranks) is not int or ranks < 1:
         raise ConfigError(f"ranks_on_node is the number of training processes on this machine, 1 or more; got {ranks!r:.80}")
+    if batch_bytes is not None and (type(batch_bytes) is not int or batch_bytes < 1):
+        raise ConfigError(f"batch_bytes is the size of one batch, 1 or more; got {batch_bytes!r:.80}")
+    cuda = _on_cuda(device)
     cores = usable_cores()
     mine = cores / ranks
     why = []
@@ -65,10 +68,13 @@ def loader_defaults(
         workers = max(1, min(_MOST_WORKERS, int(mine) - 1))
         shared = f", shared by {ranks} ranks" if ranks > 1 else ""
         why.append(f"{workers} worker{'s' if workers > 1 else ''}: {cores:g} cores may be used here{shared}")
+    if isinstance(dataset, IterableDataset) and workers > 1:
+        why.append(
+            "the dataset is a stream: it must share itself among workers (get_worker_info), or each sample comes from each"
+        )
     prefetch = 2
     if workers and batch_bytes is not None:
         workers, prefetch = _within_shared_memory(workers, prefetch, batch_bytes, ranks, why)
-    cuda = torch.cuda.is_available() if device is None else torch.device(device).type == "cuda"
     arguments: dict[str, Any] = {"num_workers": workers, "pin_memory": cuda}
     why.append("pinned memory: copies to the GPU do not wait" if cuda else "no pinned memory: nothing is copied to a GPU")
     if workers:
@@ -104,6 +110,15 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
         warnings.filterwarnings("ignore", message="'set_vital' is deprecated")  # torchdata 0.11 still calls it
         loader: DataLoader[Any] = stateful(dataset, **_fitting(loader_defaults(dataset).arguments, arguments))
     return loader
+
+
+def _on_cuda(device: Any) -> bool:
+    if device is None:
+        return torch.cuda.is_available()
+    try:
+        return torch.device(device).type == "cuda"
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"device is what is trained on, as torch names it ('cuda', 'cpu'); got {device!r:.80}") from error
 
 
 def _fitting(defaults: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:

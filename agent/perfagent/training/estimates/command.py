@@ -11,6 +11,7 @@ from perfagent.errors import ConfigError
 
 __all__ = ["command"]
 
+_VOCABULARY, _SEQUENCE = 32000, 2048
 _EXAMPLES = """
 examples:
   perfagent estimate job.py --batch-size 64 --precision bf16      the model and data of a TuningJob (perfagent tune --help)
@@ -33,8 +34,8 @@ def command(parser: argparse.ArgumentParser) -> None:
     what.add_argument("--layers", type=int, help="of the decoder, with --width and --heads, in place of --parameters")
     what.add_argument("--width", type=int)
     what.add_argument("--heads", type=int)
-    what.add_argument("--vocabulary", type=int, default=32000, help="of the decoder (default 32000)")
-    what.add_argument("--sequence", type=int, default=2048, help="tokens of a sample of a language model (default 2048)")
+    what.add_argument("--vocabulary", type=int, help=f"of the decoder (default {_VOCABULARY})")
+    what.add_argument("--sequence", type=int, help=f"tokens of a sample of a language model (default {_SEQUENCE})")
     what.add_argument("--batch-size", type=int, help="samples of a micro-step on one rank (default: the job's, or 1)")
     how = parser.add_argument_group("how")
     how.add_argument("--optimizer", help="adamw, sgd, momentum, adafactor, adamw8bit ... (default: the job's, or adamw)")
@@ -86,17 +87,23 @@ class _Given:
     precision: Any = "fp32"
 
     def __init__(self, arguments: argparse.Namespace) -> None:
-        shaped = arguments.layers or arguments.width or arguments.heads
-        ways = [bool(one) for one in (arguments.file, arguments.parameters, arguments.config, shaped)]
+        shape = (arguments.layers, arguments.width, arguments.heads)
+        shaped = any(one is not None for one in shape)
+        ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)] + [shaped]
         if sum(ways) > 1:
             raise ConfigError("give one of FILE.py, --parameters, --config and --layers with --width and --heads")
-        for name in ("batch_size", "sequence"):
+        decoder = arguments.parameters is not None or shaped
+        for name, of in (("batch_size", True), ("sequence", decoder or arguments.config is not None), ("vocabulary", decoder)):
             value = getattr(arguments, name)
             if value is not None and value < 1:
                 raise ConfigError(f"--{name.replace('_', '-')} is {value}; it must be 1 or more")
-        if arguments.parameters or shaped:
+            if value is not None and not of:
+                raise ConfigError(f"--{name} is {value}, and the model with its batches comes from elsewhere; leave it out")
+        arguments.sequence = arguments.sequence or _SEQUENCE
+        arguments.vocabulary = arguments.vocabulary or _VOCABULARY
+        if decoder:
             self._decoder(arguments)
-        elif arguments.config:
+        elif arguments.config is not None:
             self._config(arguments)
         else:
             self._job(arguments)
@@ -105,9 +112,9 @@ class _Given:
         from perfagent.training.estimates.decoder import Decoder, DecoderShape, shape_of
         from perfagent.training.estimates.sizes import count_read
 
-        if arguments.parameters:
+        if arguments.parameters is not None:
             shape = shape_of(count_read(arguments.parameters), vocabulary=arguments.vocabulary)
-        elif arguments.layers and arguments.width and arguments.heads:
+        elif None not in (arguments.layers, arguments.width, arguments.heads):
             shape = DecoderShape(
                 layers=arguments.layers, width=arguments.width, heads=arguments.heads, vocabulary=arguments.vocabulary
             )
@@ -152,7 +159,7 @@ class _Given:
             job = made
             self.model, self.optimizer, self.precision = job.with_loss(), job.optimizer, job.precision
             size = arguments.batch_size or job.batch_size
-            self.batch = (next(iter(job.loader(batch_size=size, workers=0))),)
+            self.batch = (job.batch(size),)
             self.said = f"{source}: {type(job.model).__name__}, batches of {size}"
         elif isinstance(made, tuple) and len(made) == 2:
             if arguments.batch_size is not None:

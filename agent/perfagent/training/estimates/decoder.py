@@ -15,6 +15,8 @@ __all__ = ["Decoder", "DecoderShape", "shape_of"]
 _RATIO = 128
 """Width over layers of published decoders from 1 to 70 billion parameters (Kaplan et al., 2020, find 20 to 200 equally good)."""
 _STEP = 128
+_MOST_OFF = 0.5
+"""Small ones come in coarse steps: of 1 million, a third more or less."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class DecoderShape:
 
 
 def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
-    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice."""
+    """A shape with about so many parameters: 12 width² a layer, and the vocabulary twice. ConfigError where there is none."""
     if parameters < 10**6:
         raise ConfigError(f"{parameters} parameters are no language model; give 1M or more")
     best: tuple[float, DecoderShape] | None = None
@@ -51,6 +53,12 @@ def shape_of(parameters: int, *, vocabulary: int = 32000) -> DecoderShape:
         if best is None or score < best[0]:
             best = (score, DecoderShape(layers=layers, width=width, heads=width // _STEP, vocabulary=vocabulary))
     assert best is not None
+    made = 12 * best[1].layers * best[1].width ** 2 + 2 * vocabulary * best[1].width
+    if abs(made / parameters - 1) > _MOST_OFF:
+        raise ConfigError(
+            f"there is no decoder of {parameters:,} parameters with a vocabulary of {vocabulary:,}: the nearest has {made:,}; "
+            "give another vocabulary, or layers, width and heads"
+        )
     return best[1]
 
 

@@ -45,15 +45,14 @@ def _run(arguments: argparse.Namespace) -> int:
     def told(step: TuningStep) -> None:
         if not arguments.json:
             if not first:
+                print(_line("change", "samples/s", "gain", "", ""))
                 print(_line("as given", step.before, "", "", ""))
             first.append(step.before)
             print(_line(step.change, step.after, f"{step.gain_pct:+.1f} %", "kept" if step.kept else "left out", step.remark))
             sys.stdout.flush()
 
-    if not arguments.json:
-        if arguments.file is None:
-            print("no file given: tuning the training of `perfagent demo`")
-        print(_line("change", "samples/s", "gain", "", ""))
+    if arguments.file is None and not arguments.json:
+        print("no file given: tuning the training of `perfagent demo`", flush=True)
     report = tune(
         job, steps=arguments.steps, rounds=arguments.rounds, largest_batch=arguments.largest_batch, compiling=arguments.compile,
         told=told,

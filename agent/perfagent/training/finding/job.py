@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset
 from perfagent.errors import ConfigError
 from perfagent.training.precision import Precision, checked_precision
 
-__all__ = ["TuningJob", "demo_job", "job_from"]
+__all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,6 +72,13 @@ class TuningJob:
             collate_fn=self.collate,
         )
 
+    def batch(self, size: int) -> Any:
+        """A batch of the first samples; they come again where the dataset has fewer."""
+        collate = self.loader(workers=0).collate_fn
+        assert collate is not None
+        samples = [self.dataset[number % len(self.dataset)] for number in range(size)]  # type: ignore[arg-type]
+        return collate(samples)
+
 
 class _WithLoss(nn.Module):
     def __init__(self, model: nn.Module, loss: Callable[[nn.Module, Any], Tensor]) -> None:
@@ -78,7 +86,16 @@ class _WithLoss(nn.Module):
         self.model, self._loss = model, loss
 
     def forward(self, batch: Any) -> Tensor:
-        return self._loss(self.model, batch)
+        return checked_loss(self._loss(self.model, batch))
+
+
+def checked_loss(found: Any) -> Tensor:
+    """What a job's loss answered. Raises ConfigError where nothing can be trained on it."""
+    if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
+        what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
+        without = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
+        raise ConfigError(f"loss(model, batch) answered {what}{without}; it must be one number, a tensor that has a gradient")
+    return found
 
 
 def job_from(text: str) -> Any:
@@ -105,6 +122,8 @@ def job_from(text: str) -> Any:
         raise ConfigError(
             f"{path} has no function {name!r:.60}; it has {', '.join(sorted(own)) or 'none'}: write FILE.py:FUNCTION"
         )
+    if _needs_arguments(make):
+        raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
     made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
         known = {one.name for one in fields(TuningJob)}
@@ -116,6 +135,16 @@ def job_from(text: str) -> Any:
             raise ConfigError(f"{name} answers no {', '.join(missing)}")
         return TuningJob(**made)
     return made
+
+
+def _needs_arguments(make: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(make).bind()
+    except TypeError:
+        return True
+    except ValueError:  # it does not tell
+        return False
+    return False
 
 
 def demo_job() -> TuningJob:

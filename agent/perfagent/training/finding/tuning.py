@@ -19,7 +19,7 @@ from torch import nn
 from perfagent.errors import ConfigError
 from perfagent.training.estimates.twin import mapped
 from perfagent.training.finding.batch_size import search_batch_size
-from perfagent.training.finding.job import TuningJob
+from perfagent.training.finding.job import TuningJob, checked_loss
 from perfagent.training.finding.keeping import kept
 from perfagent.training.finding.workers import more_workers_than_cores, search_num_workers
 from perfagent.training.precision import Precision, autocast_of
@@ -98,6 +98,8 @@ def tune(
     for name, value in (("steps", steps), ("rounds", rounds)):
         if type(value) is not int or value < 1:
             raise ConfigError(f"{name} must be 1 or more, not {value!r:.60}")
+    if largest_batch is not None and (type(largest_batch) is not int or largest_batch < 1):
+        raise ConfigError(f"largest_batch is a number of samples, 1 or more, not {largest_batch!r:.60}")
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
     with kept(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
@@ -266,8 +268,8 @@ class _Training:
     def _step(self, batch: Any) -> None:
         batch = mapped(batch, lambda tensor: tensor.to(self._device, non_blocking=True))
         with self._autocast or nullcontext():
-            loss = self._loss(self._job.model, batch)
-        loss.backward()
+            loss = checked_loss(self._loss(self._job.model, batch))
+        loss.backward()  # type: ignore[no-untyped-call]
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
 
