@@ -20,7 +20,7 @@ from perfagent_server.database import Database
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.store import artifacts
 from perfagent_server.store.interface import Receipt, Rejected
-from perfagent_server.store.prepared import Prepared, insert_for
+from perfagent_server.store.prepared import Prepared, compile_all, insert_for
 from perfagent_server.store.tables import event, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.tail import pack_tail, step_range
@@ -48,6 +48,7 @@ class Appender:
     """The half of SqlStore that writes."""
 
     def __init__(self, database: Database, *, max_names: int = MAX_NAMES_PER_RUN) -> None:
+        compile_all(database.engine)
         self.database = database
         self._max_names = max_names
         # Names and series ids; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.

@@ -24,7 +24,7 @@ from sqlalchemy.exc import IntegrityError
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.blocks import BLOCK_STEPS
 from perfagent_server.store.packing import KnownSeries, TailRow, Work, pack
-from perfagent_server.store.prepared import Prepared, insert_for
+from perfagent_server.store.prepared import Prepared, compile_all, insert_for
 from perfagent_server.store.rollups import rollup_rows
 from perfagent_server.store.tables import axis, block, cursor, last, ledger, rollup, series, source, tail
 from perfagent_server.store.tail import last_step
@@ -139,6 +139,7 @@ class Compactor:
         clock: Callable[[], float] = time.time,
     ) -> None:
         _keep_freed_memory()
+        compile_all(database.engine)
         self._database, self._rules_enabled, self._clock = database, rules_enabled, clock
         self.policy = policy or CompactionPolicy()
         self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "failures": 0}
@@ -311,7 +312,7 @@ def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -
     """The job: short, because everything is worked out already."""
     if _drop_row.many(connection, [{"_id": row.id} for row in work.rows]) != len(work.rows):
         raise _GoneError
-    _put_axis.rows(connection, list(work.axes.values()))
+    _put_axis.rows(connection, sorted(work.axes.values()))  # their keys are anything: in order they share pages
     _put_block.rows(connection, work.blocks)
     drop_unused_axes(connection, work.stale - work.axes.keys())
     _put_rollup.rows(connection, rollups)

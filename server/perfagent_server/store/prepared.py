@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection
+from sqlalchemy import Connection, Engine
 from sqlalchemy.dialects import postgresql, sqlite
 
-__all__ = ["Prepared", "insert_for"]
+__all__ = ["Prepared", "compile_all", "insert_for"]
 
 Values = Mapping[str, Any]
 
@@ -21,6 +21,16 @@ Values = Mapping[str, Any]
 def insert_for(dialect: str) -> Any:
     """The INSERT of a dialect: the one that knows ON CONFLICT."""
     return postgresql.insert if dialect == "postgresql" else sqlite.insert
+
+
+_every: list[Prepared] = []
+
+
+def compile_all(engine: Engine) -> None:
+    """Compiles every statement that the program has by now: a store does so when it is opened, so that the first frame, and
+    the first look of the compactor, take no longer than the others."""
+    for statement in _every:
+        statement._in(engine)
 
 
 class Prepared:
@@ -31,8 +41,9 @@ class Prepared:
         self._statement, self._columns = statement, columns
         self._compiled: dict[str, tuple[str, Callable[[Values], Any]]] = {}
         self._as_given: dict[str, bool] = {}  # dialect -> whether the driver takes a row's values in the order of `columns`
+        _every.append(self)
 
-    def _in(self, connection: Connection) -> tuple[str, Callable[[Values], Any]]:
+    def _in(self, connection: Connection | Engine) -> tuple[str, Callable[[Values], Any]]:
         """The SQL, and what turns values into the driver's parameters."""
         name = connection.dialect.name
         found = self._compiled.get(name)
