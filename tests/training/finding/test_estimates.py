@@ -251,6 +251,8 @@ def test_keyword_batches_and_models_that_answer_their_loss() -> None:
         ({"world_size": 0}, "1 or more"),
         ({"optimizer": "adamm"}, "adamw8bit"),
         ({"optimizer": 3}, "a name such as 'adamw'"),
+        ({"optimizer": "lbfgs"}, "LBFGS runs forward and backward passes inside its step"),
+        ({"device": "gpu"}, "device must be cpu or cuda, not gpu"),
         ({"lora": 0}, "rank"),
         ({"quantize": "nf4"}, "add lora"),
         ({"quantize": "int3", "lora": 8}, "int8, nf4"),
@@ -303,6 +305,33 @@ def run_command(*words: str) -> int:
     command(parser)
     options = parser.parse_args(words)
     return int(options.run(options))
+
+
+class ReadsByNumpy(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = nn.Linear(8, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inside(x) + float(x.detach().numpy().mean())  # type: ignore[no-any-return]
+
+
+def test_a_model_that_reads_by_numpy_is_run_on_a_copy() -> None:
+    assert estimate_memory(ReadsByNumpy(), torch.randn(3, 8)).measured
+
+
+def test_sparse_gradients_are_no_obstacle() -> None:
+    model = nn.Embedding(100, 16, sparse=True)
+    estimate = estimate_memory(model, torch.arange(5), optimizer="sparseadam")
+    assert estimate.weights_bytes == 100 * 16 * 4
+    assert estimate.optimizer_bytes >= 2 * estimate.weights_bytes
+    assert estimate.gradients_bytes == 0  # the rows that were looked up, among the temporaries
+
+
+def test_what_ranks_add_without_zero_is_said() -> None:
+    model, batch = nn.Linear(8, 4), torch.randn(3, 8)
+    assert any("gradient_as_bucket_view" in note for note in estimate_memory(model, batch, world_size=2).notes)
+    assert not estimate_memory(model, batch).notes
 
 
 @pytest.mark.parametrize(

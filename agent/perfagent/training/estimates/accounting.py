@@ -83,7 +83,9 @@ class Account(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._part = before
 
     def belongs(self, tensor: Tensor, part: Part) -> None:
-        """A tensor turned out to be of this part (a gradient, once it is one)."""
+        """A tensor turned out to be of this part (a gradient, once it is one). A sparse one stays what its values were."""
+        if tensor.layout != torch.strided:
+            return
         storage = tensor.untyped_storage()._cdata
         entry = self._known.get(storage)
         if entry is not None and entry[0] != part:

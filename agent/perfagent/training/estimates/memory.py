@@ -131,7 +131,9 @@ def estimate_memory(
     with _unwatched():
         try:
             found = simulate(plan)
-        except _NEEDS_VALUES as problem:
+        except Exception as problem:
+            if not isinstance(problem, _NEEDS_VALUES) and _WANTS_NUMPY not in str(problem):
+                raise
             if any(parameter.is_meta for parameter in model.parameters()):
                 raise ConfigError(
                     f"the model reads values back in its forward pass ({_first_line(problem)}), and on the meta device there are "
@@ -172,7 +174,10 @@ def _device(model: nn.Module, given: Any) -> tuple[torch.device, bool]:
     if given is None:
         kinds = {parameter.device.type for parameter in model.parameters()} - {"meta"}
         given = kinds.pop() if len(kinds) == 1 else "cuda" if torch.cuda.is_available() else "cpu"
-    kind = torch.device(given).type
+    try:
+        kind = torch.device(given).type
+    except (RuntimeError, TypeError):
+        kind = ""
     if kind not in ("cpu", "cuda"):
         raise ConfigError(f"device must be cpu or cuda, not {given!s:.60}")
     on_cuda = kind == "cuda"
@@ -240,6 +245,8 @@ def _notes(found: Simulated, plan: Plan, world: int, *, measured: bool) -> list[
         notes.append("The model reads values back while it computes: the step was run on a copy, and its tensors were counted.")
     if plan.precision != "fp32" and not plan.zero_stage:
         notes.append(f"Autocast keeps a {plan.precision} copy of a weight until its backward pass: 2 bytes more a parameter.")
+    if world > 1 and not plan.zero_stage:
+        notes.append("DistributedDataParallel adds buckets as large as the gradients, unless gradient_as_bucket_view=True.")
     if plan.zero_stage:
         notes.append(
             f"ZeRO-{plan.zero_stage} over {world} rank{'s' if world > 1 else ''}; DeepSpeed adds its buckets: reduce_bucket_size "
@@ -275,3 +282,4 @@ def _needs_values() -> tuple[type[BaseException], ...]:
 
 
 _NEEDS_VALUES = _needs_values()
+_WANTS_NUMPY = ".numpy() is not supported for tensor subclasses"

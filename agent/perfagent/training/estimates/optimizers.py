@@ -16,7 +16,18 @@ __all__ = ["AdamW8bit", "optimizer_for"]
 
 def optimizer_for(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fresh: bool) -> torch.optim.Optimizer:
     """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and options
-    of an optimizer are taken over."""
+    of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it likes."""
+    found = _optimizer(given, parameters, twin, fresh=fresh)
+    closure = inspect.signature(found.step).parameters.get("closure")
+    if closure is not None and closure.default is closure.empty:
+        raise ConfigError(
+            f"{type(found).__name__} runs forward and backward passes inside its step (closure), which is not estimated; "
+            "estimate with optimizer='sgd' and add its history (LBFGS: 2 x history_size weights)"
+        )
+    return found
+
+
+def _optimizer(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fresh: bool) -> torch.optim.Optimizer:
     if isinstance(given, torch.optim.Optimizer):
         if not fresh:
             return twin.optimizer(given)
