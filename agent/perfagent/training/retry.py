@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import errno
 import random
+import socket
 import time
 from collections.abc import Callable, Iterator
 from typing import TypeVar
@@ -29,6 +30,11 @@ TRANSIENT = frozenset((
 def is_transient(error: BaseException) -> bool:
     """Whether the same call may succeed in a moment: an OSError of those kinds, a time-out, or an error that says so itself."""
     if isinstance(error, OSError):  # TimeoutError and ConnectionError are among them
+        reason = getattr(error, "reason", None)  # urllib's URLError has the real one there
+        if isinstance(reason, OSError):
+            return is_transient(reason)
+        if isinstance(error, socket.gaierror):  # its numbers are not those of other OSErrors
+            return error.errno == socket.EAI_AGAIN
         return isinstance(error, (TimeoutError, ConnectionError)) or error.errno in TRANSIENT
     return bool(getattr(error, "transient", False))
 

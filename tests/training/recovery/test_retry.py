@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import random
+import socket
+import urllib.error
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,13 @@ def test_what_does_not_pass_is_raised_at_once(error: BaseException) -> None:
 @pytest.mark.parametrize("number", sorted(TRANSIENT))
 def test_each_of_the_listed_numbers_may_pass(number: int) -> None:
     assert is_transient(OSError(number, "x"))
+
+
+def test_a_name_server_that_is_away_passes_and_a_name_that_is_wrong_does_not() -> None:
+    assert is_transient(socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution"))
+    assert not is_transient(socket.gaierror(socket.EAI_NONAME, "Name or service not known"))
+    assert is_transient(urllib.error.URLError(ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")))
+    assert not is_transient(urllib.error.URLError(FileNotFoundError(errno.ENOENT, "No such file")))
 
 
 def test_an_error_may_say_itself_that_it_passes() -> None:
