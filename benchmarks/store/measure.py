@@ -4,8 +4,9 @@
 
 Every store has a process (peers: an environment) of its own and gets the same batches; they take turns of 16 batches each, and
 who begins changes from turn to turn. (With turns of one batch each store finds the caches full of the others' data every time,
-which a server with work to do does not.) Commits are waited for, compaction is counted. The peers are slower by two orders of
-magnitude and get the first batches only. --write puts the table into docs/benchmarks.md.
+which a server with work to do does not; every store, the row table too, gains from turns.) Commits are waited for, compaction
+is counted. The peers are slower by two orders of magnitude and get the first batches only.
+--write puts the table into docs/benchmarks.md.
 """
 
 from __future__ import annotations

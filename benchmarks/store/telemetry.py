@@ -45,8 +45,10 @@ CASES = {
     "ranks": Case(RANKS, 40, 16),
     "frame": Case(1, 40, 256),
     "wide": Case(1, 100, 100),
+    "640-names": Case(1, 640, 16),
     "16-names": Case(1, 16, 640),
     "10-names": Case(1, 10, 1024),
+    "4-names": Case(1, 4, 2560),
     "1-name": Case(1, 1, 10_240),
 }
 

@@ -51,8 +51,8 @@ class Prepared:
             statement = self._statement(name) if callable(self._statement) else self._statement
             compiled = statement.compile(dialect=connection.dialect, column_keys=self._columns)
             columns = self._columns or ()
-            # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0.
-            own = {key: value for key, value in compiled.params.items() if value is not None}
+            # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0; those of columns stand for "required".
+            own = {key: value for key, value in compiled.params.items() if value is not None and key not in columns}
             self._as_given[name] = not own and compiled.positiontup is not None and list(compiled.positiontup) == list(columns)
             found = self._compiled[name] = (str(compiled), _binder(compiled.positiontup, own))
         return found

@@ -1,0 +1,21 @@
+from sqlalchemy import insert, select
+
+from perfagent_server.store import compaction
+from perfagent_server.store.prepared import Prepared
+from perfagent_server.store.tables import ledger
+
+
+def test_rows_of_the_compactor_go_to_the_driver_as_they_are(database) -> None:
+    """Blocks come by the thousand: a dictionary and a list for each took as long as SQLite's own work."""
+    statements = (compaction._put_axis, compaction._put_block, compaction._put_rollup, compaction._put_last)
+    for statement in statements:
+        statement._in(database.engine)
+        assert statement._as_given["sqlite"]
+
+
+def test_rows_in_another_order_than_the_statement_has_still_reach_their_columns(database) -> None:
+    turned = Prepared(insert(ledger), ("seq", "source"))
+    database.write(lambda connection: turned.rows(connection, [(7, "a"), (8, "b")]))
+    with database.read() as connection:
+        found = connection.execute(select(ledger.c.source, ledger.c.seq).order_by(ledger.c.seq)).all()
+    assert [tuple(row) for row in found] == [("a", 7), ("b", 8)]
