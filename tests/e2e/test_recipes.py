@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -92,10 +93,16 @@ def test_a_static_cache_gives_the_same_output_and_repetition_is_told(tmp_path: P
     assert figure(r"high repetition in (\d+)", output) == 4  # a model that was never trained
 
 
-def test_nsight_s_script_trains_without_a_gpu_and_its_command_names_what_the_guide_traces(tmp_path: Path) -> None:
+def test_nsight_s_script_trains_without_a_gpu_and_its_command_names_what_the_guide_traces(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     output, _ = run(tmp_path, "nsight", "--steps", "30")
     assert "30 steps on c" in output
-    command, _ = run(tmp_path / "command", "nsight", "--print-command")
+    monkeypatch.setattr(sys, "argv", [str(RECIPES / "nsight.py"), "--print-command"])  # it only prints: no process of its own
+    with pytest.raises(SystemExit) as ended:
+        runpy.run_path(str(RECIPES / "nsight.py"), run_name="__main__")
+    assert not ended.value.code
+    command = capsys.readouterr().out
     assert "--trace=cuda,cudnn,cublas,nvtx" in command
     assert "--capture-range=cudaProfilerApi" in command
 
