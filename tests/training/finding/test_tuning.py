@@ -51,18 +51,15 @@ def state_of(job: TuningJob) -> str:
 def test_workers_are_found_for_data_that_waits_and_everything_is_put_back() -> None:
     job = slow_job()
     before = state_of(job)
-    for _ in range(3):  # a machine that others use can hold up a few steps of one side
-        heard: list[TuningStep] = []
-        report = tune(job, steps=6, rounds=1, largest_batch=4, told=heard.append)
-        assert heard == report.steps
-        if report.steps[0].kept and report.gain_pct > 3:
-            break
+    heard: list[TuningStep] = []
+    report = tune(job, steps=6, rounds=1, largest_batch=4, told=heard.append)
+    assert heard == report.steps
     first = report.steps[0]
     assert first.change.startswith("num_workers=")
     assert first.kept
-    assert first.gain_pct > 3
+    assert first.gain_pct > 50
     assert report.setting.num_workers >= 2
-    assert report.gain_pct > 3
+    assert report.gain_pct > 50
     assert [step.change for step in report.steps[1:]] == ["precision='bf16'", "optimizer: fused=True"]
     assert state_of(job) == before
     assert all(parameter.grad is None for parameter in job.model.parameters())

@@ -239,7 +239,10 @@ class _Training:
             self._step(self._next())
 
     def rate(self, steps: int) -> float:
-        """Samples a second over so many steps, data and device included."""
+        """Samples a second over at least so many steps, data and device included. Batches come in turns of the workers, many at
+        once and then none: whole turns are timed."""
+        turn = max(1, self._setting.num_workers)
+        steps = -(-steps // turn) * turn
         self._wait()
         begin = time.perf_counter()
         done = 0
