@@ -112,7 +112,9 @@ class Columns:
     def _known(self, names: tuple[str, ...]) -> bool:
         known = self._shapes.get(names)
         if known is None:
-            known = all(self.name(name) == name for name in names) and len(set(names)) == len(names)
+            known = len(set(names)) == len(names) and all(
+                isinstance(name, str) and clean_name(name) == name and self._admits(name) for name in names
+            )
             if len(self._shapes) > 4096:  # shapes that change all the time: start over rather than grow
                 self._shapes.clear()
             self._shapes[names] = known
@@ -147,14 +149,20 @@ class Columns:
         if name is None:
             self.refused["name"] += 1
             return None
-        if name not in self._series:
-            if len(self._series) >= self.max_series and name != DROPPED:
-                self.refused["series"] += 1
-                return None
-            self._series.add(name)
+        if not self._admits(name):
+            self.refused["series"] += 1
+            return None
         if isinstance(key, str) and len(self._names) < 2 * self.max_series:
             self._names[key] = name
         return name
+
+    def _admits(self, name: str) -> bool:
+        """Whether the run has this series, or has room for it and has it from here on."""
+        if name not in self._series:
+            if len(self._series) >= self.max_series and name != DROPPED:
+                return False
+            self._series.add(name)
+        return True
 
 
 def clean_name(key: Any) -> str | None:
@@ -215,7 +223,9 @@ def _packed(
     columns: Sequence[Sequence[float]],
 ) -> Group | None:  # fmt: skip
     """Raises TypeError, OverflowError or ValueError for what does not fit."""
-    if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
+    if len(columns) != len(names):
+        return None
+    if not all(type(column) is array or NUMBERS.issuperset(map(type, column)) for column in columns):
         return None
     return Group(
         step=_little(array("q", steps)),

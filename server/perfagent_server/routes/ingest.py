@@ -69,7 +69,17 @@ def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = 
             "content": {"application/x-msgpack": {"schema": {"type": "string", "format": "binary"}}},
         }
     },
-    responses={200: {"content": {"application/json": {"schema": _REPLY_SCHEMA}}}},
+    responses={
+        200: {
+            "content": {"application/json": {"schema": _REPLY_SCHEMA}},
+            "headers": {
+                "Perfagent-Watched": {
+                    "description": "`0` while no page shows the run: the agent may send half as often",
+                    "schema": {"type": "string"},
+                }
+            },
+        }
+    },
 )
 async def ingest(request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))) -> Response:  # noqa: B008
     media_type = request.headers.get("content-type", "application/x-msgpack").partition(";")[0].strip().lower()

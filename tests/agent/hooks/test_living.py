@@ -46,7 +46,7 @@ def test_no_thread_that_builds_a_tuple_is_hurt():
     try:
         for thread in threads:
             thread.start()
-        for _ in range(60):
+        for _ in range(20):
             assert len(living(Derived)) == len(kept)
     finally:
         ended.set()
