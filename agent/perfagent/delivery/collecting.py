@@ -7,15 +7,13 @@ hundred of them are read together (columns.py, reading.py) wait until then.
 
 from __future__ import annotations
 
-import math
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from perfagent.cost import steps_ns
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, rows_of
-from perfagent.delivery.logs import Logs
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
@@ -33,24 +31,21 @@ _NOTHING = -1
 class Collector:
     """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are read first.
 
-    Of the rows last collected: pressing: one holds what must not wait for the next frame; count: how many there were; newest: the
-    step of the last one.
+    pressing: of the rows last collected: one holds what must not wait for the next frame.
     """
 
     def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._deferred_since = 0.0
         self.pressing = False
-        self.count = self.newest = 0
 
     def collect(self, now: float, *, last: bool) -> list[Any]:
-        """What can be written down, up to a row that has to be waited for: steps in their order, what was logged packed behind
-        them. last: nothing is waited for."""
+        """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
         rows: list[Any] = []
-        logs = Logs()
         waiting: deque[Any] = self._sender.rows
         progress: Progress | None = None
-        settled = calls = values = steps = entries = packed = 0
+        settled = calls = values = steps = entries = 0
+        total = 0.0
         self.pressing = False
         for _ in range(len(waiting)):
             head = waiting[0]
@@ -59,14 +54,11 @@ class Collector:
                 logged = head[3].values()
                 calls += 1
                 values += len(logged)
-                self.newest = head[0]
-                if logs.add(head):
-                    packed += 1
-                else:
-                    rows.append(head)
-                total = _sum(logged)
-                if total - total != 0.0:
-                    self.pressing = self.pressing or is_pressing(head)
+                try:
+                    total += sum(logged)
+                except OverflowError:  # a whole number beyond any float: looked at below
+                    total = float("nan")
+                rows.append(head)
             elif kind is tuple:
                 self._take(head, rows)
             else:
@@ -76,7 +68,6 @@ class Collector:
                 if kind is StepRow and head[1] < settled and head[4] == 1 and head[6] is None and type(head[2]) is list:
                     steps += 1
                     entries += len(head[2])
-                    self.newest = head[1]
                     rows.append(_as_note(Note, (head[1], 0.0, head[3], 1, head[5], None, 0, head[2], None)))
                 elif not self._ask(head, rows, now, last=last):
                     break
@@ -85,8 +76,8 @@ class Collector:
         if steps and progress is not None:
             progress.hooks_ns += steps_ns(steps, entries)
         self._count_logged(calls, values)
-        self.count = len(rows) + packed
-        rows.extend(logs.packed())
+        if total - total != 0.0:
+            self.pressing = self.pressing or any(is_pressing(row) for row in rows if len(row) == 4)
         return rows
 
     def _count_logged(self, calls: int, values: int) -> None:
@@ -103,7 +94,6 @@ class Collector:
             return
         if checked is not None:
             self.pressing = self.pressing or is_pressing(checked)
-            self.newest = checked[0]
             rows.append(checked)
 
     def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
@@ -132,11 +122,3 @@ class Collector:
         self._before_row()  # notes are read in the order of their steps
         rows[:] = rows_of(rows, self._sender.reader, self._lost)
         return head.row()
-
-
-def _sum(values: Iterable[float]) -> float:
-    """Not finite where one of them is not, or they are beyond any float: both are looked at."""
-    try:
-        return sum(values)
-    except OverflowError:
-        return math.inf

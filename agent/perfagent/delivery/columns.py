@@ -223,9 +223,7 @@ def _packed(
     columns: Sequence[Sequence[float]],
 ) -> Group | None:  # fmt: skip
     """Raises TypeError, OverflowError or ValueError for what does not fit."""
-    if len(columns) != len(names):
-        return None
-    if not all(type(column) is array or NUMBERS.issuperset(map(type, column)) for column in columns):
+    if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
         return None
     return Group(
         step=_little(array("q", steps)),

@@ -162,7 +162,7 @@ class Dispatcher:
             self._tell_gone(now)
         rows = self._collector.collect(now, last=last)
         if rows:
-            self._step = max(self._step, self._collector.newest)
+            self._step = max(self._step, rows[-1][0])
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
@@ -178,7 +178,7 @@ class Dispatcher:
             self._urgent = self._urgent or event["kind"] in URGENT
         if not rows and not events:
             return
-        self.sender.counters["rows"] += self._collector.count if rows else 0
+        self.sender.counters["rows"] += len(rows)
         self.sender.counters["events"] += len(events)
         self._urgent = self._urgent or self._collector.pressing
         try:

@@ -12,18 +12,17 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from perfagent.delivery.columns import Columns, merge
-from perfagent.delivery.logs import Packed, rows_in, unpacked
 from perfagent.hooks.account import BACKWARD
-from perfagent.hooks.alike import Block, read_alike, runs
+from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.wire import Group
 
 __all__ = ["Draft", "Read", "is_pressing", "left_behind", "read", "rows_of"]
 
 Draft = tuple[list[Any], list[Any]]
-"""What a reader must know besides, and the rows: a `Note`, a row with its names, a user's row, or many of those `Packed`."""
+"""What a reader must know besides, and the rows: a `Note`, a row with its names, or a user's row."""
 Read = Callable[[Sequence[Draft]], list[Group]]
-_NOTE, _PACKED = len(Note._fields), len(Packed._fields)
+_NOTE = len(Note._fields)
 
 
 def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
@@ -44,22 +43,9 @@ def read(rows: Iterable[Any], reader: StepReader, columns: Columns, lost: Callab
     """The columns of rows. lost: is told of a row that cannot be read."""
     notes: list[Any] = []
     others: list[Any] = []
-    logs: dict[tuple[Any, ...], list[Packed]] = {}
     for row in rows:
-        kind = len(row)
-        if kind == _PACKED:
-            logs.setdefault(row[0], []).append(row)
-        else:
-            (notes if kind == _NOTE else others).append(row)
-    groups = groups_of(others, columns, lost)
-    for parts in logs.values():
-        groups += _logged(unpacked(parts), columns, lost)
-    return merge(groups + _steps(notes, reader, columns, lost))
-
-
-def _logged(block: Block, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    group = columns.group(*block)
-    return [group] if group is not None else groups_of([*rows_in(block)], columns, lost)
+        (notes if len(row) == _NOTE else others).append(row)
+    return groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
 
 
 def _steps(notes: list[Note], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
@@ -110,9 +96,6 @@ def _typed(row: Sequence[Any]) -> tuple[Any, ...]:
     """Files know lists only."""
     if len(row) == _NOTE:
         return Note(*row)
-    if len(row) == _PACKED:
-        names, *rest = row
-        return Packed(tuple(names), *rest)
     if len(row) == 5:
         step, time, monotonic, names, values = row
         return step, time, monotonic, tuple(names), values

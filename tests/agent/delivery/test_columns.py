@@ -175,3 +175,12 @@ def test_what_tells_of_left_out_samples_is_never_left_out() -> None:
     assert columns.name("c") is None
     assert columns.name("agent/dropped") == "agent/dropped"
     assert columns.refused["series"] == 1
+
+
+def test_names_that_cannot_be_stored_are_counted_once_and_none_is_a_name() -> None:
+    """A shape of names is looked at as a whole first: that counts nothing."""
+    columns = Columns(max_series=2)
+    bad = [(1, 1.0, 1.0, ("a", ""), [1.0, 2.0]), (1, 1.0, 1.0, ("a", None), [1.0, 2.0]), (1, 1.0, 1.0, ("b", "c"), [1.0, 2.0])]
+    groups = columns.groups(bad)
+    assert {name for group in groups for name in group.values} == {"a", "b"}
+    assert columns.refused == {"name": 2, "series": 1}
