@@ -34,6 +34,7 @@ GROUPS = {  # module: what it checks, and the seconds that it may take
     "utilization": ("MFU", 600),
     "figures": ("NVML and GPM beside nvidia-smi", 300),
     "memory": ("running out of memory", 400),
+    "estimates": ("memory of a training step beside its estimate", 300),
     "compute": ("attention kernels, packed attention, activations computed again", 300),
 }
 

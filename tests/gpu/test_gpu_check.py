@@ -32,7 +32,7 @@ def test_without_a_gpu_it_ends_with_one_sentence(tmp_path):
 def test_a_dry_run_trains_records_and_tells_what_it_could_not_check(tmp_path):
     page = tmp_path / "gpu.md"
     page.write_text("<!-- results:begin -->\n<!-- results:end -->\n", "utf-8")
-    done = run("--dry-run-cpu", "--out", "out", "--only", "memory", "timing", "--docs", str(page), folder=tmp_path)
+    done = run("--dry-run-cpu", "--out", "out", "--only", "memory", "timing", "estimates", "--docs", str(page), folder=tmp_path)
     logs = "".join(log.read_text("utf-8") for log in (tmp_path / "out").glob("*.log"))
     assert done.returncode == 0, done.stdout + logs
     assert "nothing about a GPU" in done.stdout
@@ -41,6 +41,7 @@ def test_a_dry_run_trains_records_and_tells_what_it_could_not_check(tmp_path):
     assert status["running out of memory: the script's exception"] == "pass"
     assert status["... optimizer state"] == "pass"
     assert status["forward by events"] == "not checked"
+    assert sum(check.startswith("memory of a training step") for check in status) == 5
     assert told["machine"]["device"] == "CPU (dry run)"
     assert page.read_text("utf-8") == "<!-- results:begin -->\n<!-- results:end -->\n", "a dry run is no result"
     from perfagent.delivery.spool import folders
