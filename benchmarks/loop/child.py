@@ -161,13 +161,13 @@ def blocks(first: Callable[[], None], second: Callable[[], None], rounds: int) -
 
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--library", required=True, choices=LIBRARIES)
+    parser.add_argument("--through", required=True, choices=LIBRARIES)
     parser.add_argument("--rounds", type=int, default=100)
     options = parser.parse_args()
     torch.set_num_threads(1)
     result: dict[str, float] = {}
     for name, case in CASES.items():
-        seen = [*blocks(by_hand(case), LIBRARIES[options.library](case), options.rounds)]
+        seen = [*blocks(by_hand(case), LIBRARIES[options.through](case), options.rounds)]
         result[f"{name}: by hand"] = statistics.median(hand for hand, _ in seen)
         result[name] = statistics.median(through - hand for hand, through in seen)  # neighbors share what the machine is doing
     print("RESULT " + json.dumps(result), flush=True)

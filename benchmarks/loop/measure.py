@@ -23,7 +23,7 @@ MOST_US = 30.0
 
 
 def run_child(library: str, rounds: int) -> dict[str, float]:
-    command = [sys.executable, str(HERE / "child.py"), "--library", library, "--rounds", str(rounds)]
+    command = [sys.executable, str(HERE / "child.py"), "--through", library, "--rounds", str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
     for line in done.stdout.splitlines():
         if line.startswith("RESULT "):

@@ -183,8 +183,6 @@ def _takes_over(p: Progress, optimizer: Any) -> bool:
 def _was_alone(p: Progress, steps: int) -> None:
     """The optimizer taken for the primary one never stepped: the steps so far were steps of their own, without a row."""
     p.completed += steps - 1
-    if p.early:
-        p.settle_early(p.completed + 1)
     ends = [at for at, entry in enumerate(p.trace) if entry[0] == OPTIMIZER_END]
     if ends:
         p.step_end = p.trace[ends[-1]][1]

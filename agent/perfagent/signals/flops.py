@@ -399,11 +399,9 @@ class StepFlops:
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """What a step's row says of it."""
-        size = samples, tokens
-        self._newest = step, size
         if self.look is not None and step == self.look.step:
-            self.look.size = size
-        flops = self._flops(size)
+            self.look.size = samples, tokens
+        flops = self.of(step, samples, tokens)
         if flops is None or not seconds:
             return
         values["flops_per_s"] = flops / seconds

@@ -407,6 +407,18 @@ def made(precision: str = "fp32") -> perfagent.Loop:
 STOPS = (1, 3, 4, 5, 11)  # in the middle, at the end of an epoch (4), right after it
 
 
+def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[float]:
+    """The losses of three epochs, or up to so many steps of the loop."""
+    losses = []
+    for batch in loop.batches(data, 3, steps=steps):
+        with loop.forward():
+            loss = loss_of(loop.model, batch)
+        losses.append(loss.item())
+        loop.backward(loss, len(batch[0]))
+        loop.step()
+    return losses
+
+
 @pytest.mark.parametrize(("case", "stop"), [*itertools.product(("shuffled", "generator", "stream"), STOPS), ("workers", 3)])
 def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: int) -> None:
     def source() -> Any:
@@ -416,19 +428,9 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
             return DataLoader(Stream(batches_of([3] * 8)), batch_size=None)
         return loader(workers=2 if case == "workers" else 0)
 
-    def train(loop: perfagent.Loop, data: Any, steps: int | None) -> list[float]:
-        losses = []
-        for batch in loop.batches(data, 3, steps=steps):
-            with loop.forward():
-                loss = loss_of(loop.model, batch)
-            losses.append(loss.item())
-            loop.backward(loss, len(batch[0]))
-            loop.step()
-        return losses
-
     torch.manual_seed(1)
     whole = made()
-    expected = train(whole, source(), None)
+    expected = train(whole, source())
     torch.manual_seed(1)
     first = made()
     begun = train(first, source(), stop)
@@ -440,7 +442,7 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
         data.generator.manual_seed(77)
     second.load_state_dict(state)
     assert second.step_count == stop
-    assert begun + train(second, data, None) == expected
+    assert begun + train(second, data) == expected
     assert torch.equal(flat(second.model), flat(whole.model))
     assert (second.step_count, second.epoch) == (12, 3)
 
@@ -475,16 +477,6 @@ def test_epochs_that_are_read_one_by_one_go_on_from_the_epoch_of_the_loop(stop: 
 
 @pytest.mark.parametrize("same_process", [False, True])
 def test_workers_that_stay_for_all_epochs_go_on_as_if_they_had_not_been_stopped(same_process: bool) -> None:
-    def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[float]:
-        losses = []
-        for batch in loop.batches(data, 3, steps=steps):
-            with loop.forward():
-                loss = loss_of(loop.model, batch)
-            losses.append(loss.item())
-            loop.backward(loss, len(batch[0]))
-            loop.step()
-        return losses
-
     torch.manual_seed(1)
     expected = train(made(), loader(workers=1, persistent_workers=True))
     torch.manual_seed(1)
