@@ -17,7 +17,8 @@ __all__ = ["FAMILIES", "Family", "group"]
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """lead and follower: rule ids. same_step: a follower that fired at an earlier step than the lead has its own cause."""
+    """lead and follower: rule ids. same_step: a follower whose trouble began in another step than the lead's, and that was told
+    before it, has its own cause."""
 
     lead: str
     follower: str
@@ -41,7 +42,7 @@ def group(change: Change, rule: str, machines: Mapping[str, Machine]) -> Change:
         if lead.finding is None or follower.finding is None or follower.absorbed:
             continue
         if rule == family.lead:
-            if family.same_step and follower.since_step != lead.since_step:
+            if family.same_step and follower.finding.since_step != lead.finding.since_step:
                 continue
             lead.alert = follower.alert
         elif rule != family.follower:

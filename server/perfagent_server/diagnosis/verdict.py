@@ -74,10 +74,11 @@ def _figures(window: Window) -> str:
     if not window.step:
         return "Nothing holds this run back so far; nothing that is judged (loss, step time, gradient norm ...) has come yet."
     parts = [f"{window.step:,} steps"]
-    loss = window.value("loss")
+    name = window.loss_name
+    loss = window.value(name) if name is not None else None
     if loss is not None:
         since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
-        parts.append(f"loss {loss:.4g}{since}")
+        parts.append(f"{name} {loss:.4g}{since}")
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")

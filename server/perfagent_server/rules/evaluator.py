@@ -17,6 +17,7 @@ from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.life import Change, Life, Machine
 from perfagent_server.diagnosis import causes
 from perfagent_server.rules.catalogue import RULES, Rule
+from perfagent_server.rules.loss_names import LOSS, loss_kind
 from perfagent_server.rules.window import PATIENCE_S, TERMINAL, UTILIZATION, End, Window
 from perfagent_server.store.interface import Stored
 from perfagent_server.timestamps import rfc3339
@@ -181,19 +182,25 @@ class Evaluator:
             rule = self._urgent.get(kind)
             if rule is None:
                 continue
-            for step in sorted(set(fresh)):
-                if kind == "gradient" and not final and self._scaler_may_tell_more(step):
+            for step in sorted(set(fresh), key=lambda step: (not self._of_the_agent(kind, step), step)):
+                if not final and self._scaler_may_tell_more(kind, step):
                     window.fresh[kind].append(step)
                     continue
                 window.at = step
                 changes += self._observe(rule, rule.judge(window))
         return changes
 
-    def _scaler_may_tell_more(self, step: int) -> bool:
-        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one."""
+    def _of_the_agent(self, kind: str, step: int) -> bool:
+        """Whether it is `loss` itself, or a gradient: told before what the script logged of the same step, or one beside it."""
+        bad = self.window.bad_at(kind, step)
+        return kind == "gradient" or (bad is not None and bad.leading == LOSS)
+
+    def _scaler_may_tell_more(self, kind: str, step: int) -> bool:
+        """Whether a GradScaler is at work whose word on this step (skipped or not) may come with the next one. Its word on `loss`
+        comes with it."""
         window = self.window
-        bad = window.bad_at("gradient", step)
-        if bad is None or window.now - bad.time > 2 * PATIENCE_S:
+        bad = window.bad_at(kind, step)
+        if bad is None or window.now - bad.time > 2 * PATIENCE_S or (kind == "loss" and bad.leading == LOSS):
             return False
         words = [track for name in ("amp/skipped", "amp/scale") if (track := window.tracks.get(name)) is not None and track.steps]
         return bool(words) and all(track.steps[-1] <= step for track in words)
@@ -202,7 +209,7 @@ class Evaluator:
         window = self.window
         changes: list[Change] = []
         for name in names:
-            rules = self._on.get(name, ())
+            rules = self._on.get(name) or self._on_named_loss(name)
             if name == UTILIZATION:
                 window.at = window.step
                 for rule in rules:
@@ -215,11 +222,22 @@ class Evaluator:
                 for rule in rules:
                     if rule.urgent:
                         # Steps with a bad value were judged when they came; here it counts that this one has none.
-                        if self._wants(rule) and window.bad_at(rule.urgent, window.at) is None:
+                        if self._wants(rule) and window.bad_at(rule.urgent, window.at) is None and self._heals(rule, name):
                             changes += self._observe(rule, None)
                     else:
                         changes += self._observe(rule, rule.judge(window))
         return changes
+
+    def _on_named_loss(self, name: str) -> Sequence[Rule]:
+        rule = self._urgent.get("loss") if loss_kind(name) else None
+        return () if rule is None else (rule,)
+
+    def _heals(self, rule: Rule, name: str) -> bool:
+        """Whether a finite value of this series says that the alert's trouble is over: of losses only the one it is about."""
+        machine = self.machines.get(rule.id)
+        if rule.urgent != "loss" or machine is None or machine.finding is None:
+            return True
+        return bool(machine.finding.evidence.get("series", LOSS) == name)
 
     def _wants(self, rule: Rule) -> bool:
         """Whether a rule has something to say about single steps: one that judges urgently has, only while an alert is open."""
@@ -243,7 +261,7 @@ class Evaluator:
                 return []
             machine = self.machines[key] = Machine(key)
         if found is not None and found.since is None:
-            found.since = rfc3339(self._time_of(step))
+            found.since = rfc3339(self._time_of(step, found.evidence.get("series")))
         change = machine.observe(life, found, step, window.now, f"{window.run}\n{window.attempt}")
         if change is None:
             return []
@@ -261,9 +279,9 @@ class Evaluator:
             return _USER_LIFE
         return self._rules[rule].life if rule in self._rules else _REPORTED_LIFE
 
-    def _time_of(self, step: int) -> float:
-        """When a step was, by the clock of who measured it; the server's own where nobody did."""
-        for name in ("loss", "step_time_s"):
+    def _time_of(self, step: int, series: str | None) -> float:
+        """When a step was, by the clock of who measured it (first that of the series in question); else the server's own."""
+        for name in (series or LOSS, LOSS, "step_time_s"):
             track = self.window.tracks.get(name)
             if track is not None and track.steps and track.steps[-1] >= step and track.times:
                 return (

@@ -9,6 +9,7 @@ from typing import ClassVar
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
 from perfagent_server.diagnosis.remedies import REMEDIES
+from perfagent_server.rules.loss_names import LOSS, loss_kind
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossSpike", "NonfiniteLoss", "named_ranks", "surroundings", "was_skipped"]
@@ -18,35 +19,85 @@ __all__ = ["LossSpike", "NonfiniteLoss", "named_ranks", "surroundings", "was_ski
 class NonfiniteLoss:
     """The loss of a step is NaN or infinite on any rank: critical at once, without a warm-up.
 
+    Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
+    `loss/total` (loss_names.py). That of an evaluation is not: it is NaN where there was nothing to average. A part of a loss
+    (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values of its
+    values in a row: one that is computed in every tenth step is NaN in nine by design.
+
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no
     weight; that many of them in a row are no fault, one more is.
     """
 
     excused_steps: int = 2
+    part_values: int = 20
 
     id: ClassVar[str] = "nonfinite_loss"
-    on: ClassVar[tuple[str, ...]] = ("loss",)
+    on: ClassVar[tuple[str, ...]] = (LOSS,)
     urgent: ClassVar[str] = "loss"
     life: ClassVar[Life] = Life(clear_steps=50, outlives_run=True)
 
     def judge(self, window: Window) -> Finding | None:
         bad = window.bad_at("loss", window.at)
-        if bad is None or skips_in_a_row(window, "loss", window.at, self.excused_steps) in range(1, self.excused_steps + 1):
+        if bad is None:
             return None
+        series = bad.leading
+        since = window.at
+        if series == LOSS:
+            if skips_in_a_row(window, "loss", window.at, self.excused_steps) in range(1, self.excused_steps + 1):
+                return None
+        elif loss_kind(series) == "whole":
+            if self._excused(window, series):
+                return None
+        else:
+            stayed = self._stayed(window, series)
+            if stayed is None:
+                return None
+            since = stayed
         spelled = "NaN" if math.isnan(bad.value) else ("+Inf" if bad.value > 0 else "-Inf")
         where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
-        losses = window.tracks["loss"].before(window.at - 1, 50) if "loss" in window.tracks else []
+        losses = window.tracks[series].before(since - 1, 50) if series in window.tracks else []
         finite = [value for value in losses if math.isfinite(value)]
         before = f"; the last finite value was {finite[-1]:.4g}" if finite else "; no finite value came before"
         return Finding(
             rule=self.id,
             severity="critical",
-            message=f"The loss became {spelled} in step {window.at}{where}{before}.",
-            since_step=window.at,
+            message=f"{'The loss' if series == LOSS else series} became {spelled} in step {since}{where}{before}.",
+            since_step=since,
             ranks=list(bad.ranks),
-            evidence={"step": window.at, "value": bad.value, **surroundings(window), "last_losses": finite},
+            evidence={
+                "step": since, "series": series, "value": bad.value, **surroundings(window), "last_losses": finite,
+            },
             fix=REMEDIES[self.id],
-        )
+        )  # fmt: skip
+
+    def _excused(self, window: Window, series: str) -> bool:
+        """Whether the GradScaler skipped a step since the last finite value of a loss that the script logged. Scripts count from
+        0 or 1 and log every so many steps, so the skipped step is looked for from there to one step later."""
+        track = window.tracks.get(series)
+        if track is None:
+            return False
+        row = _bad_in_a_row(track.before(window.at, self.excused_steps + 1))
+        places = range(len(track.steps) - 1, -1, -1)
+        last = next((track.steps[at] for at in places if track.steps[at] < window.at and math.isfinite(track.values[at])), None)
+        after = window.at - 1 if last is None else last
+        return row <= self.excused_steps and was_skipped(window, after + 1, later=window.at - after)
+
+    def _stayed(self, window: Window, series: str) -> int | None:
+        """Since which step a part of a loss is no number, when that is no habit of it; None otherwise."""
+        track = window.tracks.get(series)
+        if track is None or window.loss_name is not None:
+            return None
+        values = track.before(window.at, track.size)
+        row = _bad_in_a_row(values)
+        if row < self.part_values or (row == len(values) and not window.active(self.id)):
+            return None
+        steps = track.steps_before(window.at, row)
+        return steps[0]
+
+
+def _bad_in_a_row(values: list[float]) -> int:
+    """How many of the newest values are no numbers."""
+    return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from perfagent.wire import PHASES, Group
+from perfagent_server.rules.loss_names import LOSS, loss_kind
 
 __all__ = ["PATIENCE_S", "SIGNALS", "Bad", "End", "Track", "Window"]
 
@@ -53,7 +54,7 @@ class Signal:
     of: str = ""
 
 
-# The only series that are decoded for the rules; everything else in a frame is skipped unread.
+# These and the training losses by other names are decoded for the rules; everything else in a frame is skipped unread.
 SIGNALS: dict[str, Signal] = {
     "loss": Signal(1200, _mean),
     "lr": Signal(64, max),
@@ -65,22 +66,32 @@ SIGNALS: dict[str, Signal] = {
     "step_time_s": Signal(64, median),
     **{f"phase/{phase}_s": Signal(64, median) for phase in PHASES},
 }
+_NAMED_LOSS = Signal(64, _mean)  # `train/loss`, `loss/kl`: only looked at for values that are no numbers
+_MAX_NAMED_LOSSES = 16
 # Judged first within a frame: what the rules on the later ones look up.
 _ORDER = {name: place for place, name in enumerate(SIGNALS)}
 UTILIZATION = "gpu/utilization_pct"
 _UTILIZATION_KEPT_S = 330
-_FINITE_NAMES = ("loss", "grad/norm", "grad/nonfinite", "grad/local_square_sum")
+_GRADIENTS = ("grad/norm", "grad/nonfinite", "grad/local_square_sum")
 
 
 @dataclass(slots=True)
 class Bad:
     """A step in which a value was NaN or infinite. time: when that was noted, server clock; value: the first
-    one seen; ranks: whose it was."""
+    one seen, or that of `loss`; ranks: whose it was; series: of losses their names, `loss` itself when none is written."""
 
     step: int
     time: float
     value: float
     ranks: list[int]
+    series: list[str] = field(default_factory=list)
+
+    @property
+    def leading(self) -> str:
+        """The series to name: `loss`, else a whole loss, else a part of one."""
+        if not self.series or LOSS in self.series:
+            return LOSS
+        return next((name for name in self.series if loss_kind(name) == "whole"), self.series[0])
 
 
 @dataclass(slots=True)
@@ -108,7 +119,7 @@ class Track:
     )  # fmt: skip
 
     def __init__(self, source: str) -> None:
-        signal = SIGNALS[source]
+        signal = SIGNALS.get(source, _NAMED_LOSS)
         self.source = source
         self.size = signal.steps
         self.over_ranks = signal.over_ranks
@@ -162,6 +173,11 @@ class Track:
             if at <= step
         ]
         return [*self.values[max(0, end - count) : end], *waiting][-count:]
+
+    def steps_before(self, step: int, count: int) -> list[int]:
+        """The steps of before(step, count)."""
+        end = bisect_right(self.steps, step)
+        return [*self.steps[max(0, end - count) : end], *sorted(at for at in self.pending if at <= step)][-count:]
 
     def take(
         self, rank: int, steps: Sequence[int], values: Sequence[float], times: Sequence[float], now: float, world: int
@@ -284,6 +300,13 @@ class Window:
         found = self.tracks.get(name)
         return found.value if found is not None else None
 
+    @property
+    def loss_name(self) -> str | None:
+        """The series that is the loss of this run: `loss`, else what the script calls so. None: it logs no whole one."""
+        if LOSS in self.tracks:
+            return LOSS
+        return next((name for name in self.tracks if loss_kind(name) == "whole"), None)
+
     def active(self, rule: str) -> bool:
         """Whether an alert of that rule is open: its threshold to clear is then lower than the one to fire."""
         return rule in self.firing
@@ -303,23 +326,25 @@ class Window:
     def take(self, rank: int, groups: Iterable[Group]) -> list[str]:
         """Reads the series that rules need. Gives the names that may have steps to judge, in the order of judging."""
         touched: set[str] = set()
+        groups = list(groups)
+        self._follow_losses(groups)
         for group in groups:
             rows = group.rows
             if not rows:
                 continue
-            wanted = [name for name in group.values if name in SIGNALS]
+            wanted = [name for name in group.values if name in SIGNALS or name in self.tracks]
             utilization = UTILIZATION in group.values
             if not wanted and not utilization:
                 continue
             steps = group.steps()
             times = group.times()
-            if wanted:
-                self.step = max(self.step, *steps)
+            if wanted and ("step_time_s" not in self.tracks or any(name in SIGNALS for name in wanted)):
+                self.step = max(self.step, *steps)  # a script may count its own losses otherwise than the agent counts steps
             for name in wanted:
                 values = group.column(name)
-                if name in _FINITE_NAMES:
+                if name in _GRADIENTS or loss_kind(name):
                     self._note_bad(name, rank, steps, values)
-                shown = SIGNALS[name].of or name
+                shown = (SIGNALS[name].of if name in SIGNALS else "") or name
                 track = self.tracks.get(shown)
                 if track is None:
                     track = self.tracks[shown] = Track(name)
@@ -330,6 +355,18 @@ class Window:
                 self._note_busy(group.column(UTILIZATION), times)
                 touched.add(UTILIZATION)
         return self.close(touched)
+
+    def _follow_losses(self, groups: Sequence[Group]) -> None:
+        """Begins the tracks of training losses by other names than `loss`: not too many, and of parts only where no whole is."""
+        names = {name for group in groups for name in group.values if loss_kind(name)} - self.tracks.keys() - {LOSS}
+        if not names:
+            return
+        whole = self.loss_name is not None or any(LOSS in group.values for group in groups)
+        room = _MAX_NAMED_LOSSES - sum(1 for known in self.tracks if known not in SIGNALS)
+        for name in sorted(names, key=lambda name: (loss_kind(name) == "part", name))[: max(0, room)]:
+            if loss_kind(name) == "part" and (whole or self.loss_name is not None):
+                break
+            self.tracks[name] = Track(name)
 
     def close(self, names: Iterable[str]) -> list[str]:
         ready = []
@@ -370,18 +407,24 @@ class Window:
             return
         else:
             bad = [place for place, value in enumerate(values) if not math.isfinite(value)]
-        kind = "loss" if name == "loss" else "gradient"
+        kind = "gradient" if name in _GRADIENTS else "loss"
+        series = [] if kind == "gradient" else [name]
         known = self.bad[kind]
         for place in bad:
             step = steps[place]
             value = values[place] if name != "grad/nonfinite" else math.nan
             entry = next((one for one in reversed(known) if one.step == step), None)
             if entry is None:
-                known.append(Bad(step, self.now, value, [rank]))
+                known.append(Bad(step, self.now, value, [rank], series.copy()))
                 self.fresh[kind].append(step)
-            elif rank not in entry.ranks:
+                continue
+            if rank not in entry.ranks:
                 entry.ranks.append(rank)
                 entry.ranks.sort()
+                self.fresh[kind].append(step)
+            if series and name not in (entry.series or [LOSS]):
+                entry.series.append(name)
+                entry.value = value if name == LOSS else entry.value
                 self.fresh[kind].append(step)
         known.sort(key=lambda one: one.step)
         if len(known) > _MAX_BAD:
@@ -439,7 +482,10 @@ class Window:
             "run": self.run, "attempt": self.attempt, "start_step": self.start_step, "world_size": self.world_size,
             "state": self.state, "now": self.now, "at": self.at, "step": self.step, "firing": sorted(self.firing),
             "tracks": {track.source: track.snapshot() for track in self.tracks.values()},
-            "bad": {kind: [[one.step, one.time, one.value, one.ranks] for one in entries] for kind, entries in self.bad.items()},
+            "bad": {
+                kind: [[one.step, one.time, one.value, one.ranks, one.series] for one in entries]
+                for kind, entries in self.bad.items()
+            },
             "fresh": self.fresh,
             "ends": [[end.state, end.rank, end.time, end.step, end.reason, end.exception, end.traceback] for end in self.ends],
             "lost": list(self.lost.items()), "reported": self.reported, "busy": self.busy[-_UTILIZATION_KEPT_S:],
@@ -451,8 +497,8 @@ class Window:
     def restore(cls, state: dict[str, Any]) -> Window:
         tracks: dict[str, Track] = {}
         for name, entry in state["tracks"].items():
-            if name in SIGNALS:
-                track = tracks[SIGNALS[name].of or name] = Track(name)
+            if name in SIGNALS or loss_kind(name):
+                track = tracks[(SIGNALS[name].of if name in SIGNALS else "") or name] = Track(name)
                 track.restore(entry)
         rest = {key: value for key, value in state.items() if key not in ("tracks", "bad", "ends", "lost", "firing")}
         return cls(
