@@ -24,16 +24,19 @@ from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 
-__all__ = ["ENDED", "FAILED", "FRESH_S", "Seen", "Silent", "load_sources", "mark_lost", "record", "silent_sources"]
+__all__ = ["ENDED", "FAILED", "FRESH_S", "JSON_SOURCE", "Seen", "Silent", "load_sources", "mark_lost", "record", "silent_sources"]
 
 FAILED = ("failed", "oom", "killed", "preempted")
 ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
+JSON_SOURCE = "http-"
+"""How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have something."""
 _REASON_CHARACTERS = 4000
 _NOTES_CHARACTERS = 100_000
 _CONFIG_BYTES = 256 * 1024
 _OWN_COLUMN = {
     "state",
+    "heartbeat",
     "name",
     "config",
     "tags",
@@ -245,7 +248,7 @@ class _Book:
         state = data.get("state")
         if state not in STATES:
             return
-        source["heartbeat"] = True
+        source["heartbeat"] = data.get("heartbeat") is not False
         if isinstance(data.get("host"), str):
             source["host"] = data["host"][:256]
         if (pid := _whole(data.get("pid"))) is not None:

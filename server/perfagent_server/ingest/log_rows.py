@@ -2,8 +2,8 @@
 
 They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A request
 with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the very same
-frames, which the ledger then knows. So a retry is safe also when the server was killed between the two. These sources never
-tell a state, so their silence is not taken for a lost process.
+frames, which the ledger then knows. So a retry is safe also when the server was killed between the two. Nobody knows how often
+such a program sends: its silence is judged by its own habit (rules/engine.py), and a row may tell how it ended.
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from sqlalchemy import Connection, delete, insert, select
 
-from perfagent.wire import Frame, Group, from_json
+from perfagent.wire import Event, Frame, Group, from_json
 from perfagent_server.ingest.limits import MAX_STEP
+from perfagent_server.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.problems import ApiError
 from perfagent_server.store.tables import idempotency
 
@@ -33,7 +34,10 @@ if TYPE_CHECKING:
     from perfagent_server.runs import Runs
     from perfagent_server.store.interface import Receipt
 
-__all__ = ["LogRow", "LogRows", "parse_rows"]
+__all__ = ["STATES", "LogRow", "LogRows", "parse_rows"]
+
+STATES = ("starting", *ENDED)
+"""What a row may say of its run: a new one of that name begins, or how it ended."""
 
 MAX_ROWS = 10_000
 _KEPT_S = 7 * 86400.0  # how long an idempotency key is remembered
@@ -42,7 +46,8 @@ _MAX_SOURCES = 10_000
 
 @dataclass(frozen=True, slots=True)
 class LogRow:
-    """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now."""
+    """One row as it was sent. step: None is one more than the last; time: Unix seconds, None is now; state: one of STATES, None
+    says nothing; reason: why it ended, in the program's words."""
 
     project: str
     run: str
@@ -50,6 +55,8 @@ class LogRow:
     metrics: dict[str, float]
     rank: int
     time: float | None
+    state: str | None = None
+    reason: str = ""
 
 
 def parse_rows(value: Any) -> list[LogRow]:
@@ -70,7 +77,10 @@ def _bad(message: str, field: str | None) -> ApiError:
 def _parse_row(item: Any, place: str) -> LogRow:
     if not isinstance(item, dict):
         raise _bad('a row must be an object: {"run": NAME, "metrics": {...}}', place.rstrip(".") or None)
-    metrics = item.get("metrics")
+    state = item.get("state")
+    if state is not None and state not in STATES:
+        raise _bad(f'"state" must be one of {", ".join(STATES)}, not {state!r:.80}', f"{place}state")
+    metrics = item.get("metrics", None if state is None else {})
     if not isinstance(metrics, dict):
         raise _bad('"metrics" must be an object of names and numbers', f"{place}metrics")
     values: dict[str, float] = {}
@@ -91,6 +101,8 @@ def _parse_row(item: Any, place: str) -> LogRow:
         metrics=values,
         rank=_integer(item, "rank", place, 0, 2**31 - 1) or 0,
         time=moment,
+        state=state,
+        reason=str(item.get("reason") or "")[:4000],
     )
 
 
@@ -141,7 +153,7 @@ class LogRows:
         frames = await asyncio.to_thread(self._frames, rows, body, key)
         touched: dict[str, dict[str, Any]] = {}
         for frame in frames:  # before the store, which takes refused samples out of its frames
-            step = max(max(group.steps()) for group in frame.groups)
+            step = max([*(max(group.steps()) for group in frame.groups), *(event.step or 0 for event in frame.events)])
             row = touched.setdefault(frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step})
             row["step"] = max(row["step"], step)
         return await self._ingest.accept(frames), list(touched.values())
@@ -196,10 +208,10 @@ class LogRows:
             if source.id not in used:
                 source.seq += 1
                 used.add(source.id)
-            if row.step is None:
-                source.step = min(source.step + 1, MAX_STEP)
-            else:
+            if row.step is not None:
                 source.step = row.step
+            elif row.metrics:
+                source.step = min(source.step + 1, MAX_STEP)
             places.append(
                 {
                     "run": source.run, "source": source.id, "attempt": source.attempt, "seq": source.seq, "step": source.step,
@@ -209,7 +221,7 @@ class LogRows:
 
     def _source(self, row: LogRow, now: float) -> _Source:
         name = (row.project, row.run)
-        identifier = self._ids.get(name)
+        identifier = None if row.state == "starting" else self._ids.get(name)
         if identifier is not None:
             source = self._sources.get((identifier, row.rank))
             if source is not None:
@@ -217,25 +229,26 @@ class LogRows:
         if len(self._sources) >= _MAX_SOURCES:
             self._ids.clear()
             self._sources.clear()
-        found = self._runs.newest_named(*name)
+        found = None if row.state == "starting" else self._runs.newest_named(*name)
         if found is None and identifier is None:
             identifier = uuid.uuid4().hex[:12]
-            source = _Source("http-" + uuid.uuid4().hex, identifier, int(now * 1000), 0)
+            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, int(now * 1000), 0)
         elif found is None:  # made in this very request, by a row of another rank
             assert identifier is not None
             other = next(source for place, source in self._sources.items() if place[0] == identifier)
-            source = _Source("http-" + uuid.uuid4().hex, identifier, other.attempt, 0)
+            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, other.attempt, 0)
         else:
             identifier = str(found["id"])
             step = self._runs.step_of_rank(identifier, found["attempt"], row.rank)
-            source = _Source("http-" + uuid.uuid4().hex, identifier, found["attempt"], step)
+            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, found["attempt"], step)
         self._ids[name] = identifier
         self._sources[identifier, row.rank] = source
         return source
 
 
 def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float) -> list[Frame]:
-    """One frame for each source; rows of one shape that follow each other share a group."""
+    """One frame for each source; rows of one shape that follow each other share a group. What a row says of its run's state
+    becomes an event, as of an agent that sends no sign of life of its own."""
     frames: dict[str, Frame] = {}
     pending: dict[str, list[tuple[LogRow, int]]] = {}
     for row, place in zip(rows, places, strict=True):
@@ -245,6 +258,11 @@ def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float)
                 project=row.project, run=place["run"], source=place["source"], attempt=place["attempt"], rank=row.rank,
                 seq=place["seq"], name=row.run, sent=now,
             )  # fmt: skip
+        if row.state is not None:
+            told = {"state": row.state, "reason": row.reason, "heartbeat": False}
+            frame.events.append(Event(kind="state", time=now if row.time is None else row.time, step=place["step"], data=told))
+        if not row.metrics:
+            continue
         waiting = pending.setdefault(place["source"], [])
         if waiting and waiting[0][0].metrics.keys() != row.metrics.keys():
             frame.groups.append(_group(waiting, now))

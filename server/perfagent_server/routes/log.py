@@ -9,7 +9,7 @@ import msgspec
 from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
-from perfagent_server.ingest.log_rows import parse_rows
+from perfagent_server.ingest.log_rows import STATES, parse_rows
 from perfagent_server.problems import ApiError
 from perfagent_server.routes.ingest import receipt_reply
 from perfagent_server.routes.reply import reply
@@ -22,7 +22,8 @@ router = APIRouter()
 
 _ROW_SCHEMA: dict[str, Any] = {
     "type": "object",
-    "required": ["run", "metrics"],
+    "required": ["run"],
+    "anyOf": [{"required": ["metrics"]}, {"required": ["state"]}],
     "properties": {
         "project": {"type": "string", "default": "default", "minLength": 1, "maxLength": 256},
         "run": {
@@ -38,6 +39,12 @@ _ROW_SCHEMA: dict[str, Any] = {
         },
         "rank": {"type": "integer", "default": 0, "minimum": 0, "maximum": 2**31 - 1},
         "time": {"type": "number", "description": "Unix seconds; left out: now"},
+        "state": {
+            "type": "string",
+            "enum": list(STATES),
+            "description": "starting: a new run of this name begins here; the others: how this rank ended",
+        },
+        "reason": {"type": "string", "description": "why it ended"},
     },
 }
 _REPLY_SCHEMA: dict[str, Any] = {

@@ -47,6 +47,12 @@ GRACE_S = 60.0  # of uptime before anyone is called lost: agents need time to fi
 _BATCH = 256  # frames judged between two commits
 _IDLE_WAIT_S = 1.0
 _SILENCE_EVERY_S = 2.0
+# A program without an agent sends when it has something, which may be once an epoch: it is called lost (without an alert: most
+# such programs just end) after ten times its longest pause, once there were pauses enough to know.
+_PAUSES_KNOWN = 10
+_PAUSES_TIMES = 10.0
+_LEAST_SILENCE_S = 120.0
+_UNKNOWN_SILENCE_S = 3600.0
 _KEPT_RUNS = 2048  # evaluators in memory; the others lie in their snapshots
 _BUSY_RUN_S = 600.0  # an evaluator that was idle for so long is dropped from memory
 
@@ -99,6 +105,7 @@ class Engine:
         self._heard: dict[
             str, tuple[float, float]
         ] = {}  # source -> (contact as stored, when that value was first met, monotonic)
+        self._pauses: dict[str, tuple[int, float]] = {}  # source without an agent -> (how many, the longest, seconds)
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
@@ -193,6 +200,8 @@ class Engine:
         self._judges.move_to_end(stored.run)
         self._moved[stored.run] = moment
         self._dirty.add(stored.run)
+        if stored.source.startswith(lifecycle.JSON_SOURCE):
+            self._note_pause(stored.source, moment)
         self._heard[stored.source] = (stored.received, moment)
         if judge.needs_tick():
             self._ticking.add(stored.run)
@@ -276,10 +285,14 @@ class Engine:
         moment = self._monotonic()
         with self._lock, self._database.read() as connection:
             active = connection.execute(
-                select(source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.state).where(
-                    source.c.state.in_(("starting", "running", "stuck", "lost")), source.c.heartbeat.is_(True)
+                select(
+                    source.c.id, source.c.run, source.c.attempt, source.c.rank, source.c.contact, source.c.state,
+                    source.c.heartbeat,
+                ).where(
+                    source.c.state.in_(("starting", "running", "stuck"))
+                    | (source.c.heartbeat.is_(True) & (source.c.state == "lost"))
                 )
-            ).all()
+            ).all()  # fmt: skip
         silent: dict[str, dict[tuple[int, int], float]] = {}
         newly: list[str] = []
         present = set()
@@ -290,14 +303,29 @@ class Engine:
                 since = moment if contact is not None or row.state != "lost" else moment - self._lost_after_s
                 self._heard[row.id] = (row.contact, since)
             quiet = moment - since
-            if quiet >= self._lost_after_s and moment - self._started >= GRACE_S:
-                silent.setdefault(row.run, {})[row.attempt, row.rank] = quiet
+            if quiet >= self._patience(row.id, row.heartbeat) and moment - self._started >= GRACE_S:
+                if row.heartbeat:
+                    silent.setdefault(row.run, {})[row.attempt, row.rank] = quiet
                 if row.state != "lost":
                     newly.append(row.id)
         for gone in [name for name in self._heard if name not in present and moment - self._heard[name][1] > GRACE_S]:
             del self._heard[gone]
+            self._pauses.pop(gone, None)
         if newly:
             self._call_lost(silent, newly)
+
+    def _note_pause(self, name: str, moment: float) -> None:
+        heard = self._heard.get(name)
+        if heard is not None:
+            count, longest = self._pauses.get(name, (0, 0.0))
+            self._pauses[name] = (count + 1, max(longest, moment - heard[1]))
+
+    def _patience(self, name: str, heartbeat: bool) -> float:
+        """How long a source may be silent, in seconds."""
+        if heartbeat:
+            return self._lost_after_s
+        count, longest = self._pauses.get(name, (0, 0.0))
+        return max(_LEAST_SILENCE_S if count >= _PAUSES_KNOWN else _UNKNOWN_SILENCE_S, _PAUSES_TIMES * longest)
 
     def _call_lost(self, silent: dict[str, dict[tuple[int, int], float]], newly: list[str]) -> None:
         with self._lock:

@@ -162,3 +162,77 @@ def test_each_rank_counts_its_own_steps_also_after_a_restart(tmp_path: Path) -> 
         assert [log(client, 0), log(client, 0), log(client, 1), log(client, 0)] == [1, 2, 1, 3]
     with api(tmp_path) as client:
         assert [log(client, 1), log(client, 0), log(client, 2)] == [2, 4, 1]
+
+
+def run_of(client: TestClient, run: str) -> dict[str, Any]:
+    found: dict[str, Any] = client.get(f"/api/v1/runs/{run}").json()
+    return found
+
+
+@pytest.mark.parametrize("state", ["finished", "failed", "killed", "oom", "preempted"])
+def test_a_row_tells_how_its_run_ended(tmp_path: Path, state: str) -> None:
+    with api(tmp_path) as client:
+        run = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 1.0}}).json()["run"]
+        told = client.post("/api/v1/log", json={"run": "a", "state": state, "reason": "the disk is full"})
+        assert (told.status_code, told.json()["run"], told.json()["step"], told.json()["stored"]) == (200, run, 1, 0)
+        found = run_of(client, run)
+        assert (found["state"], found["step"], found["reason"]) == (state, 1, "the disk is full" if state != "finished" else "")
+        assert found["ended"] is not None
+
+
+def test_a_failure_told_by_a_row_is_an_alert(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        told = {"run": "a", "metrics": {"loss": 1.0}, "state": "failed", "reason": "ValueError: no such file"}
+        run = client.post("/api/v1/log", json=told).json()["run"]
+        verdict = client.get(f"/api/v1/runs/{run}/verdict").json()
+        assert verdict["rule"] == "process_crash"
+        assert "ValueError: no such file" in verdict["message"]
+
+
+def test_a_result_that_comes_after_the_end_still_belongs_to_the_run(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        run = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 1.0}, "state": "finished"}).json()["run"]
+        late = client.post("/api/v1/log", json={"run": "a", "metrics": {"test/accuracy": 0.9}}).json()
+        assert late["run"] == run
+        assert run_of(client, run)["state"] == "finished"
+        assert series(client, run, "test/accuracy")["mean"] == [0.9]
+
+
+def test_starting_begins_a_new_run_of_the_name(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        first = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 1.0}, "state": "finished"}).json()["run"]
+        rows = [{"run": "a", "state": "starting"}, {"run": "a", "metrics": {"loss": 5.0}}, {"run": "a", "metrics": {"loss": 4.0}}]
+        second = client.post("/api/v1/log", json=rows).json()
+        third = client.post("/api/v1/log", json={"run": "a", "metrics": {"loss": 3.0}}).json()
+        assert second["run"] == third["run"] != first
+        assert run_of(client, third["run"])["meta"] == {}
+        assert (run_of(client, first)["state"], run_of(client, third["run"])["state"]) == ("finished", "running")
+        assert series(client, third["run"], "loss")["mean"] == [5.0, 4.0, 3.0]
+        assert series(client, first, "loss")["mean"] == [1.0]
+
+
+def test_a_run_of_several_ranks_has_finished_when_all_have(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        rows = [{"run": "a", "rank": rank, "metrics": {"loss": 1.0}} for rank in (0, 1)]
+        run = client.post("/api/v1/log", json=rows).json()["run"]
+        client.post("/api/v1/log", json={"run": "a", "rank": 1, "state": "finished"})
+        assert run_of(client, run)["state"] == "running"
+        client.post("/api/v1/log", json={"run": "a", "state": "finished"})
+        assert run_of(client, run)["state"] == "finished"
+
+
+def test_an_end_told_twice_under_one_key_is_told_once(tmp_path: Path) -> None:
+    row = {"run": "a", "state": "starting", "metrics": {"loss": 1.0}}
+    with api(tmp_path) as client:
+        answers = [client.post("/api/v1/log", json=row, headers={"Idempotency-Key": "k"}).json() for _ in range(2)]
+        assert [(answer["stored"], answer["duplicate"]) for answer in answers] == [(1, 0), (0, 1)]
+        assert len(client.get("/api/v1/runs").json()["runs"]) == 1
+
+
+def test_an_unknown_state_is_refused_with_what_is_allowed(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/log", json={"run": "a", "state": "done"})
+        assert answer.status_code == 400
+        assert "finished" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["field"] == "state"
+        assert client.post("/api/v1/log", json={"run": "a"}).status_code == 400

@@ -344,3 +344,53 @@ def test_a_program_that_only_logs_over_http_is_never_lost(bench: Bench) -> None:
     mono.at += 1000
     engine.look_for_silence()
     assert _silent(bench) == []
+
+
+def _states(bench: Bench) -> list[str]:
+    return [row["state"] for row in bench.rows(run)]
+
+
+def test_a_program_without_an_agent_is_lost_after_ten_times_its_longest_pause_and_comes_back(bench: Bench) -> None:
+    mono = Clock(1000.0)
+    lost: list[str] = []
+    engine = bench.engine(monotonic=mono, on_states=lost.extend)
+    for step in range(1, 13):
+        mono.at += 30
+        bench.send({"loss": [1.0]}, [step], name="http-a", now=NOW + step)
+        engine.run_once()
+    mono.at += 299
+    engine.look_for_silence()
+    assert _states(bench) == ["running"]
+    mono.at += 2
+    engine.look_for_silence()
+    assert (_states(bench), lost) == (["lost"], ["http-a"])
+    assert _silent(bench) == []  # most such programs have simply ended
+    bench.send({"loss": [1.0]}, [13], name="http-a", now=NOW + 700)
+    engine.run_once()
+    assert _states(bench) == ["running"]
+
+
+def test_a_program_without_an_agent_whose_habit_is_not_known_has_an_hour(bench: Bench) -> None:
+    mono = Clock(1000.0)
+    engine = bench.engine(monotonic=mono)
+    mono.at += 100
+    bench.send({"loss": [1.0]}, [1], name="http-a")
+    engine.run_once()
+    engine.look_for_silence()
+    mono.at += 3599
+    engine.look_for_silence()
+    assert _states(bench) == ["running"]
+    mono.at += 2
+    engine.look_for_silence()
+    assert _states(bench) == ["lost"]
+
+
+def test_one_left_by_an_earlier_server_is_lost_an_hour_after_this_one_began(bench: Bench) -> None:
+    bench.send({"loss": [1.0]}, [1], name="http-a")
+    mono = Clock(1000.0)
+    engine = bench.engine(monotonic=mono)
+    engine.run_once()
+    engine.look_for_silence()
+    mono.at += 3601
+    engine.look_for_silence()
+    assert _states(bench) == ["lost"]
