@@ -1,7 +1,8 @@
 """Norms of the gradients, each parameter's and all together, from one pass over them.
 
-One `torch._foreach_norm` reads every gradient once (2 launches where a loop over parameters needs 1,500); a 2-norm that is not
-finite *is* the check for NaN and Inf, one that is zero the check for a parameter that nothing reaches. The norms stay on the
+One `torch._foreach_norm` reads every gradient once (2 launches where a loop over parameters needs 1,500; stacking.py); a 2-norm
+that is not finite *is* the check for NaN and Inf, one that is zero the check for a parameter that nothing reaches. (The squares
+are of float32: of numbers above 1.8e19 the norm is Inf, of numbers that are all below 1e-22 it is zero.) The norms stay on the
 device until the sender's thread reads them. No collective is issued: of sharded parameters the squares of the local shards are
 sent, which the server adds up (sharding.py).
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.device import Reading, collect
 from perfagent.signals.layers import Layers, names_in, names_of
 from perfagent.signals.sharding import copies_of, local, world_size
+from perfagent.signals.stacking import Order
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +36,14 @@ class Plan:
     """What is known of an optimizer's parameters before a pass: names, layers, sizes. Holds no parameter.
 
     world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, where that
-    is known. uniform: all are plain tensors of one device and type. same_everywhere: every rank has the same gradients (DDP).
+    is known. uniform: all are plain tensors of one device and type; dtype: of the norms then. same_everywhere: every rank has the
+    same gradients (DDP).
     """
 
-    __slots__ = ("copies", "ids", "layers", "names", "same_everywhere", "sharded", "sizes", "uniform", "world")
+    __slots__ = (
+        "_order", "_shapes", "copies", "dtype", "ids", "layers", "names", "same_everywhere", "sharded", "sizes", "uniform",
+        "world",
+    )  # fmt: skip
 
     def __init__(self, parameters: Sequence[Any], names: Sequence[str], model: Any) -> None:
         torch = sys.modules["torch"]
@@ -52,6 +58,9 @@ class Plan:
             self.sharded, self.copies = True, [1.0] * len(self.ids)
         plain = {torch.Tensor, torch.nn.Parameter}
         self.uniform = len({(p.device, p.dtype) for p in parameters}) == 1 and plain.issuperset(map(type, parameters))
+        self.dtype = _norm_dtype(parameters[0].dtype) if self.uniform else None
+        self._shapes = [tuple(p.shape) for p in parameters] if self.uniform and parameters[0].is_cpu else None
+        self._order: Order | None = None
         self.same_everywhere = type(model).__name__ == "DistributedDataParallel"
 
     @classmethod
@@ -72,6 +81,12 @@ class Plan:
     def fits(self, parameters: Sequence[Any]) -> bool:
         """Whether these are the parameters it was made for."""
         return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids
+
+    def order(self, places: list[int]) -> Order:
+        """In which order the norms of these are taken; kept until others have a gradient."""
+        if self._order is None or self._order.of != places:
+            self._order = Order(places, self._shapes)
+        return self._order
 
 
 def _has_flat_shards(model: Any) -> bool:
@@ -192,7 +207,7 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
     if not places:
         return None
     if plan is not None and plan.uniform:
-        found = _uniform(torch, listed if len(places) == len(listed) else [listed[place] for place in places], places, plan)
+        found = _uniform(torch, listed, places, plan)
         if found is not None:
             return found
         plan.uniform = False
@@ -218,18 +233,23 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
 
 def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) -> GradientNorms | None:
     """The pass over plain tensors of one device and type, as nearly every model has them: no look at each of them."""
+    order = plan.order(places)
     try:
         with torch.no_grad():
-            reading = collect(_norms(torch, gradients))
-    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another type than its parameter
+            reading = collect(order.norms(gradients, plan.dtype))
+    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another kind than its parameter
         return None
-    return None if reading is None else GradientNorms([(reading, places)], plan.sizes, plan, sharded=plan.sharded)
+    return None if reading is None else GradientNorms([(reading, order.places)], plan.sizes, plan, sharded=plan.sharded)
 
 
 def _norms(torch: Any, tensors: list[Any]) -> Any:
-    # a norm in half precision would overflow at 65504 and round to 8 bits
-    half = tensors[0].dtype in (torch.float16, torch.bfloat16)
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=torch.float32) if half else torch._foreach_norm(tensors, 2))
+    return torch.stack(torch._foreach_norm(tensors, 2, dtype=_norm_dtype(tensors[0].dtype)))
+
+
+def _norm_dtype(dtype: Any) -> Any:
+    """Of the norms of such gradients: a norm in half precision would overflow at 65504 and round to 8 bits."""
+    torch = sys.modules["torch"]
+    return torch.float32 if dtype in (torch.float16, torch.bfloat16, torch.float32) else None
 
 
 def _values(tensor: Any) -> Any:

@@ -139,8 +139,15 @@ def train(model, optimizer, steps=3):
     return seen
 
 
-def test_every_layer_has_its_norm_in_every_step(everything):
-    model = small()
+def deep():
+    """So many layers of one shape that their gradients are taken together."""
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.ReLU()) for _ in range(12)))
+
+
+@pytest.mark.parametrize(("make", "first"), [(small, "0.weight"), (deep, "0.0.weight")])
+def test_every_layer_has_its_norm_in_every_step(everything, make, first):
+    model = make()
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     recorded = everything(model)
     seen = train(model, optimizer)
@@ -148,7 +155,7 @@ def test_every_layer_has_its_norm_in_every_step(everything):
         norms_of_layer = recorded.of(f"grad_norm/{name}")
         assert norms_of_layer == [(step, pytest.approx(row[place], rel=1e-6)) for step, row in enumerate(seen, start=1)]
     assert all(0 < ratio < 1 for _, ratio in recorded.of("update/ratio"))
-    assert [step for step, _ in recorded.of("update_ratio/0.weight")] == [1, 2, 3]
+    assert [step for step, _ in recorded.of(f"update_ratio/{first}")] == [1, 2, 3]
     assert [step for step, _ in recorded.of("dead/share")] == [2, 3], "the model is known after its first step"
 
 
