@@ -6,7 +6,9 @@ Dash serves the shell and routes between pages. Figures never pass through a Das
 
 from __future__ import annotations
 
+import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -45,14 +47,21 @@ class _Address:
         self.server = server
 
 
-def mount_on(api: FastAPI, *, server_url: str, title: str = "perfagent", **_later: Any) -> Dash:
+KnownRun = Callable[[str], bool]
+"""Whether there is a run of this id."""
+
+
+def mount_on(
+    api: FastAPI, *, server_url: str, title: str = "perfagent", known_run: KnownRun = lambda _run: True, **_later: Any
+) -> Dash:
     """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and ignored."""
-    return mount(api, _Address(server_url), title=title)
+    return mount(api, _Address(server_url), title=title, known_run=known_run)
 
 
-def mount(api: FastAPI, client: Source, *, title: str = "perfagent") -> Dash:
-    """Puts the pages on `api`, whose own routes must be registered before (among them /api/{rest}, answering 404: Dash answers
-    every other unknown path with a page). The policy the pages need is left in `api.state.dashboard_csp`."""
+def mount(api: FastAPI, client: Source, *, title: str = "perfagent", known_run: KnownRun = lambda _run: True) -> Dash:
+    """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page, which says
+    that there is nothing and has the status 404. known_run: may wait for a database; its pages of unknown runs are 404 too.
+    The policy the pages need is left in `api.state.dashboard_csp`."""
     app = Dash(
         "perfagent_dashboard",
         server=api,  # type: ignore[arg-type]  # Dash's annotation knows Flask only
@@ -76,11 +85,11 @@ def mount(api: FastAPI, client: Source, *, title: str = "perfagent") -> Dash:
     app.layout = layout
     register(app)
     # Dash 4.4.1 on FastAPI sets itself up only at a request of `/` or `/_dash-*`: a deep link that is the first request after
-    # the start would come without scripts and styles. Its own catch-all belongs to whichever Dash of the process came last,
-    # so the pages that exist have routes of their own.
+    # the start would come without scripts and styles. Its own catch-all, which it adds when the server starts, belongs to the Dash
+    # of the process that came last and answers 200 to everything, so ours stands before it.
     app._setup_server()  # type: ignore[no-untyped-call]
     api.add_api_route(
-        "/run/{rest:path}", _page(app), methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
+        "/{path:path}", _page(app, known_run), methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
     )
     api.state.dashboard_csp = content_security_policy(app)
     return app
@@ -138,10 +147,14 @@ def page_of(pathname: str) -> Component:
     path = unquote(pathname)
     if path == "/":
         return fleet.layout()
+    name = run_of(path)
+    return missing(path) if name is None else run.layout(name)
+
+
+def run_of(path: str) -> str | None:
+    """The run whose page stands at an unquoted path; None where no run's page does."""
     head, _, name = path.lstrip("/").partition("/")
-    if head == "run" and name.strip("/"):
-        return run.layout(name.strip("/"))
-    return missing(path)
+    return (name.strip("/") or None) if head == "run" else None
 
 
 def missing(path: str) -> Component:
@@ -156,12 +169,14 @@ def missing(path: str) -> Component:
     )
 
 
-def _page(app: Dash) -> Any:
+def _page(app: Dash, known_run: KnownRun) -> Any:
     async def page(request: Request) -> Response:
+        name = run_of(request.path_params["path"])
+        there = name is not None and await asyncio.to_thread(known_run, name)
         # As Dash's own routes do: app.index() asks for the request.
         token = set_current_request(request)  # type: ignore[no-untyped-call]
         try:
-            return HTMLResponse(app.index())  # type: ignore[no-untyped-call]
+            return HTMLResponse(app.index(), 200 if there else 404)  # type: ignore[no-untyped-call]
         finally:
             reset_current_request(token)  # type: ignore[no-untyped-call]
 

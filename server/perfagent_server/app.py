@@ -10,11 +10,13 @@ from pathlib import Path
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
 from starlette.responses import FileResponse, HTMLResponse, Response
 
 from perfagent import __version__
 from perfagent_server import openapi, problems
+from perfagent_server.database import StorageError
 from perfagent_server.problems import ApiError
 from perfagent_server.routes import (
     alerts,
@@ -75,7 +77,7 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     app.include_router(live.router)
     app.include_router(session.pages)
     app.include_router(_documentation(), include_in_schema=False)
-    # Before the dashboard: Dash answers every path that it does not know with a page.
+    # Before the dashboard, which answers every path that is left with a page.
     for path in ("/api", "/api/{rest:path}"):
         app.add_api_route(path, _unknown, methods=list(_METHODS), include_in_schema=False)
     if not (dashboard and _mount_dashboard(app, settings)):
@@ -143,9 +145,18 @@ def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
         except ModuleNotFoundError as error:
             logger.info("no dashboard: %s is not installed", error.name)
             continue
-        mount_on(app, server_url=settings.url)
+        mount_on(app, server_url=settings.url, known_run=lambda run: _known_run(app, run))
         return True
     return False
+
+
+def _known_run(app: FastAPI, run: str) -> bool:
+    """Whether there is such a run, as far as the database can tell: while it does not answer, the page itself says so."""
+    services: Services = app.state.services
+    try:
+        return services.runs.exists(run)
+    except (StorageError, SQLAlchemyError):
+        return True
 
 
 async def _no_dashboard() -> Response:

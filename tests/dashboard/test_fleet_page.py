@@ -106,5 +106,8 @@ def test_empty_fleet_shows_both_ways_to_attach(tmp_path: Path, tab: OpenTab) -> 
 
 def test_page_that_does_not_exist_says_so(tab: OpenTab) -> None:
     page = tab("/elsewhere")
+    page.expected.append("404")  # the browser notes the page's own status
     page.wait("() => document.querySelector('.notice')")
     assert "/elsewhere" in page.page.locator(".notice").inner_text()
+    page.page.locator(".notice a").click()
+    page.wait("() => location.pathname === '/' && document.querySelector('[data-page=fleet]')")

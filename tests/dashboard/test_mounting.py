@@ -80,7 +80,24 @@ def test_two_apps_of_one_process_both_have_their_callbacks_and_pages(tmp_path: P
         apps.append((dashboard.mount_on(server, server_url="http://127.0.0.1:1"), server))
     for mounted, server in apps:
         assert len(mounted.callback_map) == 1
-        assert "30-charts.js" in TestClient(server).get("/run/a").text
+        with TestClient(server) as started:  # Dash adds a catch-all of its own when the server starts
+            assert "30-charts.js" in started.get("/run/a").text
+            assert [started.get(path).status_code for path in ("/", "/run/a", "/elsewhere")] == [200, 200, 404]
+
+
+@pytest.mark.parametrize("path", ["/elsewhere", "/alrts", "/run", "/run/", "/run/no-such-run", "/run/a/b", "/favicon.ico"])
+def test_what_is_not_there_is_a_404_that_is_a_page(client: TestClient, path: str) -> None:
+    answer = client.get(path)
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "60-start.js" in answer.text  # the page that says so, and leads back
+
+
+def test_pages_that_are_there_are_found(client: TestClient) -> None:
+    run = client.post("/api/v1/log", json={"run": "a name/with a slash", "metrics": {"loss": 1.0}}).json()["run"]
+    for path in ("/", "/docs", "/healthz", f"/run/{run}", f"/run/{run}/"):
+        assert client.get(path).status_code == 200, path
+        assert client.head(path).status_code == 200, path
 
 
 def test_router_shows_the_page_of_the_address() -> None:
