@@ -257,7 +257,7 @@ class Client:
                 yield _row(line)
 
     def export_bytes(self, run: str, format: str = "jsonl") -> Iterator[bytes]:  # noqa: A002 - its name in the API
-        """The export as the server writes it, in pieces: "jsonl" or "csv"."""
+        """The export as the server writes it, in pieces: "jsonl", "csv" or "parquet"."""
         with self._stream(run, format) as answer:
             yield from answer.iter_bytes()
 

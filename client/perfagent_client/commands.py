@@ -151,6 +151,8 @@ def _timing(timing: Timing) -> None:
 
 
 def _export(arguments: argparse.Namespace) -> int:
+    if arguments.format == "parquet" and arguments.output is None and sys.stdout.isatty():
+        raise ConfigError("a Parquet file is no text for a terminal: name a file with -o FILE, or pipe it")
     with Client(arguments.server) as client:
         run = client.find(arguments.name_or_id)
         pieces = client.export_bytes(run.run, arguments.format)

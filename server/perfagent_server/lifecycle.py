@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from sqlalchemy import Connection, bindparam, insert, select, update
 
@@ -72,6 +72,13 @@ class Silent:
     contact: float
 
 
+class _RankState(NamedTuple):
+    rank: int
+    state: str
+    reason: str
+    ended: float | None
+
+
 _SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "contact", "ended", "heartbeat")
 _RUN_COLUMNS = (
     "project",
@@ -89,8 +96,22 @@ _RUN_COLUMNS = (
 )
 _SOURCE_ROW = ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor")
 _RUN_ROW = ("id", *_RUN_COLUMNS)
+# Those of a new row: all columns, for what is handed to the driver as it is has no defaults.
+_NEW_RUN = (*_RUN_ROW, "started", "tags", "notes", "config", "meta")
+_NEW_SOURCE = (*_SOURCE_ROW, "started")
 _load_source = Prepared(select(*(sources.c[name] for name in _SOURCE_ROW)).where(sources.c.id == bindparam("_id")))
+_new_run = Prepared(insert(runs), _NEW_RUN)
+_new_source = Prepared(insert(sources), _NEW_SOURCE)
+_new_attempt = Prepared(insert(attempts), ("run", "attempt", "start_step", "started"))
+_load_attempt = Prepared(
+    select(attempts.c.start_step).where(attempts.c.run == bindparam("run"), attempts.c.attempt == bindparam("attempt"))
+)
 _load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
+_states_of_attempt = Prepared(
+    select(sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended).where(
+        sources.c.run == bindparam("run"), sources.c.attempt == bindparam("attempt")
+    )
+)
 _by_source = update(sources).where(sources.c.id == bindparam("_id"))
 _by_run = update(runs).where(runs.c.id == bindparam("_id"))
 _update_source = Prepared(_by_source.values({name: bindparam(name) for name in _SOURCE_COLUMNS}))
@@ -197,7 +218,7 @@ class _Book:
                 "group_name": None,
                 "host": None,
             }
-            self.connection.execute(insert(runs).values(**run))
+            _new_run.many(self.connection, [{**run, "tags": "[]", "notes": "", "config": "{}", "meta": "{}"}])
             self.runs[frame.run] = run
             self.judge[frame.run] = None
         return run
@@ -229,13 +250,11 @@ class _Book:
 
     def _attempt(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> None:
         start = next((_whole(event.data.get("start_step")) for event in states if "start_step" in event.data), None)
-        key = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt)
-        if self.connection.execute(select(attempts.c.attempt).where(key)).first() is None:
+        key = {"run": frame.run, "attempt": frame.attempt}
+        if not _load_attempt.all(self.connection, key):
             # Without word from the agent an attempt is taken to start at the first step that arrives: nothing is cut too early.
             begin = start if start is not None else item.first_step or 0
-            self.connection.execute(
-                insert(attempts).values(run=frame.run, attempt=frame.attempt, start_step=begin, started=self.now)
-            )
+            _new_attempt.many(self.connection, [{**key, "start_step": begin, "started": self.now}])
             run["attempts"] += 1
             if frame.attempt > run["attempt"]:
                 run.update(attempt=frame.attempt, step=max(begin - 1, 0), ended=None, reason="")
@@ -313,7 +332,7 @@ class _Book:
     def _write_sources(self) -> None:
         new = {source["id"] for source in self.new_sources}
         if new:
-            self.connection.execute(insert(sources), self.new_sources)
+            _new_source.many(self.connection, self.new_sources)
         changed = [self.sources[source] for source in self.changed_sources if source not in new]
         if changed:
             rows = [{"_id": source["id"], **{name: source[name] for name in _SOURCE_COLUMNS}} for source in changed]
@@ -363,8 +382,7 @@ def silent_sources(connection: Connection, now: float, after_s: float) -> list[S
 
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
     """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
-    columns = (sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended)
-    rows = connection.execute(select(*columns).where(sources.c.run == run, sources.c.attempt == attempt)).all()
+    rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
     failures = sorted((row.ended or 0.0, row.rank, row.state, row.reason) for row in rows if row.state in FAILED)
     if failures:
         ended, rank, state, reason = failures[0]

@@ -12,6 +12,7 @@ import httpx
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, frame, listening
 from builders import free_port, job_environment
+from pyarrow import parquet
 
 from perfagent.wire import encode
 
@@ -73,13 +74,22 @@ def test_export_writes_to_standard_output_or_a_file(server: Listening, tmp_path:
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith(".")] == []
 
 
+def test_a_parquet_file_reads_back_what_was_logged(server: Listening, tmp_path: Path) -> None:
+    target = tmp_path / "out.parquet"
+    written = perfagent(server, tmp_path, "export", "my run", "--format", "parquet", "-o", str(target))
+    assert (written.returncode, written.stdout) == (0, ""), written.stderr
+    table = parquet.read_table(target)
+    lines = [json.loads(line) for line in perfagent(server, tmp_path, "export", "my run").stdout.splitlines()]
+    assert table.column("step").to_pylist() == [line["step"] for line in lines]
+    assert set(VALUES) <= set(table.column("value").to_pylist())
+
+
 def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_path: Path) -> None:
     for arguments in (
         ("show", "nothing"),
         ("export", "nothing"),
         ("delete", "nothing"),
         ("export", "r1", "-o", "/no/such/folder/file"),
-        ("export", "r1", "--format", "parquet"),
     ):
         ended = perfagent(server, tmp_path, *arguments)
         assert ended.returncode == 1, arguments

@@ -13,6 +13,7 @@ from fastapi import APIRouter, Depends
 from starlette.responses import Response, StreamingResponse
 
 from perfagent.wire import LogRow, plain
+from perfagent_server import parquet
 from perfagent_server.problems import ApiError
 from perfagent_server.security.access import require
 from perfagent_server.services import ServicesDep, known_run
@@ -22,7 +23,8 @@ __all__ = ["router"]
 router = APIRouter()
 
 _CHUNK_ROWS = 2000  # a hop to the worker thread costs as much as dozens of rows
-_FORMATS = ("jsonl", "csv")
+_FORMATS = ("jsonl", "csv", "parquet")
+_PARQUET = "application/vnd.apache.parquet"
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")
 
 
@@ -31,14 +33,25 @@ _FORMULA = ("=", "+", "-", "@", "\t", "\r")
     dependencies=[Depends(require("read"))],
     response_class=StreamingResponse,
     responses={
-        200: {"content": {"application/x-ndjson": {"schema": {"type": "string"}}, "text/csv": {"schema": {"type": "string"}}}}
+        200: {
+            "content": {
+                "application/x-ndjson": {"schema": {"type": "string"}},
+                "text/csv": {"schema": {"type": "string"}},
+                _PARQUET: {"schema": {"type": "string", "format": "binary"}},
+            }
+        }
     },
 )
 def export(run: Annotated[str, Depends(known_run)], services: ServicesDep, format: str = "jsonl") -> Response:  # noqa: A002 - its name in the query
-    """Rows {"name","rank","step","time","value"}, by name, then rank, then step."""
+    """Rows {"name","rank","step","time","value"}, by name, then rank, then step. Formats: jsonl, csv, parquet (needs pyarrow)."""
     if format not in _FORMATS:
-        raise ApiError(400, "bad_request", f"format is {format[:80]!r}; this server writes {' and '.join(_FORMATS)}", "format")
+        raise ApiError(400, "bad_request", f"format is {format[:80]!r}; allowed are {', '.join(_FORMATS)}", "format")
+    if format == "parquet" and not parquet.can_write():
+        message = f"this server has no pyarrow, which writes Parquet: {parquet.INSTALL} there, then start it again"
+        raise ApiError(400, "bad_request", f"{message}; jsonl and csv need nothing", "format")
     rows = services.store.samples(run)
+    if format == "parquet":
+        return StreamingResponse(parquet.write(_chunks(rows)), media_type=_PARQUET)
     if format == "csv":
         return StreamingResponse(_csv(rows), media_type="text/csv; charset=utf-8")
     return StreamingResponse(_jsonl(rows), media_type="application/x-ndjson")

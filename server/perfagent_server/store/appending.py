@@ -7,12 +7,12 @@ rows into blocks later.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import msgspec
 import numpy as np
-from sqlalchemy import Connection, delete, insert, select
+from sqlalchemy import Connection, bindparam, delete, insert, select
 
 from perfagent.wire import Frame, Group
 from perfagent_server import lifecycle
@@ -42,6 +42,11 @@ _keep_frame = Prepared(
     insert(tail).returning(tail.c.id), ("run", "attempt", "rank", "source", "seq", "samples", "received", "frame")
 )
 _keep_event = Prepared(insert(event), ("run", "attempt", "rank", "source", "kind", "step", "time", "data"))
+_names_of_rank = Prepared(
+    select(series.c.name, series.c.id).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
+)
+_names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
+_new_series = Prepared(lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"))
 
 
 class Appender:
@@ -53,7 +58,8 @@ class Appender:
         self._max_names = max_names
         # Names and series ids; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
         self._known: dict[tuple[str, int], dict[str, int]] = {}
-        database.on_rollback.append(self._known.clear)
+        self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has; another server may know more
+        database.on_rollback.append(self._forget)
 
     def append(self, connection: Connection, frames: Sequence[Frame], now: float) -> list[Receipt]:
         """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack see
@@ -97,10 +103,13 @@ class Appender:
         known = self._known.get((run, rank))
         if known is None:
             if len(self._known) >= _KNOWN_RANKS:
-                self._known.clear()
-            rows = connection.execute(select(series.c.name, series.c.id).where(series.c.run == run, series.c.rank == rank))
-            known = self._known[run, rank] = {row.name: row.id for row in rows}
+                self._forget()
+            known = self._known[run, rank] = dict(_names_of_rank.all(connection, {"run": run, "rank": rank}))
         return known
+
+    def _forget(self) -> None:
+        self._known.clear()
+        self._of_run.clear()
 
     def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> None:
         """Creates the series of names that are new, and takes out of the frame what may not become one."""
@@ -114,23 +123,10 @@ class Appender:
         }
         if not new:
             return
-        refused: dict[str, str] = {}
-        of_run: set[str] | None = None
-        for name in new:
-            problem = name_problem(name)
-            if problem is None:
-                if of_run is None:
-                    of_run = set(connection.execute(select(series.c.name).distinct().where(series.c.run == frame.run)).scalars())
-                if name not in of_run and len(of_run) >= self._max_names:
-                    problem = f"the run has {self._max_names} names already, which is the limit"
-                else:
-                    of_run.add(name)
-            if problem is not None:
-                refused[name] = problem
-        admitted = [name for name in new if name not in refused]
+        refused = self._refused(connection, frame.run, new)
+        admitted = [(frame.run, frame.rank, name) for name in new if name not in refused]
         if admitted:
-            rows = [{"run": frame.run, "rank": frame.rank, "name": name} for name in admitted]
-            connection.execute(insert_for(connection.dialect.name)(series).on_conflict_do_nothing(), rows)
+            _new_series.rows(connection, admitted)
             del self._known[frame.run, frame.rank]
             self._names(connection, frame.run, frame.rank)
         if refused:
@@ -143,6 +139,20 @@ class Appender:
             rejected.extend(
                 Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items()
             )
+
+    def _refused(self, connection: Connection, run: str, new: Iterable[str]) -> dict[str, str]:
+        """Which of the names that are new to a rank may not become series, and why."""
+        refused = {name: problem for name in new if (problem := name_problem(name)) is not None}
+        wanted = [name for name in new if name not in refused]
+        of_run = self._of_run.get(run, set())
+        if not of_run.issuperset(wanted):  # what one rank sends, the others have mostly sent before
+            of_run = self._of_run[run] = {name for (name,) in _names_of_run.all(connection, {"run": run})}
+        for name in wanted:
+            if name in of_run or len(of_run) < self._max_names:
+                of_run.add(name)
+            else:
+                refused[name] = f"the run has {self._max_names} names already, which is the limit"
+        return refused
 
     def _write_tail(self, connection: Connection, frames: Sequence[Frame], now: float) -> dict[tuple[str, int], int]:
         """Tail ids by (source, seq). A frame that only said "I am here" has nothing to keep and no row."""
@@ -186,6 +196,7 @@ class Appender:
         """See MetricStore. The foreign keys take everything else of the run along."""
         connection.execute(delete(ledger).where(ledger.c.source.in_(select(source.c.id).where(source.c.run == run))))
         connection.execute(delete(run_table).where(run_table.c.id == run))
+        self._of_run.pop(run, None)
         for key in [key for key in self._known if key[0] == run]:
             del self._known[key]
 

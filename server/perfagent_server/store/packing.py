@@ -7,7 +7,7 @@ Pieces may come late, twice around, or out of order: what lands in a block that 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ from perfagent_server.store.cells import (
 from perfagent_server.store.tables import axis, block
 from perfagent_server.store.tail import TailGroup, unpack_tail
 
-__all__ = ["KnownSeries", "TailRow", "Work", "pack"]
+__all__ = ["KnownSeries", "Made", "TailRow", "Work", "pack"]
 
 
 class TailRow(NamedTuple):
@@ -64,6 +64,16 @@ class KnownSeries(NamedTuple):
     newest: int | None
 
 
+class Made(NamedTuple):
+    """The cells of blocks that were made together: `numbers` of the first series, then of the next. Few of them are rolled up at
+    once, so they are not taken apart before."""
+
+    attempt: int
+    series: list[int]
+    numbers: Sequence[int]
+    cells: Grid | Cells  # a row a block, or the cells of the only block
+
+
 @dataclass(slots=True)
 class Work:
     """What one job will write."""
@@ -74,8 +84,7 @@ class Work:
     blocks: list[tuple[Any, ...]] = field(default_factory=list)  # rows of the table
     axes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # key -> row of the table
     stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
-    # (series, attempt) -> block -> its cells: as such, or as a row of a grid, since few blocks are rolled up at once
-    cells: dict[tuple[int, int], dict[int, Cells | tuple[Grid, int]]] = field(default_factory=dict)
+    made: list[Made] = field(default_factory=list)
     last: dict[int, tuple[int, int, float, bytes]] = field(default_factory=dict)
     merged_blocks: int = 0
 
@@ -144,31 +153,48 @@ def _matrices(
     rows = [group.rows for group, _ in groups]
     if not np.isfinite(time).all():  # a clock that says NaN: the time at which the frame came is the next best
         time = np.where(np.isfinite(time), time, np.repeat([received for _, received in groups], rows))
-    narrow: list[str] = []
-    wide: list[str] = []
-    columns: list[bytes] = []
-    for name in names:
-        column = b"".join([group.values[name] for group, _ in groups])
-        if len(column) == 4 * len(step):
-            narrow.append(name)
-            columns.append(column)
-        else:
-            wide.append(name)
+    batches = [_Batch.of(key, alike) for key, alike in itertools.groupby([group for group, _ in groups], _lengths)]
+    wide = {at for batch in batches for at, width in enumerate(batch.widths) if width == 8}
     matrices: list[tuple[list[str], Values]] = []
-    if narrow:
-        matrices.append((narrow, np.frombuffer(b"".join(columns), "<f4").reshape(len(narrow), -1)))
-    if wide:
-        value = np.empty((len(wide), len(step)))
-        for at, name in enumerate(wide):
-            pieces = [group.values[name] for group, _ in groups]
-            column = b"".join(pieces)
-            if len(column) == 8 * len(step):
-                value[at] = np.frombuffer(column, "<f8")
-            else:
-                parts = [np.frombuffer(piece, f"<f{len(piece) // count}") for piece, count in zip(pieces, rows, strict=True)]
-                value[at] = np.concatenate(parts)
-        matrices.append((wide, value))
+    for width, members in ((4, [at for at in range(len(names)) if at not in wide]), (8, sorted(wide))):
+        if members:
+            parts = [batch.matrix(members, width) for batch in batches]
+            value = parts[0] if len(parts) == 1 else np.concatenate(parts, axis=1)
+            matrices.append(([names[at] for at in members], value))
     return step, time, matrices
+
+
+def _lengths(group: TailGroup) -> tuple[int, list[int]]:
+    return group.rows, list(map(len, group.values.values()))
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Groups behind each other with as many rows each, whose columns are of the same types: one copy takes them all. widths:
+    bytes a value of each column."""
+
+    rows: int
+    widths: list[int]
+    columns: list[list[bytes]]  # of each group
+
+    @classmethod
+    def of(cls, lengths: tuple[int, list[int]], groups: Iterable[TailGroup]) -> _Batch:
+        rows, sizes = lengths
+        return cls(rows, [size // rows for size in sizes], [list(group.values.values()) for group in groups])
+
+    def matrix(self, members: Sequence[int], width: int) -> Values:
+        """(members, rows of all groups) of these columns, in float32 (width 4) or float64 (8)."""
+        kind = f"<f{width}"
+        if len(members) == 1:
+            return self._column(members[0]).astype(kind, copy=False)[None]
+        if any(self.widths[at] != width for at in members):
+            return np.stack([self._column(at).astype(kind) for at in members])
+        raw = b"".join([columns[at] for columns in self.columns for at in members])
+        found = np.frombuffer(raw, kind).reshape(len(self.columns), len(members), self.rows)
+        return found.transpose(1, 0, 2).reshape(len(members), -1)
+
+    def _column(self, at: int) -> Values:
+        return np.frombuffer(b"".join([columns[at] for columns in self.columns]), f"<f{self.widths[at]}")
 
 
 def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> None:
@@ -264,19 +290,30 @@ def _encode(rows: _Rows, attempt: int, numbers: Sequence[int], work: Work) -> No
         key = axis_key(owner, attempt, number, payload)
         work.axes[key] = (key, owner, payload)
         keys.append(key)
-    steps = list(zip(step[:, 0].tolist(), step[:, -1].tolist(), strict=True))  # first and last of each block
-    times = list(zip(time.min(axis=1).tolist(), time.max(axis=1).tolist(), strict=True))
+    # What is the same for every series: as many items as there are blocks, over and over.
+    edges = (step[:, 0], step[:, -1], time.min(axis=1), time.max(axis=1))
+    first_step, last_step, first_time, last_time = (itertools.cycle(edge.tolist()) for edge in edges)
     where = places((step[0] % BLOCK_STEPS) // CELL_STEPS)
     for columns in rows.columns:
         value = columns.value.reshape(-1, samples)
         grid = aggregate(where, np.tile(time[:, where.starts], (len(columns.series), 1)), value)
-        packed = zip(*_summaries(grid, samples), encode_cells(grid), encode_values(value), strict=True)
-        for row, (nonfinite, low, high, total, cells, payload) in enumerate(packed):
-            which, at = divmod(row, blocks)
-            series_id, number = columns.series[which].id, numbers[at]
-            summary = (*steps[at], nonfinite, low, high, total, *times[at])
-            work.blocks.append((series_id, attempt, number, samples, *summary, cells, keys[at], payload))
-            work.cells.setdefault((series_id, attempt), {})[number] = (grid, row)
+        ids = [item.id for item in columns.series]
+        work.blocks += zip(
+            [series_id for series_id in ids for _ in numbers],
+            itertools.repeat(attempt),
+            itertools.cycle(numbers),
+            itertools.repeat(samples),
+            first_step,
+            last_step,
+            *_summaries(grid, samples),
+            first_time,
+            last_time,
+            encode_cells(grid),
+            itertools.cycle(keys),
+            encode_values(value),
+            strict=False,
+        )
+        work.made.append(Made(attempt, ids, numbers, grid))
 
 
 def _summaries(grid: Grid, samples: int) -> tuple[list[int], list[float | None], list[float | None], list[float]]:
@@ -323,4 +360,4 @@ def _merge_cells(series_id: int, attempt: int, number: int, row: Any, samples: S
             None,
         )
     )
-    work.cells.setdefault((series_id, attempt), {})[number] = cells
+    work.made.append(Made(attempt, [series_id], [number], cells))

@@ -7,12 +7,15 @@ import io
 import json
 import math
 import struct
+import sys
 from pathlib import Path
 
 import pytest
 from api_builders import ADMIN, api, frame, send
+from pyarrow import parquet
 
-from perfagent.wire import Event
+from perfagent.wire import Event, LogRow
+from perfagent_server.parquet import write
 
 
 def start(name: str, **data: object) -> Event:
@@ -150,12 +153,51 @@ def test_export_gives_every_sample_back_to_the_bit(tmp_path: Path, kind: str) ->
         assert formula == ({"'=cmd()"} if kind == "csv" else {"=cmd()"})
 
 
-def test_export_in_another_format_says_which_there_are(tmp_path: Path) -> None:
+def test_a_parquet_export_gives_every_sample_back_to_the_bit(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"x": EXACT, "=cmd()": [1.0] * len(EXACT)}))
+        send(client, frame({"x": [7.0]}, rank=3))
+        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
+        assert (answer.status_code, answer.headers["content-type"]) == (200, "application/vnd.apache.parquet")
+        rows = parquet.read_table(io.BytesIO(answer.content)).to_pylist()
+        lines = [json.loads(line) for line in client.get("/api/v1/runs/r1/export").text.splitlines()]
+    assert [bits(row["value"]) for row in rows if (row["name"], row["rank"]) == ("x", 0)] == [bits(value) for value in EXACT]
+    assert [{**row, "value": None} for row in rows] == [{**line, "value": None} for line in lines]
+
+
+def test_a_long_parquet_export_is_complete_and_sent_in_pieces(tmp_path: Path) -> None:
+    rows = [LogRow(name="x", rank=0, step=step, time=1.0, value=step / 3) for step in range(200_000)]
+    pieces = list(write(rows[place : place + 2000] for place in range(0, len(rows), 2000)))
+    file = parquet.ParquetFile(io.BytesIO(b"".join(pieces)))
+    assert file.num_row_groups > 2
+    assert len([piece for piece in pieces if piece]) > 2
+    assert file.read(["value"]).column(0).to_pylist() == [row.value for row in rows]
+
+
+def test_a_parquet_export_of_a_run_without_samples_is_an_empty_table(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({}, events=[start("a")]))
+        answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
+    table = parquet.read_table(io.BytesIO(answer.content))
+    assert (table.num_rows, table.column_names) == (0, ["name", "rank", "step", "time", "value"])
+
+
+def test_parquet_without_pyarrow_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)  # as where it is not installed
     with api(tmp_path) as client:
         send(client, frame({"x": [1.0]}))
         answer = client.get("/api/v1/runs/r1/export", params={"format": "parquet"})
         assert answer.status_code == 400
-        assert "jsonl" in answer.json()["error"]["message"]
+        assert "pip install 'perfagent[server,parquet]'" in answer.json()["error"]["message"]
+        assert client.get("/api/v1/runs/r1/export", params={"format": "csv"}).status_code == 200
+
+
+def test_export_in_another_format_says_which_there_are(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"x": [1.0]}))
+        answer = client.get("/api/v1/runs/r1/export", params={"format": "xlsx"})
+        assert answer.status_code == 400
+        assert "jsonl, csv, parquet" in answer.json()["error"]["message"]
 
 
 def test_a_long_export_is_complete(tmp_path: Path) -> None:
