@@ -102,6 +102,20 @@ def test_a_run_has_a_limit_of_names_over_all_its_ranks(database) -> None:
     assert store.names("r1") == ["a", "b", "c"]
 
 
+def test_the_limit_of_names_holds_over_servers_that_share_a_database(database) -> None:
+    ours, theirs = SqlStore(database, max_names=3), SqlStore(database, max_names=3)
+
+    def send(store: SqlStore, rank: int, seq: int, *names: str):
+        piece = rows({name: [1.0] for name in names}, [seq])
+        return database.write(lambda connection: store.append(connection, [frame(seq, piece, rank=rank)], BEGIN))[0]
+
+    assert send(ours, 0, 1, "a").stored == 1
+    assert send(theirs, 1, 1, "b", "c").stored == 2
+    receipt = send(ours, 0, 2, "b", "d")
+    assert (receipt.stored, [item.name for item in receipt.rejected]) == (1, ["d"])
+    assert ours.names("r1") == ["a", "b", "c"]
+
+
 def test_rows_whose_step_is_no_step_are_left_out(shelf) -> None:
     (receipt,) = shelf.append(frame(1, rows({"loss": [1.0, 2.0, 3.0]}, [-1, 4, MAX_STEP + 1])))
     assert (receipt.stored, [(item.name, item.count) for item in receipt.rejected]) == (1, [("loss", 2)])

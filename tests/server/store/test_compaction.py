@@ -107,6 +107,33 @@ def test_float32_and_float64_pieces_of_one_series_are_one_series(shelf) -> None:
         shelf.compact()
 
 
+def test_frames_of_any_lengths_and_widths_become_one_series_each(shelf) -> None:
+    """Frames in a row with as many rows each are taken at once, by column type; others one after the other."""
+    rng = np.random.default_rng(4)
+    names = [f"m{at}" for at in range(7)]
+    sent: dict[str, list[float]] = {name: [] for name in names}
+    first = 0
+    for seq, length in enumerate([16, 16, 16, 5, 5, 1, 70, 8, 16, 8], 1):
+        narrow = rng.integers(0, 2, len(names)).astype(bool)
+        narrow[0], narrow[1] = True, False  # one that always fits float32, one that never does
+        piece = {}
+        for name, small in zip(names, narrow, strict=True):
+            piece[name] = rng.standard_normal(length).astype("f4" if small else "f8")
+            sent[name] += piece[name].astype("f8").tolist()
+        shelf.append(frame(seq, rows(piece, range(first, first + length))))
+        first += length
+    shelf.compact()
+    found = {name: [row.value for row in shelf.store.samples("r1") if row.name == name] for name in names}
+    assert found == sent
+    with shelf.database.read() as connection:
+        columns = (tables.series.c.name, tables.block.c.payload)
+        widths = {
+            row.name: row.payload[1]
+            for row in connection.execute(select(*columns).join(tables.block, tables.block.c.series == tables.series.c.id))
+        }
+    assert (widths["m0"], widths["m1"]) == (4, 8)
+
+
 def test_an_open_block_is_rewritten_seldom(shelf) -> None:
     """A rank that sends 40 series four times a second: how often a block is written for the 1024 samples that it holds."""
     now = [BEGIN]
