@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 from builders import job_environment
+from preloaded import run
 
 from perfagent.delivery.spool import Spool
 
@@ -16,9 +15,8 @@ SCRIPT = Path(__file__).parents[1] / "data" / "scripts" / "bit_equality.py"
 
 def digest(folder: Path, *arguments: str) -> str:
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), *arguments], env=environment, capture_output=True, text=True, timeout=120, check=True
-    )
+    [done] = run([str(SCRIPT), *arguments], folder, [environment])
+    assert done.returncode == 0, done
     return done.stdout.strip()
 
 

@@ -7,10 +7,12 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
+from preloaded import run
 
 SCRIPTS = Path(__file__).parents[1] / "data" / "scripts"
 
@@ -43,12 +45,17 @@ COMPILED = """
 
 
 def output(folder: Path, *arguments: str, **environment: str) -> str:
-    folder.mkdir(exist_ok=True)
     settings = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), **environment)
-    done = subprocess.run([sys.executable, *arguments], env=settings, capture_output=True, text=True, timeout=170, check=False)
+    done: Any
+    if arguments[0] == "-m":
+        done = subprocess.run(
+            [sys.executable, *arguments], env=settings, capture_output=True, text=True, timeout=170, check=False
+        )
+    else:
+        [done] = run([*arguments], folder, [settings])
     assert done.returncode == 0, done.stderr[-3000:]
     assert "perfagent" not in done.stderr, done.stderr[-3000:]
-    return done.stdout
+    return str(done.stdout)
 
 
 @pytest.mark.parametrize("how", ["model", "in place", "whole step"])

@@ -5,11 +5,9 @@ from __future__ import annotations
 import base64
 import datetime
 import json
-import os
-import select
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -17,9 +15,9 @@ import pytest
 import standardwebhooks
 from builders import ServerProcess, free_port, job_environment, server_process, until
 from e2e.launching import python
+from preloaded import run
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
-Start = Callable[[list[str], Path, list[dict[str, str]]], None]
 
 
 @pytest.fixture(scope="module")
@@ -27,31 +25,6 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """One for all examples."""
     with server_process(tmp_path_factory.mktemp("server")) as running:
         yield running
-
-
-@pytest.fixture(scope="module")
-def start() -> Iterator[Start]:
-    """Runs a script to its end: a process for each of the environments."""
-    command = [sys.executable, str(Path(__file__).with_name("preloaded.py"))]
-    one_thread = os.environ | {"OMP_NUM_THREADS": "1"}  # as torchrun has it: two ranks of two threads wait for each other's
-    preloaded = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=one_thread)
-    assert preloaded.stdin is not None
-    assert preloaded.stdout is not None
-    into, out = preloaded.stdin, preloaded.stdout
-
-    def run(arguments: list[str], folder: Path, more: list[dict[str, str]]) -> None:
-        environments = [job_environment(folder, **one) for one in more]
-        print(json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}), file=into, flush=True)
-        done, _, _ = select.select([out], [], [], 150.0)
-        said = "\n".join(path.read_text()[-3000:] for path in sorted(folder.glob("output-*.txt")))
-        assert done, f"{arguments} did not end:\n{said}"
-        assert json.loads(out.readline()) == [0] * len(more), f"{arguments}:\n{said}"
-
-    try:
-        yield run
-    finally:
-        preloaded.kill()
-        preloaded.communicate()
 
 
 def one_new_run(server: ServerProcess, known: set[str], name: str, steps: int) -> None:
@@ -77,24 +50,24 @@ def known_runs(server: ServerProcess) -> set[str]:
     ],
 )
 def test_an_example_trains_and_its_run_is_finished(
-    server: ServerProcess, start: Start, tmp_path: Path, script: str, steps: int, options: tuple[str, ...], name: str
+    server: ServerProcess, tmp_path: Path, script: str, steps: int, options: tuple[str, ...], name: str
 ) -> None:
     known = known_runs(server)
     more = [str(tmp_path / "output") if option == "OUTPUT" else option for option in options]
-    environment = {"PERFAGENT_SERVER": server.url, "HF_HUB_OFFLINE": "1"}
-    start([str(EXAMPLES / script), "--steps", str(steps), *more], tmp_path, [environment])
+    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url, HF_HUB_OFFLINE="1")
+    [ended] = run([str(EXAMPLES / script), "--steps", str(steps), *more], tmp_path, [environment])
+    assert ended.returncode == 0, ended
     one_new_run(server, known, name, steps)
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero"])
-def test_an_example_of_several_ranks_trains_and_is_one_run(
-    server: ServerProcess, start: Start, tmp_path: Path, name: str
-) -> None:
+def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess, tmp_path: Path, name: str) -> None:
     known, port = known_runs(server), str(free_port())
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     job |= {"PERFAGENT_SERVER": server.url, "TORCHELASTIC_RUN_ID": name}  # as torchrun says it
-    ranks = [job | {"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(2)]
-    start([str(EXAMPLES / f"{name}.py"), "--steps", "30"], tmp_path, ranks)
+    ranks = [job_environment(tmp_path, RANK=str(rank), LOCAL_RANK=str(rank), **job) for rank in range(2)]
+    ended = run([str(EXAMPLES / f"{name}.py"), "--steps", "30"], tmp_path, ranks)
+    assert [one.returncode for one in ended] == [0, 0], ended
     one_new_run(server, known, name, 30)
 
 

@@ -14,6 +14,7 @@ import pytest
 from agent_recorded import Recording
 from builders import job_environment
 from e2e.launching import python
+from preloaded import run as run_preloaded
 
 ROOT = Path(__file__).parents[2]
 RECIPES = ROOT / "examples" / "recipes"
@@ -25,7 +26,13 @@ def run(folder: Path, name: str, *arguments: str, launcher: tuple[str, ...] = ()
     """What the recipe printed, and the techniques that its run told of itself."""
     record = folder / "record"
     environment = {"PERFAGENT_RECORD": str(record), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    output = python(*launcher, str(RECIPES / f"{name}.py"), *arguments, folder=folder, **environment)
+    words = [str(RECIPES / f"{name}.py"), *arguments]
+    if launcher:
+        output = python(*launcher, *words, folder=folder, **environment)
+    else:
+        [ended] = run_preloaded(words, folder, [job_environment(folder, **environment)])
+        assert ended.returncode == 0, ended
+        output = ended.stdout
     if not record.exists():
         return output, {}
     contexts = Recording(record).events("context")

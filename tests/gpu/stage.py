@@ -26,6 +26,10 @@ class Stage:
     def steps(self, number: int) -> int:
         return min(number, 12) if self.dry else number
 
+    def seconds(self, number: float) -> float:
+        """For what takes time on a device alone, such as coming to its clock rate."""
+        return 0.0 if self.dry else number
+
     def recording(self, name: str) -> Path:
         """A folder for one process to record into, empty. It stays, for `perfagent sync`."""
         folder = self.out / "recorded" / name

@@ -22,7 +22,7 @@ def check(stage: Stage) -> list[Result]:
     training = Training(SIZES[stage.size("real")], stage.device)
     folder = stage.recording("timing")
     run = perfagent.attach(training.model, training.optimizer, record=str(folder), project="gpu-check")
-    training.warm_up(stage.steps(WARM_UP), WARM_UP_S)
+    training.warm_up(stage.steps(WARM_UP), stage.seconds(WARM_UP_S))
     warm, timed, profiled = training.done, stage.steps(TIMED), stage.steps(PROFILED)
     began = time.perf_counter()
     for _ in range(timed):

@@ -1,15 +1,13 @@
 """Trains rows of the matrix in processes of their own.
 
-Rows of one module are trained one after the other in the same processes, whose start takes longer than the training: torch, and
-for some rows a framework, is imported once for all of them.
+Rows of one module are trained one after the other in the same processes, whose start takes longer than the training: a
+framework is imported once for all of them.
 """
 
 from __future__ import annotations
 
 import functools
 import json
-import subprocess
-import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +15,7 @@ from typing import Any
 
 from agent.frameworks.matrix import ROWS, Row
 from builders import free_port, job_environment
+from preloaded import run
 
 JOB = Path(__file__).with_name("job.py")
 
@@ -52,16 +51,10 @@ def _job(module: str) -> Path:
     loops = [",".join([row.function, *(f"{name}={value}" for name, value in row.options.items())]) for row in rows]
     ranks = rows[0].ranks
     meeting = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    processes = []
-    for rank in range(ranks):
-        place = {"RANK": str(rank), "LOCAL_RANK": str(rank)} | meeting if ranks > 1 else {}
-        environment = job_environment(folder / "environment", OMP_NUM_THREADS="1", **place)
-        command = [sys.executable, str(JOB), str(folder), module, *loops]
-        processes.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder)
-        )
-    said = [process.communicate(timeout=170)[0] for process in processes]
-    for process, output in zip(processes, said, strict=True):
-        assert process.returncode == 0, output[-3000:]
+    places = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} | meeting if ranks > 1 else {} for rank in range(ranks)]
+    environments = [job_environment(folder / "environment", OMP_NUM_THREADS="1", **place) for place in places]
+    for ended in run([str(JOB), str(folder), module, *loops], folder, environments):
+        output = ended.stdout + ended.stderr
+        assert ended.returncode == 0, output[-3000:]
         assert "perfagent" not in output, output[-3000:]
     return folder

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import pytest
 from builders import free_port, job_environment
+from preloaded import run
 
 HERE = Path(__file__).parent
 LATE_S = 0.1
@@ -23,17 +22,15 @@ EXCHANGES = ("ddp", "fsdp2", "by_hand", "by_hand_at_once")
 def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("communication")
     port = str(free_port())
-    jobs = []
+    environments = []
     for rank in (0, 1):
         environment = job_environment(
             folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         )  # fmt: skip
-        command = [sys.executable, str(HERE / "communication_job.py"), str(folder)]
-        jobs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for job in jobs:
-        _, said = job.communicate(timeout=150)
-        assert job.returncode == 0, said[-3000:]
+        environments.append(environment)
+    ended = run([str(HERE / "communication_job.py"), str(folder)], folder, environments)
+    assert [one.returncode for one in ended] == [0, 0], ended
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

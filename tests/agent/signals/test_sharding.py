@@ -5,13 +5,12 @@ from __future__ import annotations
 import json
 import math
 import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import free_port, job_environment
+from preloaded import run
 from torch import nn
 
 from perfagent.signals.sharding import copies_of
@@ -28,17 +27,15 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
 
 def both_ranks(folder: Path, script: str) -> list[dict[str, Any]]:
     port = str(free_port())
-    jobs = []
+    environments = []
     for rank in (0, 1):
         environment = job_environment(
             folder / str(rank), RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             OMP_NUM_THREADS="1", PYTHONPATH=os.pathsep.join([str(HERE.parents[1]), os.environ.get("PYTHONPATH", "")]),
         )  # fmt: skip
-        command = [sys.executable, str(HERE / script), str(folder)]
-        jobs.append(subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True))
-    for job in jobs:
-        _, said = job.communicate(timeout=150)
-        assert job.returncode == 0, said[-3000:]
+        environments.append(environment)
+    ended = run([str(HERE / script), str(folder)], folder, environments)
+    assert [one.returncode for one in ended] == [0, 0], ended
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,9 +1,10 @@
-"""One rank of a training on batches by token budget: `ranks_job.py STORE RANK WORLD`; prints its steps and what it saw."""
+"""One rank of a training on batches by token budget: `RANK=... ranks_job.py STORE WORLD`; prints its steps and what it saw."""
 
 from __future__ import annotations
 
 import functools
 import json
+import os
 import sys
 from typing import Any
 
@@ -17,7 +18,7 @@ from perfagent.training.data.collating import pad
 
 
 def main() -> None:
-    store, rank, world = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    store, rank, world = sys.argv[1], int(os.environ["RANK"]), int(sys.argv[2])
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=world)
     lengths = [number * 7 % 30 + 1 for number in range(61)]

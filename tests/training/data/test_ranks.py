@@ -3,26 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from builders import job_environment
+from preloaded import run
 
 JOB = Path(__file__).with_name("ranks_job.py")
 
 
 def test_ranks_find_their_batches_by_themselves_and_step_together(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(JOB), str(tmp_path / "store"), str(rank), "2"],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=150) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    first, second = (json.loads(out.splitlines()[-1]) for out, _ in said)
+    environments = [job_environment(tmp_path, RANK=str(rank)) for rank in range(2)]
+    ranks = run([str(JOB), str(tmp_path / "store"), "2"], tmp_path, environments)
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    first, second = (json.loads(rank.stdout.splitlines()[-1]) for rank in ranks)
     assert first["steps"] == second["steps"] > 0
     assert first["weights"] == second["weights"]
     for epoch in range(2):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from builders import free_port, job_environment
+from preloaded import run
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_modules
 from torch.optim import optimizer as hooks_of_optimizers
@@ -173,21 +174,14 @@ def test_memory_that_really_ends_is_survived_and_given_back(tmp_path: Path) -> N
 
 
 def test_ranks_try_the_same_sizes_and_a_step_that_communicates_is_refused(tmp_path: Path) -> None:
-    port, jobs = str(free_port()), []
-    for rank in ("0", "1"):
-        environment = job_environment(
-            tmp_path / rank, RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port, OMP_NUM_THREADS="1"
-        )
-        command = [sys.executable, str(HERE / "limited_job.py"), "ranks"]
-        jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True))
-    try:
-        said = [job.communicate(timeout=120) for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    assert [job.returncode for job in jobs] == [0, 0], "".join(words[-2000:] for _, words in said)
-    first, second = (json.loads(out) for out, _ in said)
+    port = str(free_port())
+    environments = [
+        job_environment(tmp_path / rank, RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port)
+        for rank in ("0", "1")
+    ]
+    ended = run([str(HERE / "limited_job.py"), "ranks"], tmp_path, environments)
+    assert [one.returncode for one in ended] == [0, 0], "".join(one.stderr[-2000:] for one in ended)
+    first, second = (json.loads(one.stdout) for one in ended)
     assert first["found"] == second["found"] == 5
     assert first["tried"] == second["tried"]
     assert "model.module" in first["refused"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from builders import job_environment
+from preloaded import run
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd.graph import saved_tensors_hooks
@@ -37,10 +37,8 @@ CASES = (*trainings.MODELS, "gpt/bf16", "mlp/bf16", "convolutions/bf16", "autoen
 @pytest.fixture(scope="module")
 def measured(tmp_path_factory: pytest.TempPathFactory) -> dict[str, int]:
     """Bytes at the peak, seen by torch.profiler in a process that does nothing else."""
-    done = subprocess.run(
-        [sys.executable, str(HERE / "memory_models.py"), *CASES], capture_output=True, text=True, timeout=120, check=False,
-        env=job_environment(tmp_path_factory.mktemp("measured")),
-    )  # fmt: skip
+    folder = tmp_path_factory.mktemp("measured")
+    [done] = run([str(HERE / "memory_models.py"), *CASES], folder, [job_environment(folder)])
     assert done.returncode == 0, done.stderr[-2000:]
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
     return {line["name"]: line["peak_bytes"] for line in lines}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from builders import free_port, job_environment
+from preloaded import run
 
 from perfagent.errors import CheckpointError
 
@@ -38,21 +38,16 @@ def of_one(folder: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def ranks(folder: Path, of_one: list[float]) -> list[dict[str, Any]]:
     """What each of the two ranks wrote."""
-    port, jobs = str(free_port()), []
-    for rank in ("0", "1"):
-        environment = job_environment(
+    port = str(free_port())
+    environments = [
+        job_environment(
             folder / rank, RANK=rank, LOCAL_RANK=rank, WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port,
             OMP_NUM_THREADS="1", DS_ACCELERATOR="cpu",
-        )  # fmt: skip
-        command = [sys.executable, str(HERE / "ranks_job.py"), str(folder)]
-        jobs.append(subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True))
-    try:
-        said = [job.communicate(timeout=300)[1] for job in jobs]
-    finally:
-        for job in jobs:
-            job.kill()
-            job.wait()
-    assert [job.returncode for job in jobs] == [0, 0], "".join(words[-2000:] for words in said)
+        )
+        for rank in ("0", "1")
+    ]  # fmt: skip
+    ended = run([str(HERE / "ranks_job.py"), str(folder)], folder, environments)
+    assert [one.returncode for one in ended] == [0, 0], "".join(one.stderr[-2000:] for one in ended)
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in (0, 1)]
 
 

@@ -1,0 +1,112 @@
+"""Runs Python scripts, each in a fork of a process that has imported torch once: five seconds of the start of each.
+
+For tests of what a script does, not of how it starts: what a script finds imported here, it would have imported itself.
+
+As a program: a line of JSON in: {"arguments": [script, ...], "environments": [{...}, ...], "folder": ...}, a process for each
+environment; what process N says goes to out-N.txt and err-N.txt in the folder. A line of JSON out: their exit codes. Ends at
+the end of its input.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import json
+import os
+import runpy
+import select
+import signal
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Ended", "run"]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A process that has ended, as subprocess would tell it."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], timeout_s: float = 150.0) -> list[Ended]:
+    """A process for each environment, all at once, to their ends. folder: where they work, and where their output is kept.
+
+    What must be set before an interpreter starts is not: PYTHONHASHSEED and the like; OMP_NUM_THREADS is 1.
+    Raises AssertionError with their output when they do not end in time.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    job = _job()
+    assert job.stdin is not None
+    assert job.stdout is not None
+    print(json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}), file=job.stdin, flush=True)
+    ready, _, _ = select.select([job.stdout], [], [], timeout_s)
+    said = [
+        tuple((folder / f"{stream}-{number}.txt").read_text("utf-8", "replace") for stream in ("out", "err"))
+        for number in range(len(environments))
+    ]
+    if not ready:
+        _end(job)
+        _job.cache_clear()
+        raise AssertionError(f"{arguments} did not end in {timeout_s:.0f} s:\n{said}")
+    codes = json.loads(job.stdout.readline())
+    return [Ended(code, out, err) for code, (out, err) in zip(codes, said, strict=True)]
+
+
+@functools.cache
+def _job() -> subprocess.Popen[str]:
+    """The process that forks, one for all tests of this one. Its threads are one, as torchrun has it: two ranks of two threads
+    wait for each other's."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PERFAGENT_")}
+    job = subprocess.Popen(
+        [sys.executable, __file__], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, process_group=0,
+        env=environment | {"OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    atexit.register(_end, job)
+    return job
+
+
+def _end(job: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(job.pid, signal.SIGKILL)  # and what it has forked
+    job.communicate()
+
+
+# ---- in the process that forks
+
+
+def start(job: dict[str, Any], number: int) -> int:
+    """In the fork this returns when the script has ended; the process is then to end as any does."""
+    child = os.fork()
+    if child:
+        return child
+    folder = Path(job["folder"])
+    for descriptor, stream in ((1, "out"), (2, "err")):
+        os.dup2(os.open(folder / f"{stream}-{number}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.chdir(folder)
+    os.environ.clear()
+    os.environ.update(job["environments"][number])
+    sys.argv = job["arguments"]
+    sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit()
+
+
+def main() -> None:
+    import torch._dynamo  # noqa: F401 - the first optimizer imports it
+
+    for line in sys.stdin:
+        wanted = json.loads(line)
+        children = [start(wanted, number) for number in range(len(wanted["environments"]))]
+        print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
+
+
+if __name__ == "__main__":
+    main()
