@@ -37,12 +37,12 @@ class Plan:
 
     world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, where that
     is known. uniform: all are plain tensors of one device and type; dtype: of the norms then. same_everywhere: every rank has the
-    same gradients (DDP).
+    same gradients (DDP). faint: of each the norm below which it vanishes. titles: of the layers' series, once they were told.
     """
 
     __slots__ = (
-        "_order", "_shapes", "copies", "dtype", "ids", "layers", "names", "same_everywhere", "sharded", "sizes", "uniform",
-        "world",
+        "_order", "_shapes", "copies", "dtype", "faint", "ids", "layers", "names", "same_everywhere", "sharded", "sizes",
+        "titles", "uniform", "world",
     )  # fmt: skip
 
     def __init__(self, parameters: Sequence[Any], names: Sequence[str], model: Any) -> None:
@@ -50,7 +50,9 @@ class Plan:
         self.ids = list(map(id, parameters))
         self.names = list(names)
         self.layers = Layers(names)
+        self.titles: tuple[str, ...] | None = None
         self.sizes = [int(local(p).numel()) for p in parameters]
+        self.faint = _faint(self.sizes)
         self.world = world_size()
         self.sharded = any(hasattr(p, "device_mesh") for p in parameters)
         self.copies = copies_of(parameters, self.world) if self.sharded else None
@@ -75,6 +77,7 @@ class Plan:
         plan = cls(parameters, names_in(model, parameters), None)
         plan.sharded, plan.copies = True, [1.0] * len(pieces)
         plan.sizes = [int(piece.numel()) for _, piece in pieces]
+        plan.faint = _faint(plan.sizes)
         plan.uniform = False
         return plan
 
@@ -112,29 +115,55 @@ class Report:
     def __init__(self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float) -> None:
         self.plan, self.sharded = plan, sharded
         self.counts: dict[int, float] = {}
-        squares = [None if norm is None else norm * norm / (scale * scale) for norm in each]
-        self.nonfinite = [place for place, norm in enumerate(each) if norm is not None and not math.isfinite(norm)]
+        present = [norm for norm in each if norm is not None]
+        self.nonfinite = [] if math.isfinite(sum(present)) else _nonfinite(each)
+        if scale != 1.0:
+            each = [None if norm is None else norm / scale for norm in each]
+        squares = [None if norm is None else norm * norm for norm in each]
         copies = plan.copies if plan is not None else None
         if copies is not None:
             squares = [None if square is None else square / n for square, n in zip(squares, copies, strict=True)]
         known = not sharded or copies is not None
-        present = [square for square in squares if square is not None]
-        self.square_sum = _sum(present) if known else None
-        alive = [(norm, size) for norm, size in zip(each, sizes, strict=True) if norm is not None and size]
-        zero = sum(norm == 0.0 for norm, _ in alive)
-        faint = sum(0.0 < norm / scale < VANISHING_RMS * math.sqrt(size) for norm, size in alive)
-        self.shares = {"grad/zero_share": zero / len(alive), "grad/vanishing_share": faint / len(alive)} if alive else {}
-        self.layers: list[float | None] = []
-        if plan is not None and known:
-            self.layers = [None] * len(plan.layers.names)
-            for place, square in zip(plan.layers.of, squares, strict=True):
-                if square is not None:
-                    self.layers[place] = (self.layers[place] or 0.0) + square
+        self.square_sum = _sum([square for square in squares if square is not None]) if known else None
+        self.shares = _shares(each, plan.faint if plan is not None else _faint(sizes))
+        self.layers = _by_layer(squares, plan.layers) if plan is not None and known else []
+
+
+def _nonfinite(each: list[float | None]) -> list[int]:
+    return [place for place, norm in enumerate(each) if norm is not None and not math.isfinite(norm)]
 
 
 def _sum(squares: list[float]) -> float:
     """fsum raises where infinities of both signs or an overflow meet; squares are never negative."""
-    return math.fsum(squares) if all(map(math.isfinite, squares)) else sum(squares)
+    total = sum(squares)
+    return math.fsum(squares) if math.isfinite(total) else total
+
+
+def _faint(sizes: Sequence[int]) -> list[float]:
+    """Of each gradient the norm below which it vanishes; zero for one without numbers, which does neither."""
+    return [VANISHING_RMS * math.sqrt(size) for size in sizes]
+
+
+def _shares(each: list[float | None], faint: list[float]) -> dict[str, float]:
+    alive = below = zero = 0
+    for norm, limit in zip(each, faint, strict=True):
+        if norm is None or not limit:
+            continue
+        alive += 1
+        if norm < limit:  # of few
+            below += 1
+            zero += norm == 0.0
+    return {"grad/zero_share": zero / alive, "grad/vanishing_share": (below - zero) / alive} if alive else {}
+
+
+def _by_layer(squares: list[float | None], layers: Layers) -> list[float | None]:
+    if len(layers.names) == len(squares):  # each parameter is a layer
+        return squares
+    sums: list[float | None] = [None] * len(layers.names)
+    for place, square in zip(layers.of, squares, strict=True):
+        if square is not None:
+            sums[place] = (sums[place] or 0.0) + square
+    return sums
 
 
 class GradientNorms:

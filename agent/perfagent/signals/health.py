@@ -146,13 +146,16 @@ class Health:
         return None, len(found.nonfinite)
 
     def _tell_layers(self, p: Progress, when: tuple[int, float, float], plan: Plan, squares: list[float | None]) -> None:
-        if plan.same_everywhere and self.rank:
+        present = [square for square in squares if square is not None]
+        if not present or (plan.same_everywhere and self.rank):
             return
-        group = "grad_square_sum" if plan.sharded else "grad_norm"
-        present = [(name, square) for name, square in zip(plan.layers.names, squares, strict=False) if square is not None]
-        if present:
-            names = _interned(tuple(f"{group}/{name}" for name, _ in present))
-            p.rows.append((*when, names, [square if plan.sharded else math.sqrt(square) for _, square in present]))
+        if plan.titles is None:
+            group = "grad_square_sum" if plan.sharded else "grad_norm"
+            plan.titles = _interned(tuple([f"{group}/{name}" for name in plan.layers.names]))
+        titles = plan.titles
+        if len(present) < len(titles):
+            titles = _interned(tuple([title for title, square in zip(titles, squares, strict=True) if square is not None]))
+        p.rows.append((*when, titles, present if plan.sharded else list(map(math.sqrt, present))))
 
     def _tell_bad(self, p: Progress, when: tuple[int, float, float], plan: Plan, found: Report) -> None:
         counts = {plan.names[place]: count for place, count in found.counts.items()}

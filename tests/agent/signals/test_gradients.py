@@ -213,6 +213,30 @@ def test_parameters_without_a_gradient_are_neither_zero_nor_named(everything):
     assert recorded.of("grad_norm/2.weight")
 
 
+def test_a_gradient_without_numbers_is_neither_zero_nor_vanishing():
+    parameters = [nn.Parameter(torch.zeros(size)) for size in (0, 4, 4, 4)]
+    for parameter, number in zip(parameters, (0.0, 0.0, 4e-8, 1.0), strict=True):
+        parameter.grad = torch.full_like(parameter, number)
+    found = norms([p.grad for p in parameters], Plan.of(torch.optim.SGD(parameters, lr=0.1), None))
+    third = pytest.approx(1 / 3)
+    assert found.report().shares == {"grad/zero_share": third, "grad/vanishing_share": third}
+    assert found.report(0.1).shares == {"grad/zero_share": third, "grad/vanishing_share": 0.0}, "they are 4e-7"
+
+
+def test_parameters_of_one_layer_count_together():
+    """More than 256 parameters: a row for each module, of those of its parameters that have a gradient."""
+    model = nn.Sequential(*(nn.Linear(2, 1) for _ in range(150)))
+    for number, layer in enumerate(model, start=1):
+        layer.weight.grad, layer.bias.grad = torch.full((1, 2), float(number)), torch.full((1,), 2.0 * number)
+    model[7].bias.grad = model[9].weight.grad = model[9].bias.grad = None
+    report = norms([p.grad for p in model.parameters()], Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model)).report()
+    squares = [6.0 * number**2 for number in range(1, 151)]
+    squares[7] = 2.0 * 8**2
+    assert report.square_sum == pytest.approx(sum(squares) - squares[9])
+    assert report.layers.pop(9) is None
+    assert report.layers == pytest.approx(squares[:9] + squares[10:])
+
+
 def test_numbers_that_are_nan_or_inf_are_counted_by_parameter(everything):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
