@@ -307,6 +307,10 @@ class FlopCount:
                 self.cost_ns += now() - began
 
 
+for _between in (FlopCount.call, FlopCount._recorded):
+    not_traced(_between)  # where a model was compiled after its first steps, we lie inside of what torch.compile traces
+
+
 def _autocast(torch: Any) -> str | None:
     """The type that autocast multiplies in, where it is on."""
     for device in ("cuda", "cpu"):

@@ -22,6 +22,37 @@ def nothing_compiled():
 
 
 
+def test_a_model_compiled_after_its_first_steps_is_counted_and_the_compiler_stumbles_over_nothing(record):
+    """We lie inside of what it traces then: a clock of ours would be a warning to the user, here an error, and break the graph."""
+
+    class Model(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x).relu()
+
+    model = Model(nn.Linear(4, 2))
+    run = record(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(call):
+        call(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    for _ in range(3):
+        step(model)
+    compiled = torch.compile(model, backend="eager")
+    torch._dynamo.utils.counters.clear()
+    step(compiled)
+    graphs = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    look = FlopCount(state.current)
+    assert look.at_boundary()
+    step(compiled)
+    assert not look.at_boundary()
+    assert [backward for _, backward in look.windows] == [False, True]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == graphs
+    run.finish()
+
+
 class Attention(nn.Module):
     def __init__(self, width=32, heads=4, causal=True):
         super().__init__()
