@@ -23,7 +23,7 @@ def nothing_compiled():
 
 
 def test_a_model_compiled_after_its_first_steps_is_counted_and_the_compiler_stumbles_over_nothing(record):
-    """We lie inside of what it traces then: a clock of ours would be a warning to the user, here an error, and break the graph."""
+    """We lie inside of what it traces then: a clock of ours would be a warning to the user, here an error, and break graphs."""
 
     class Model(nn.Sequential):
         def forward(self, x):
