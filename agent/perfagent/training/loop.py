@@ -29,12 +29,13 @@ from torch.optim.optimizer import Optimizer
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count, Window
 from perfagent.training.batches import Batches
+from perfagent.training.closures import check_optimizer_step
 from perfagent.training.compute.compiling import compile_in_place
 from perfagent.training.data.prefetch import Prefetcher
 from perfagent.training.engine import EngineStep
 from perfagent.training.precision import autocast_of, checked_precision, scaler_of
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.stepping import OptimizerStep, StepResult, check_optimizer_step
+from perfagent.training.stepping import OptimizerStep, StepResult
 from perfagent.training.strategies import DeepSpeed, Strategy, strategy_of
 
 __all__ = ["Checkpointing", "Loop", "StepResult", "loop"]
@@ -334,7 +335,10 @@ def _check_optimizer(optimizer: Any, model: nn.Module) -> None:
             "the optimizer holds none of the model's parameters: fsdp() and model.to() may replace them; make the optimizer "
             "after the model is wrapped, from model.parameters()"
         )
-    check_optimizer_step(optimizer)
+    check_optimizer_step(
+        optimizer,
+        "a loop of forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same",
+    )
 
 
 def _is_number(given: Any) -> bool:

@@ -5,7 +5,6 @@ Clipping before unscaling clips to the loss scale; clipping after the step does 
 
 from __future__ import annotations
 
-import inspect
 from typing import Any, ClassVar
 
 import torch
@@ -15,9 +14,10 @@ from torch.optim.optimizer import Optimizer
 
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count
+from perfagent.training.closures import wanted_by_step
 from perfagent.training.strategies import Strategy
 
-__all__ = ["OptimizerStep", "StepResult", "check_optimizer_step", "moved_by_windows"]
+__all__ = ["OptimizerStep", "StepResult", "moved_by_windows"]
 
 
 class StepResult:
@@ -137,35 +137,10 @@ def moved_by_windows(scheduler: Any) -> Any:
         raise ConfigError(
             f"scheduler must have a step() that is called once an optimizer step, not be {type(scheduler).__name__}"
         )
-    wanted = _wanted(scheduler)
+    wanted = wanted_by_step(scheduler)
     if wanted:
         raise ConfigError(
             f"the step() of {type(scheduler).__name__} wants {wanted}, which the loop does not know: leave it out here, and "
             "call it yourself after loop.step() where the result says stepped"
         )
     return scheduler
-
-
-def check_optimizer_step(optimizer: Optimizer) -> None:
-    """Raises ConfigError for an optimizer that computes the loss itself, several times a step (LBFGS)."""
-    wanted = _wanted(optimizer)
-    if wanted:
-        raise ConfigError(
-            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again within the step; a loop of "
-            "forward, backward and step has none: write this loop yourself, perfagent.attach() watches it all the same"
-        )
-
-
-def _wanted(stepped: Any) -> str:
-    """The first argument without which its step() cannot be called; empty where there is none."""
-    by_class = getattr(type(stepped), "step", None)  # some schedulers put a function over that of the optimizer's object
-    try:
-        if by_class is None:
-            inspect.signature(stepped.step).bind()
-        else:
-            inspect.signature(by_class).bind(stepped)
-    except TypeError as error:
-        return str(error).partition("argument: ")[2] or "arguments"
-    except ValueError:  # of C code, which does not say
-        pass
-    return ""

@@ -249,7 +249,7 @@ def test_keyword_batches_and_models_that_answer_their_loss() -> None:
         ({"world_size": 0}, "1 or more"),
         ({"optimizer": "adamm"}, "adamw8bit"),
         ({"optimizer": 3}, "a name such as 'adamw'"),
-        ({"optimizer": "lbfgs"}, "LBFGS runs forward and backward passes inside its step"),
+        ({"optimizer": "lbfgs"}, "LBFGS wants 'closure'"),
         ({"device": "gpu"}, "device must be cpu or cuda, not gpu"),
         ({"lora": 0}, "rank"),
         ({"quantize": "nf4"}, "add lora"),

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
+from perfagent.training.closures import check_optimizer_step
 from perfagent.training.estimates.twin import Twin
 
 __all__ = ["AdamW8bit", "optimizer_for"]
@@ -18,12 +19,10 @@ def optimizer_for(given: Any, parameters: list[nn.Parameter], twin: Twin, *, fre
     """An optimizer over copied parameters. fresh: the parameters are others than the user's (adapters): only kind and options
     of an optimizer are taken over. Raises ConfigError for one that computes the loss itself, as often as it likes."""
     found = _optimizer(given, parameters, twin, fresh=fresh)
-    closure = inspect.signature(found.step).parameters.get("closure")
-    if closure is not None and closure.default is closure.empty:
-        raise ConfigError(
-            f"{type(found).__name__} runs forward and backward passes inside its step (closure), which is not estimated; "
-            "estimate with optimizer='sgd' and add its history (LBFGS: 2 x history_size weights)"
-        )
+    check_optimizer_step(
+        found,
+        "what that takes is not estimated: estimate with optimizer='sgd' and add its history (LBFGS: 2 x history_size weights)",
+    )
     return found
 
 

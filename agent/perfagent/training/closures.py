@@ -1,0 +1,36 @@
+"""Optimizers and schedulers whose step() cannot be called without more: LBFGS, which computes the loss again within its step."""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+from torch.optim.optimizer import Optimizer
+
+from perfagent.errors import ConfigError
+
+__all__ = ["check_optimizer_step", "wanted_by_step"]
+
+
+def check_optimizer_step(optimizer: Optimizer, instead: str) -> None:
+    """Raises ConfigError for an optimizer that computes the loss itself, several times a step. instead: what is to be done."""
+    wanted = wanted_by_step(optimizer)
+    if wanted:
+        raise ConfigError(
+            f"the step() of {type(optimizer).__name__} wants {wanted}, to compute the loss again within the step; {instead}"
+        )
+
+
+def wanted_by_step(stepped: Any) -> str:
+    """The first argument without which its step() cannot be called; empty where there is none."""
+    by_class = getattr(type(stepped), "step", None)  # some schedulers put a function over that of the optimizer's object
+    try:
+        if by_class is None:
+            inspect.signature(stepped.step).bind()
+        else:
+            inspect.signature(by_class).bind(stepped)
+    except TypeError as error:
+        return str(error).partition("argument: ")[2] or "arguments"
+    except ValueError:  # of C code, which does not say
+        pass
+    return ""
