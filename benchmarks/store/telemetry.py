@@ -45,7 +45,9 @@ CASES = {
     "ranks": Case(RANKS, 40, 16),
     "frame": Case(1, 40, 256),
     "wide": Case(1, 100, 100),
+    "256-names": Case(1, 256, 40),
     "640-names": Case(1, 640, 16),
+    "2000-names": Case(1, 2000, 5),  # as many as a run may have
     "16-names": Case(1, 16, 640),
     "10-names": Case(1, 10, 1024),
     "4-names": Case(1, 4, 2560),
