@@ -1,27 +1,50 @@
-"""What a live page costs: WebSocket messages and bytes per second while a job trains, one page open on its run.
+"""What a live page costs, and how late it is: WebSocket messages and bytes while a job trains, and the time from sending a point
+to the frame in which Chromium has painted it.
 
     PYTHONPATH=benchmarks python benchmarks/live.py [--seconds 30] [--quick] [--write]
 
-The subscription is that of the run page: bands over ranks of every series of the run.
+The subscription is that of the run page: bands over ranks of every series of the run. The latency is measured on a real page,
+with the clock of this machine on both ends: from before the POST of one row of twelve series until after the first frame in which
+the chart of the loss shows its step. Rows come at intervals that no tick of the server or the page divides.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import itertools
 import json
+import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "tests"))  # the server process is the tests' own
 
+import httpx
 import tables
 import websockets
 from builders import ServerProcess, job_environment, server_process, until
+from playwright.sync_api import Page, sync_playwright
 
+BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+SERIES = (
+    "loss", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "grad/norm", "phase/data_s", "phase/forward_s", "a", "b", "c",
+    "d",
+)  # fmt: skip
+# Notes when the frame after the one that drew a step has begun: then the step is on the screen.
+WATCH = """() => {
+  const plot = document.querySelector('.chart[data-name="loss"] .plot');
+  window.painted = {};
+  new MutationObserver(() => {
+    const step = plot.dataset.lastStep;
+    requestAnimationFrame(() => { window.painted[step] ??= performance.timeOrigin + performance.now(); });
+  }).observe(plot, { attributes: true, attributeFilter: ["data-last-step"] });
+}"""
 JOB = Path(__file__).resolve().with_name("nan_job.py")
 
 
@@ -43,6 +66,44 @@ async def listen(server: ServerProcess, run: str, seconds: float) -> tuple[int, 
     return messages, received, points
 
 
+def latencies(server: ServerProcess, count: int) -> list[float]:
+    """Seconds from sending a row to having it painted, sorted; for each of `count` rows."""
+    with sync_playwright() as playwright, httpx.Client(trust_env=False) as http:
+        named = os.environ.get("PERFAGENT_TEST_BROWSER")
+        path = next(filter(None, map(shutil.which, [*([named] if named else []), *BROWSERS])), None)
+        browser = playwright.chromium.launch(executable_path=path, args=["--headless", "--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1600, "height": 1000})
+
+        def send(step: int) -> float:
+            metrics = dict.fromkeys(SERIES, 1.0 + (step % 7) / 10)
+            begun = time.time()
+            row = {"run": "latency", "step": step, "metrics": metrics}
+            http.post(f"{server.url}/api/v1/log", json=row).raise_for_status().json()
+            return begun
+
+        for step in range(1, 31):
+            send(step)
+        run = http.get(f"{server.url}/api/v1/runs", params={"name": "latency"}).json()["runs"][0]["run"]
+        page.goto(f"{server.url}/run/{run}")
+        page.wait_for_function("() => document.getElementById('feed')?.classList.contains('live')")
+        page.wait_for_function("() => Number(document.querySelector('.chart[data-name=\"loss\"] .plot')?.dataset.points) >= 2")
+        page.evaluate(WATCH)
+        rows = zip(range(31, 41 + count), itertools.cycle(PAUSES_S), strict=False)
+        took = [_one(page, send, step, pause) for step, pause in rows]
+        browser.close()
+        return sorted(took[10:])  # the first ones also wait for the page to settle
+
+
+PAUSES_S = (0.13, 0.31, 0.57, 0.19, 0.43)
+
+
+def _one(page: Page, send: Callable[[int], float], step: int, pause: float) -> float:
+    page.wait_for_timeout(1000 * pause)
+    begun = send(step)
+    painted = page.wait_for_function("(step) => window.painted[step]", arg=step, timeout=30_000, polling=50).json_value()
+    return float(painted) / 1000 - begun
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float)
@@ -61,11 +122,16 @@ def main() -> int:
         finally:
             job.terminate()
             job.wait()
+        late = latencies(server, 30 if options.quick else 100)
     text = (
         f"{tables.machine()}. One page on a run of {steps / seconds:.0f} steps a second, all its series subscribed: "
         f"{messages / seconds:.1f} WebSocket messages and {received / seconds / 1000:.1f} kB a second, "
-        f"{received / max(1, messages) / 1000:.2f} kB a message, {received / max(1, points):.1f} bytes a point. "
-        "No figure is polled."
+        f"{received / max(1, messages) / 1000:.2f} kB a message, {received / max(1, points):.1f} bytes a point (before "
+        "the WebSocket's own compression). "
+        "No figure is polled.\n\n"
+        f"From sending a row of {len(SERIES)} series (`POST /log`, one every 0.1 to 0.6 s) to its step painted in Chromium, on "
+        f"the same machine: median {late[len(late) // 2]:.2f} s, nine of ten within {late[9 * len(late) // 10]:.2f} s, slowest "
+        f"{late[-1]:.2f} s of {len(late)}."
     )
     print(text)
     if options.write:
