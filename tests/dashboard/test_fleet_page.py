@@ -99,6 +99,9 @@ def test_empty_fleet_shows_both_ways_to_attach(tmp_path: Path, tab: OpenTab) -> 
         code = page.page.locator(".welcome .way code").all_inner_texts()
         assert any("perfagent run train.py" in text and server.url in text for text in code)
         assert any("perfagent.attach(model, optimizer)" in text for text in code)
+        phone = tab("/", server=server, width=390, height=844, is_mobile=True, has_touch=True)
+        phone.wait("() => document.querySelector('.welcome')")
+        assert phone.page.evaluate("document.documentElement.scrollWidth") <= 390
         record_run(server, "first", steps=20)
         page.wait(f"() => document.querySelector('{row('first')}')")
         assert page.page.locator(".welcome").count() == 0

@@ -53,6 +53,26 @@ def test_cpu_run_shows_at_least_twelve_charts_with_titles_units_and_values(site:
     assert page.page.locator('[data-name="process/rss_bytes"] .unit').inner_text() == "GiB"
 
 
+def test_a_run_without_an_agent_shows_its_own_loss_and_units_that_fit(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    for step in range(1, 6):
+        metrics = {"train/loss": 2.0 + 1 / step, "memory/parameters_bytes": 2_010_000.0, "host/disk_read_bytes_per_s": 0.0}
+        log(site, run, step, project=run, **metrics)
+    fleet = tab(f"/?project={run}")
+    fleet.wait("() => document.querySelector('.runs td.number[data-label=Loss]')?.textContent === '2.20'")
+    fleet.page.locator(".runs .name", has_text=run).click()
+    fleet.drawn(3)
+    assert fleet.page.locator('[data-figure="loss"] .value').inner_text() == "2.20"
+    assert "min 2.20 at 5" in fleet.page.locator('[data-figure="loss"]').inner_text()
+    captions = {
+        name: fleet.page.locator(f'[data-name="{name}"] figcaption').inner_text().split()[-2:]
+        for name in ("memory/parameters_bytes", "host/disk_read_bytes_per_s")
+    }
+    assert captions == {"memory/parameters_bytes": ["MiB", "1.92"], "host/disk_read_bytes_per_s": ["B/s", "0"]}
+    cut = """() => [...document.querySelectorAll('.plot .ytick text')]
+      .filter((label) => label.getBoundingClientRect().left < label.closest('.plot').getBoundingClientRect().left).length"""
+    assert fleet.page.evaluate(cut) == 0
+
+
 def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run)
     page = tab(f"/run/{run}")
@@ -216,6 +236,8 @@ def test_failed_run_shows_exception_and_traceback(site: ServerProcess, tab: Open
     page = tab(f"/run/{run}")
     page.wait("() => document.querySelector('.ending .console')")
     assert page.page.locator(".ending .console").inner_text().strip() == traceback.strip()
+    page.wait("() => document.querySelector('.verdict h2')?.textContent.includes('ValueError: too wide')")
+    assert "train.py" not in page.page.locator(".verdict").inner_text()  # the traceback stands once, where it can be read
     assert page.page.locator(".run-head .state").inner_text().split()[-1] == "failed"
 
 

@@ -72,21 +72,22 @@
   /** 50,321 */
   pa.count = (value) => (value == null ? words.na : Math.round(value).toLocaleString("en-US"));
 
-  const GIB = 2 ** 30;
+  // [divisor, unit, from which size on]: a tenth of a gibibyte is still told as such.
   const SHORT = { "tokens/s": "tok/s", "samples/s": "samples/s", tensors: "" };
   const SCALES = {
     s: [[1, "s"], [1e-3, "ms"], [1e-6, "µs"]],
+    B: [[2 ** 30, "GiB", 2 ** 30 / 10], [2 ** 20, "MiB", 2 ** 20 / 10], [2 ** 10, "KiB"], [1, "B"]],
     "B/s": [[1e9, "GB/s"], [1e6, "MB/s"], [1e3, "kB/s"], [1, "B/s"]],
   };
 
   /** How a metric's values are shown: divided by `by` and followed by `unit`. size: a typical value, in the base unit. */
   pa.scale = function (metric, size) {
     if (metric.name === "mfu") return { by: 0.01, unit: "%" };
-    if (metric.unit === "B") return { by: GIB, unit: "GiB" };
     const steps = SCALES[metric.unit];
     if (!steps) return { by: 1, unit: SHORT[metric.unit] ?? metric.unit };
-    const [by, unit] = steps.find(([one]) => Math.abs(size) >= one) || steps[steps.length - 1];
-    return size ? { by, unit } : { by: steps[0][0], unit: steps[0][1] };
+    const none = metric.unit === "B/s" ? steps.length - 1 : 0; // nothing flows: not "0 GB/s"
+    const [by, unit] = size ? steps.find(([one, , from]) => Math.abs(size) >= (from ?? one)) || steps[steps.length - 1] : steps[none];
+    return { by, unit };
   };
 
   /** [number, unit] of one value. */
@@ -95,6 +96,13 @@
     const scale = pa.scale(metric, value);
     return [pa.si(value / scale.by), scale.unit];
   };
+
+  // What a script calls its loss where the run has no `loss` of the agent's.
+  const LOSSES = ["loss", "train/loss", "train_loss", "loss/train", "loss/total", "total_loss", "train/total_loss"];
+  pa.losses = LOSSES;
+
+  /** The name of a run's loss, of those for which has(name) is true. */
+  pa.lossOf = (has) => LOSSES.find(has) ?? "loss";
 
   pa.metric = function (name) {
     const own = name.startsWith("node_gpu") ? name.replace(/^node_gpu\d+\//, "gpu/") : name;

@@ -341,7 +341,7 @@
           spread = ` ${pa.si(low / this.scale.by)} … ${pa.si(high / this.scale.by)}`;
         }
       }
-      pa.setText(this.unit, this.scale.unit);
+      pa.setText(this.unit, this.scale.unit === this.title?.textContent ? "" : this.scale.unit);
       pa.setText(this.value, value == null ? words.na : pa.si(value / this.scale.by));
       if (spread) this.value.append(pa.el("small", null, spread));
       this.value.classList.toggle("bad", Number.isNaN(value));
@@ -863,7 +863,7 @@
 
     marksOf(name) {
       return this.alerts.filter((alert) => {
-        const places = [...(MARKS[alert.rule] ?? []), "loss", "step_time_s"];
+        const places = [alert.evidence?.series, ...(MARKS[alert.rule] ?? []), "loss", "step_time_s"];
         return places.find((place) => this.charts.has(place)) === name;
       });
     }

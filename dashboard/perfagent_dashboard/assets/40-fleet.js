@@ -5,7 +5,7 @@
   const { words, shapes } = pa.config;
   const PAGE = 100;
   const TREND_POINTS = 60;
-  const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
+  const NAMES = [...pa.losses, "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
 
   class Row {
     constructor(page, summary) {
@@ -67,9 +67,13 @@
         cell.dataset.text = number + unit;
         pa.put(cell, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
       };
-      put(this.loss, "loss");
+      put(this.loss, this.lossName());
       put(this.throughput, this.values.tokens_per_s != null ? "tokens_per_s" : "samples_per_s");
       put(this.gpu, "gpu/utilization_pct");
+    }
+
+    lossName() {
+      return pa.lossOf((name) => this.values[name] != null);
     }
 
     showVerdict() {
@@ -87,15 +91,13 @@
       if (this.filled) return;
       this.filled = true;
       const path = `/runs/${encodeURIComponent(this.summary.run)}`;
-      const [latest, verdict, series] = await Promise.allSettled([
-        pa.api(`${path}/latest`),
-        pa.api(`${path}/verdict`),
-        pa.api(`${path}/series?name=loss&points=${TREND_POINTS}`),
-      ]);
-      if (latest.status === "fulfilled") {
-        for (const name of NAMES) if (latest.value[name]) this.values[name] = pa.num(latest.value[name].value);
+      const latestAndTrend = async () => {
+        const latest = await pa.api(`${path}/latest`);
+        for (const name of NAMES) if (latest[name]) this.values[name] = pa.num(latest[name].value);
         this.showValues();
-      }
+        return pa.api(`${path}/series?name=${encodeURIComponent(this.lossName())}&points=${TREND_POINTS}`);
+      };
+      const [series, verdict] = await Promise.allSettled([latestAndTrend(), pa.api(`${path}/verdict`)]);
       if (verdict.status === "fulfilled") {
         this.verdict = verdict.value;
         this.showVerdict();
@@ -120,7 +122,7 @@
       if (end < 0 || !NAMES.includes(band.name)) return;
       this.values[band.name] = pa.num(band.mean[end]);
       this.dirty = true;
-      if (band.name !== "loss") return;
+      if (band.name !== this.lossName()) return;
       // The line keeps its length: what is new replaces neighbours' pairs once there are twice as many points.
       for (const value of band.mean) this.trend.push(Number.isFinite(pa.num(value)) ? pa.num(value) : null);
       while (this.trend.length > 2 * TREND_POINTS) this.trend = this.trend.filter((_, i, all) => i % 2 === 0 || i > all.length - 8);

@@ -36,6 +36,17 @@
     return value == null ? words.na : String(value);
   }
 
+  // What the sentence above says already, or the part below, and what is for programs.
+  const SAID = new Set(["series", "step", "causes", "also", "traceback"]);
+
+  /** [label, value] of what a verdict's evidence adds to its sentence. */
+  function facts(verdict) {
+    const said = (value) => typeof value === "string" && (value === "" || verdict.message.includes(value.trim()));
+    return Object.entries(verdict.evidence ?? {})
+      .filter(([name, value]) => !SAID.has(name) && !said(value) && (typeof value !== "object" || Array.isArray(value)))
+      .map(([name, value]) => evidence(name, value));
+  }
+
   /** {data: 0.05, forward: ...} as the shares of a step, in the order of the catalogue; null when there is none. */
   function phaseShares(seconds) {
     const known = pa.config.phases.filter((phase) => pa.num(seconds?.[phase]) > 0);
@@ -129,8 +140,9 @@
       this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? pa.say("kpi_steps_per_s", { value: pa.si(1 / time) }) : "");
 
       this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), this.#median("step_time_s"));
-      const loss = at("loss");
-      const lowest = this.#extreme("loss", "min", (a, b) => a < b);
+      const lossName = pa.lossOf((name) => at(name) != null);
+      const loss = at(lossName);
+      const lowest = this.#extreme(lossName, "min", (a, b) => a < b);
       this.#put("loss", words.kpi_loss, pa.si(loss), "", lowest ? pa.say("kpi_lowest", { value: pa.si(lowest[0]), step: pa.count(lowest[1]) }) : "", bad(loss));
 
       const grad = at("grad/norm");
@@ -164,7 +176,7 @@
       } else this.#put("data", words.kpi_data, words.na, "", time != null ? words.kpi_no_loader : "");
 
       const charted = {
-        throughput: rate, step_time: "step_time_s", loss: "loss", grad: "grad/norm", data: "phase/data_s",
+        throughput: rate, step_time: "step_time_s", loss: lossName, grad: "grad/norm", data: "phase/data_s",
         device: at("gpu/utilization_pct") != null ? "gpu/utilization_pct" : "host/cpu_pct",
         memory: at("gpu/memory_used_bytes") != null ? "gpu/memory_used_bytes" : "process/rss_bytes",
       };
@@ -457,7 +469,7 @@
               : null;
       const ranks = verdict.ranks?.length && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
       const parts = phaseShares(verdict.evidence?.phases_s);
-      const facts = Object.entries(verdict.evidence ?? {}).filter(([, value]) => typeof value !== "object" || Array.isArray(value)).map(([name, value]) => evidence(name, value));
+      const found = facts(verdict);
       const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
       const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
       const alert = this.alerts.find((one) => one.rule === verdict.rule && one.state === "firing");
@@ -465,8 +477,8 @@
       pa.put(host,
         pa.el("header", null, pa.severityMark(tone), pa.el("h2", null, verdict.message)),
         when || ranks ? pa.el("p", { class: "when", title: since ? pa.fullTime(since) : null }, [when, ranks].filter(Boolean).join(" · ")) : null,
-        facts.length
-          ? pa.el("dl", { class: "evidence", "aria-label": words.evidence }, facts.slice(0, 8).map(([label, value]) => pa.el("div", null, pa.el("dt", null, label), pa.el("dd", null, value))))
+        found.length
+          ? pa.el("dl", { class: "evidence", "aria-label": words.evidence }, found.slice(0, 8).map(([label, value]) => pa.el("div", null, pa.el("dt", null, label), pa.el("dd", null, value))))
           : null,
         steps.length
           ? pa.el("div", { class: "fix" }, pa.el("h3", null, words.fix), steps.length > 1 ? pa.el("ol", null, steps.map((step) => pa.el("li", null, pa.prose(step.replace(/^\d+[.)]\s*/, ""))))) : pa.el("p", null, pa.prose(steps[0])))

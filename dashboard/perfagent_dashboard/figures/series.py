@@ -59,7 +59,7 @@ def base_layout(theme: Theme) -> dict[str, object]:
     }
     return {
         "template": {},
-        "margin": {"l": 46, "r": 16, "t": 6, "b": 22},
+        "margin": {"l": 52, "r": 16, "t": 6, "b": 22},
         "showlegend": False,
         "hovermode": False,
         "dragmode": "zoom",
