@@ -14,6 +14,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,6 +147,8 @@ class Compactor:
         self._due: dict[tuple[str, int], _Due] = {}
         self._looked = 0  # tail rows up to this id are counted in _due
         self._ledger: dict[str, int] = {}  # frames compacted per source since its ledger was trimmed
+        self._work = Work()  # what has been gathered
+        self._writing: tuple[Work, Future[None]] | None = None  # what the writer has in hand
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -174,20 +177,30 @@ class Compactor:
         now = self._clock()
         policy = self.policy
         before = self.counters["rows"]
-        work = Work()
-        for rank, due in list(self._due.items()):
-            if self._stop.is_set():
-                break
-            old = everything or now - due.oldest >= policy.age_s
-            if old or due.samples >= due.at_samples or due.frames >= due.at_frames:
-                del self._due[rank]
-                # A rank's next rows must find its blocks written, so what it adds goes out before more of it is read.
-                while self._gather(work, rank, limit, whole_blocks=not old):
-                    work = self._write(work)
-                if len(work.rows) >= policy.rows_at_once or sum(row.samples for row in work.rows) >= policy.samples_at_once:
-                    work = self._write(work)
-        self._write(work)
+        try:
+            for rank, due in list(self._due.items()):
+                if self._stop.is_set():
+                    break
+                old = everything or now - due.oldest >= policy.age_s
+                if old or due.samples >= due.at_samples or due.frames >= due.at_frames:
+                    del self._due[rank]
+                    self._work.ranks.append(rank)
+                    # A rank's next rows must find its blocks written, so what it adds goes out before more of it is read.
+                    while self._gather(rank, limit, whole_blocks=not old):
+                        self._write()
+                        self._settle()
+                        self._work.ranks.append(rank)
+                    if self._is_enough():
+                        self._write()
+            self._write()
+            self._settle()
+        finally:
+            self._abandon()
         return self.counters["rows"] - before
+
+    def _is_enough(self) -> bool:
+        rows = self._work.rows
+        return len(rows) >= self.policy.rows_at_once or sum(row.samples for row in rows) >= self.policy.samples_at_once
 
     def _look(self) -> int:
         """Counts the tail rows that have become eligible; answers the newest eligible id."""
@@ -206,7 +219,7 @@ class Compactor:
         self._looked = limit
         return limit
 
-    def _gather(self, work: Work, rank: tuple[str, int], limit: int, *, whole_blocks: bool) -> bool:
+    def _gather(self, rank: tuple[str, int], limit: int, *, whole_blocks: bool) -> bool:
         """Adds a rank's rows to the work. whole_blocks: leaves those in the tail that belong to the newest block, as long as that
         is not full. True when there may be more rows."""
         where = {"run": rank[0], "rank": rank[1], "limit": limit, "count": self.policy.rows_at_once}
@@ -224,9 +237,8 @@ class Compactor:
             for attempt in sorted({row.attempt for row in taken}):
                 found = _series_of_rank.all(connection, {**where, "attempt": attempt})
                 known = {name: KnownSeries(series_id, newest) for name, series_id, newest in found}
-                pack(connection, [row for row in taken if row.attempt == attempt], attempt, known, work)
-        work.rows += taken
-        work.ranks.append(rank)
+                pack(connection, [row for row in taken if row.attempt == attempt], attempt, known, self._work)
+        self._work.rows += taken
         return more
 
     def _wait_for_more(self, rank: tuple[str, int], rows: Sequence[TailRow]) -> None:
@@ -237,28 +249,49 @@ class Compactor:
         due.at_samples += due.samples
         due.at_frames += due.frames
 
-    def _write(self, work: Work) -> Work:
-        """Has the writer do the work; answers a fresh one."""
+    def _write(self) -> None:
+        """Hands the work to the writer. That writes while the next ranks are read and packed: one job at a time."""
+        work = self._work
         if not work.rows:
-            return work
+            work.ranks.clear()
+            return
         with self._database.read() as connection:
             rollups = rollup_rows(connection, work)
+        self._settle()
+        self._writing = work, self._database.submit(functools.partial(_store, work=work, rollups=rollups))
+        self._work = Work()
+
+    def _settle(self) -> None:
+        """Waits until the writer is done with the work that it was handed."""
+        if self._writing is None:
+            return
+        work, done = self._writing
         try:
-            self._database.write(functools.partial(_store, work=work, rollups=rollups))
+            done.result()
         except (_GoneError, IntegrityError):  # a run was deleted meanwhile: what is left of the work is found again
-            for rank in work.ranks:
-                self._due[rank] = _Due(0, 0)
-            return Work()
-        except BaseException:
-            for rank in work.ranks:
-                self._due[rank] = _Due(0, 0)
-            raise
+            self._look_again(work)
+            self._writing = None
+            return
+        self._writing = None
         self.counters["rows"] += len(work.rows)
         self.counters["samples"] += sum(row.samples for row in work.rows)
         self.counters["blocks"] += len(work.blocks)
         self.counters["merged_blocks"] += work.merged_blocks
         self._trim_ledger(work.rows)
-        return Work()
+
+    def _abandon(self) -> None:
+        """After a failure: what is not written stays in the tail and is looked at again."""
+        if self._writing is not None:
+            work, done = self._writing
+            with contextlib.suppress(Exception):  # the failure that led here is the one to report
+                done.result()
+            self._look_again(work)
+        self._look_again(self._work)
+        self._work, self._writing = Work(), None
+
+    def _look_again(self, work: Work) -> None:
+        for rank in work.ranks:
+            self._due[rank] = _Due(0, 0)
 
     def _trim_ledger(self, rows: Sequence[Any]) -> None:
         """Replaces a source's gapless beginning in the ledger by one number, so that the ledger does not grow with time."""

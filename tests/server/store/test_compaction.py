@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import sqlite3
+
 import numpy as np
 import pytest
 from builders import until
@@ -76,6 +78,22 @@ def test_more_rows_than_one_job_takes_are_all_compacted(shelf) -> None:
     assert small.run_once(everything=True) == 10
     assert shelf.store.series("r1", "loss").mean == [float(seq) for seq in range(1, 11)]
     assert count(shelf, tables.block) == 1
+
+
+def test_ranks_whose_turn_a_failed_write_cut_short_are_looked_at_again(shelf) -> None:
+    """The next ranks are packed while the writer writes; when that fails, theirs is not lost sight of either."""
+    for rank in range(4):
+        shelf.append(frame(1, rows({"loss": [rank + 0.0]}, [1]), rank=rank))
+    refuse = "CREATE TRIGGER refuse BEFORE INSERT ON block BEGIN SELECT RAISE(ABORT, 'refused by the test'); END"
+    shelf.database.write(lambda connection: connection.exec_driver_sql(refuse))
+    eager = Compactor(shelf.database, rules_enabled=False, policy=CompactionPolicy(samples=1, samples_at_once=1))
+    with pytest.raises(sqlite3.IntegrityError, match="refused by the test"):
+        eager.run_once(everything=True)
+    assert (count(shelf, tables.tail), count(shelf, tables.block)) == (4, 0)
+    shelf.database.write(lambda connection: connection.exec_driver_sql("DROP TRIGGER refuse"))
+    assert eager.run_once(everything=True) == 4
+    assert (count(shelf, tables.tail), eager.counters["samples"]) == (0, 4)
+    assert [row.value for row in shelf.store.samples("r1")] == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_series_of_one_group_share_an_axis_and_old_axes_are_dropped(shelf) -> None:
