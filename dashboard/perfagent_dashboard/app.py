@@ -85,8 +85,8 @@ def mount(api: FastAPI, client: Source, *, title: str = "perfagent", known_run: 
     app.layout = layout
     register(app)
     # Dash 4.4.1 on FastAPI sets itself up only at a request of `/` or `/_dash-*`: a deep link that is the first request after
-    # the start would come without scripts and styles. Its own catch-all, which it adds when the server starts, belongs to the Dash
-    # of the process that came last and answers 200 to everything, so ours stands before it.
+    # the start would come without scripts and styles. Its own catch-all, which it adds when the server starts, belongs to the
+    # Dash of the process that came last and answers 200 to everything, so ours stands before it.
     app._setup_server()  # type: ignore[no-untyped-call]
     api.add_api_route(
         "/{path:path}", _page(app, known_run), methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
