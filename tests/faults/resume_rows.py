@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 from builders import job_environment
 from faults.outcome import Outcome
+from preloaded import run
 
 __all__ = ["TRIALS", "killed_and_resumed"]
 
@@ -25,8 +24,8 @@ _WORDS = {
 def killed_and_resumed(folder: Path, kind: str, *, trials: int, seed: int = 11) -> Outcome:
     """kill -9 at random moments, then resume: counts the trainings whose losses are those of one that nobody interrupted."""
     variables = job_environment(folder, PYTHONPATH=str(HERE.parent), DS_ACCELERATOR="cpu")
-    command = [sys.executable, str(HERE / "resuming.py"), kind, str(folder / kind), str(trials), str(seed)]
-    done = subprocess.run(command, env=variables, capture_output=True, text=True, check=False, timeout=60 + 60 * trials)
+    words = [str(HERE / "resuming.py"), kind, str(folder / kind), str(trials), str(seed)]
+    [done] = run(words, folder, [variables], timeout_s=60 + 60 * trials)
     lines = done.stdout.strip().splitlines()
     if done.returncode or not lines:
         return Outcome("T01", _WORDS[kind], 0, trials, f"exit code {done.returncode}: {done.stderr[-1500:]}")
