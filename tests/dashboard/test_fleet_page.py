@@ -102,6 +102,8 @@ def test_empty_fleet_shows_both_ways_to_attach(tmp_path: Path, tab: OpenTab) -> 
         phone = tab("/", server=server, width=390, height=844, is_mobile=True, has_touch=True)
         phone.wait("() => document.querySelector('.welcome')")
         assert phone.page.evaluate("document.documentElement.scrollWidth") <= 390
+        cut = "() => [...document.querySelectorAll('.welcome pre')].filter((one) => one.scrollWidth > one.clientWidth + 1).length"
+        assert phone.page.evaluate(cut) == 0
         record_run(server, "first", steps=20)
         page.wait(f"() => document.querySelector('{row('first')}')")
         assert page.page.locator(".welcome").count() == 0

@@ -43,7 +43,7 @@
   function facts(verdict) {
     const said = (value) => typeof value === "string" && (value === "" || verdict.message.includes(value.trim()));
     return Object.entries(verdict.evidence ?? {})
-      .filter(([name, value]) => !SAID.has(name) && !said(value) && (typeof value !== "object" || Array.isArray(value)))
+      .filter(([name, value]) => !SAID.has(name) && !said(value) && (typeof value !== "object" || (Array.isArray(value) && value.length)))
       .map(([name, value]) => evidence(name, value));
   }
 
