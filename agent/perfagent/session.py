@@ -102,6 +102,7 @@ class Run:
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
         self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
         self._progress.on_first_step = self._first_step
+        self._progress.on_next_model = self._next_model
         self._progress.on_event = self._sender.event
         self._progress.account.evaluations = Evaluations()
         self._progress.health.rank = identity.rank
@@ -311,7 +312,7 @@ class Run:
             self._model = self._progress.found = weakref.ref(model)
             self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
             if self._progress.last is not None:
-                self._watch_model()
+                self._watch_again()
         if optimizer is not None:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
             make_primary(self._progress, inner if hasattr(inner, "param_groups") else optimizer)
@@ -342,6 +343,18 @@ class Run:
         primary = self._known_optimizer()
         if primary is not None and self._undo_step is None:
             self._undo_step = watch_whole_step(primary)
+
+    def _next_model(self) -> None:
+        """The training goes on with another model, which the hooks have found."""
+        self._model = None
+        self._watch_again()
+
+    def _watch_again(self) -> None:
+        for undo in (self._undo_forward, self._undo_step):
+            if undo is not None:
+                undo()
+        self._undo_forward = self._undo_step = None
+        self._watch_model()
 
     # ---- on the sender's thread
 

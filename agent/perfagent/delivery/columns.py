@@ -14,9 +14,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from struct import Struct
 from typing import Any
 
-from perfagent.wire import MAX_NAME_BYTES, Group
+from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
 
-__all__ = ["DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "number", "pack"]
+__all__ = [
+    "DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "must_be_finite",
+    "number", "pack",
+]  # fmt: skip
 
 Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
 """step, Unix time, monotonic, names (one tuple object per shape of row), values."""
@@ -257,10 +260,15 @@ def _little(values: array[Any]) -> bytes:
     return values.tobytes()
 
 
+def must_be_finite(name: Any) -> bool:
+    """Whether a value that is not finite means harm under this name: what is trained on, by whatever name, or its gradients."""
+    return isinstance(name, str) and (name.startswith("grad/") or loss_kind(name) == "whole")
+
+
 def is_urgent(group: Group) -> bool:
     """Whether the group holds what must not wait for the next flush: a non-finite loss or gradient value."""
     for name in group.values:
-        if name == "loss" or name.startswith("grad/"):
+        if must_be_finite(name):
             # a sum is finite only if every term is; an overflow of finite terms only costs an early flush
             if not math.isfinite(sum(group.column(name))):
                 return True

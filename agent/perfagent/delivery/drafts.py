@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from perfagent.delivery.columns import Columns, merge
+from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.hooks.account import BACKWARD
 from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.reading import Note, StepReader
@@ -114,7 +114,7 @@ def is_pressing(row: Any) -> bool:
     if _finite(values):
         return len(row) == 5 and "grad/nonfinite" in row[3] and bool(row[4][row[3].index("grad/nonfinite")])
     named = zip(row[3], row[4], strict=False) if len(row) == 5 else row[3].items()
-    return any((name == "loss" or name.startswith("grad/")) and not _finite((value,)) for name, value in named)
+    return any(must_be_finite(name) and not _finite((value,)) for name, value in named)
 
 
 def _finite(values: Iterable[float]) -> bool:

@@ -148,6 +148,8 @@ class Account:
                     step.batches += 1
                 step.take(batch if batch is not None else size)
             elif kind == BACKWARD_END:
+                if not backward_at:
+                    continue  # it began in the step before: an optimizer that steps inside of the pass ended that step
                 step.backward_ns += at - backward_at
                 if optimizer_depth:
                     inside_ns += at - backward_at
@@ -156,7 +158,13 @@ class Account:
                 backward_at = 0
             elif kind == OPTIMIZER:
                 optimizer_depth, optimizer_at, optimizer_event, inside_ns = 1, at, entry[2], 0
+                if backward_at:  # it steps inside of the pass, which goes on afterwards
+                    step.backward_ns += at - backward_at
+                    if device:
+                        _pair(step.device, "backward", backward_event, optimizer_event)
             elif kind == OPTIMIZER_END:
+                if backward_at:
+                    backward_at, backward_event = at, entry[2]
                 if optimizer_depth:
                     step.optimizer_ns += at - optimizer_at - inside_ns
                     if device:

@@ -130,6 +130,7 @@ def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> 
 
 _NAME = f"{__name__}.watch_forward"
 not_traced(Watched.__call__)
+not_traced(_probed)
 
 
 def _outermost(model: Any) -> Any:

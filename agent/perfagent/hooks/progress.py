@@ -73,6 +73,7 @@ class Progress(_EveryStep):
         "model_size",
         "on_event",
         "on_first_step",
+        "on_next_model",
         "pass_ns",
         "primary",
         "reader",
@@ -137,6 +138,7 @@ class Progress(_EveryStep):
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
+        self.on_next_model: Callable[[], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
         self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step

@@ -177,7 +177,18 @@ def _takes_over(p: Progress, optimizer: Any) -> bool:
             _was_alone(p, steps)
     make_primary(p, optimizer)
     p.steppers.clear()
+    if primary is None and p.found is not None and p.found() is None:
+        _find_next_model(p, optimizer)
     return True
+
+
+def _find_next_model(p: Progress, optimizer: Any) -> None:
+    """Model and optimizer are gone, and another pair has taken their place: the next fold, the next trial of a search."""
+    model, _ = search(optimizer, model=True)
+    if model is not None:
+        p.found = weakref.ref(model)
+        if p.on_next_model is not None:
+            p.on_next_model()
 
 
 def _was_alone(p: Progress, steps: int) -> None:

@@ -12,12 +12,11 @@ from typing import Any
 
 import msgspec
 
-from perfagent.wire import SEVERITIES, Event, Finding
+from perfagent.wire import LOSS, SEVERITIES, Event, Finding, loss_kind
 from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.life import Change, Life, Machine
 from perfagent_server.diagnosis import causes
 from perfagent_server.rules.catalogue import RULES, Rule
-from perfagent_server.rules.loss_names import LOSS, loss_kind
 from perfagent_server.rules.window import PATIENCE_S, TERMINAL, UTILIZATION, End, Window
 from perfagent_server.store.interface import Stored
 from perfagent_server.timestamps import rfc3339

@@ -6,10 +6,9 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfagent.wire import Finding
+from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.alerts.life import Life
 from perfagent_server.diagnosis.remedies import REMEDIES
-from perfagent_server.rules.loss_names import LOSS, loss_kind
 from perfagent_server.rules.window import Window
 
 __all__ = ["LossSpike", "NonfiniteLoss", "named_ranks", "surroundings", "was_skipped"]
@@ -20,8 +19,8 @@ class NonfiniteLoss:
     """The loss of a step is NaN or infinite on any rank: critical at once, without a warm-up.
 
     Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
-    `loss/total` (loss_names.py). That of an evaluation is not: it is NaN where there was nothing to average. A part of a loss
-    (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values of its
+    `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to average. A part
+    of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values of its
     values in a row: one that is computed in every tenth step is NaN in nine by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no

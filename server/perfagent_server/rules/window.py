@@ -20,8 +20,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from perfagent.wire import PHASES, Group
-from perfagent_server.rules.loss_names import LOSS, loss_kind
+from perfagent.wire import LOSS, PHASES, Group, loss_kind
 
 __all__ = ["PATIENCE_S", "SIGNALS", "Bad", "End", "Track", "Window"]
 

@@ -108,6 +108,7 @@ def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path):
         note(1, rare={"grad/norm": math.inf}),
         note(1, rare={"grad/nonfinite": 3.0}),
         (1, 0.0, 0.0, {"loss": math.nan, "x": 1}),
+        (1, 0.0, 0.0, {"train/loss": math.inf, 3: math.nan}),
         (1, 0.0, 0.0, ("grad/nonfinite",), [1.0]),
     ],
 )
@@ -115,7 +116,15 @@ def test_a_bad_loss_or_gradient_does_not_wait_for_the_next_frame(row):
     assert is_pressing(row)
 
 
-@pytest.mark.parametrize("row", [note(1), note(1, rare={"grad/nonfinite": 0.0}), (1, 0.0, 0.0, {"accuracy": math.nan})])
+@pytest.mark.parametrize(
+    "row",
+    [
+        note(1),
+        note(1, rare={"grad/nonfinite": 0.0}),
+        (1, 0.0, 0.0, {"accuracy": math.nan}),
+        (1, 0.0, 0.0, {"val/loss": math.inf, 3: math.nan}),
+    ],
+)
 def test_everything_else_does(row):
     assert not is_pressing(row)
 

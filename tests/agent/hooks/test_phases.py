@@ -345,3 +345,28 @@ def test_a_scheduler_made_before_or_after_attach_counts_its_steps_without_compla
         late.step()
     assert [number for number, _ in recorded.of("loss")] == [1, 2, 3, 4, 5, 6]
     assert not [warning for warning in recwarn if "lr_scheduler" in str(warning.message)]
+
+
+def test_optimizers_that_step_inside_of_the_backward_pass_end_the_step_there(record):
+    """One for each parameter, called when its gradient is there, as torchtune has it to save the gradients' memory."""
+    model = nn.Sequential(nn.Linear(8, 64), nn.ReLU(), nn.Linear(64, 4))
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.1) for parameter in model.parameters()}
+
+    def update(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    handles = [parameter.register_post_accumulate_grad_hook(update) for parameter in model.parameters()]
+    run = record(model)
+    for _ in range(5):
+        nap(LONG_S)
+        model(torch.ones(4, 8)).square().mean().backward()
+    for handle in handles:
+        handle.remove()  # a cycle that no collector sees: the optimizers would live on beside those of later tests
+    steps = run.steps()
+    assert [number for number, _ in steps] == [1, 2, 3, 4, 5]
+    for _, values in steps[1:]:
+        phases = {name: seconds for name, seconds in values.items() if name.startswith("phase/")}
+        assert 0 < phases["phase/backward_s"] < LONG_S
+        assert phases["phase/other_s"] >= 0.999 * LONG_S
+        assert sum(phases.values()) == pytest.approx(values["step_time_s"], rel=1e-3)

@@ -255,3 +255,20 @@ def test_steps_on_another_thread_do_not_mix_in(record):
     thread.join()
     train(model, optimizer, 1)
     assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1)]
+
+
+@pytest.mark.parametrize("named", [False, True])
+def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
+    """The folds of a cross-validation, the trials of a search: each with a model and an optimizer of its own."""
+    recorded = record()
+    for _ in range(3):
+        model = small()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        if named:
+            recorded.run.take_up(model, optimizer, {}, [])
+        train(model, optimizer, 4)
+        del model, optimizer
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == list(range(1, 13))
+    missing = [step for step, values in steps if "phase/forward_s" not in values]
+    assert missing == ([1] if named else [1, 5, 9]), "of a model that was not named, the first step finds it"

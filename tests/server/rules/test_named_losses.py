@@ -8,8 +8,8 @@ import msgspec
 import pytest
 from judging import fired, frame, judge_series, state
 
+from perfagent.wire import loss_kind
 from perfagent_server.rules.evaluator import Evaluator
-from perfagent_server.rules.loss_names import loss_kind
 
 NAMES = {
     "whole": """loss train/loss train_loss trainLoss trainloss loss/total total_loss lm_loss Loss losses/loss loss/train

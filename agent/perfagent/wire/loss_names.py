@@ -10,7 +10,7 @@ import re
 from functools import lru_cache
 from typing import Literal
 
-from perfagent.wire import CATALOGUE, FAMILIES
+from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
 __all__ = ["LOSS", "loss_kind"]
 
