@@ -20,8 +20,8 @@ class NonfiniteLoss:
 
     Loss is the series `loss`, and what by its name is the loss of the training as a whole: `train/loss`, `train_loss`,
     `loss/total` (`perfagent.wire.loss_kind`). That of an evaluation is not: it is NaN where there was nothing to average. A part
-    of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values of its
-    values in a row: one that is computed in every tenth step is NaN in nine by design.
+    of a loss (`loss/kl`, `g_loss`) counts where the run logs no whole one, and when it was finite and then is not for part_values
+    of its values in a row: one that is computed in every tenth step is NaN in nine by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no
     weight; that many of them in a row are no fault, one more is.
