@@ -65,6 +65,7 @@ class Machine:
     hits: int = 0
     judged: int = 0
     open_at_end: bool = False  # it was firing when the run ended
+    missed_step: int = -1  # the newest step that was judged without a finding
     finding: Finding | None = None
 
     def observe(self, life: Life, found: Finding | None, step: int, now: float, seed: str) -> Change | None:
@@ -105,6 +106,9 @@ class Machine:
             self.state = "inactive"
         if self.state != "firing" or step < self.hit_step:
             return None  # a step before the one that fired was judged later: it says nothing about what came after
+        if step <= self.missed_step and life.clear_steps:
+            return None  # counted already: a rule on several series judges a step once for each of them
+        self.missed_step = max(step, self.missed_step)
         self.misses += 1
         if self.misses < life.clear_steps or now - self.hit < life.clear_s:
             return None
@@ -140,7 +144,7 @@ class Machine:
     @classmethod
     def restore(cls, state: list[Any]) -> Machine:
         *values, finding = state
-        machine = cls(**dict(zip(_SAVED, values, strict=True)))
+        machine = cls(**dict(zip(_SAVED, values, strict=False)))  # an older server kept fewer
         machine.finding = None if finding is None else Finding(**finding)
         return machine
 
