@@ -153,7 +153,8 @@ class LogRows:
         frames = await asyncio.to_thread(self._frames, rows, body, key)
         touched: dict[str, dict[str, Any]] = {}
         for frame in frames:  # before the store, which takes refused samples out of its frames
-            step = max([*(max(group.steps()) for group in frame.groups), *(event.step or 0 for event in frame.events)])
+            steps = [*(max(group.steps()) for group in frame.groups), *(event.step or 0 for event in frame.events)]
+            step = max(steps, default=0)  # a row without metrics is a sign of life
             row = touched.setdefault(frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step})
             row["step"] = max(row["step"], step)
         return await self._ingest.accept(frames), list(touched.values())
