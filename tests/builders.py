@@ -274,6 +274,7 @@ class RecordingSender:
         self.rows: deque[Any] = deque()
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
         self.counters: dict[str, int] = {}
+        self.progress: Any = None
         self.sources: list[Callable[[], None]] = []
         self.imports: list[str] = []
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
@@ -298,9 +299,15 @@ class RecordingSender:
 
     def drain(self) -> list[tuple[int, dict[str, Any]]]:
         """(step, values) of every row that is ready, in order; a row that is not stays."""
+        from perfagent.hooks.row import StepRow
+
         ready = []
-        while self.rows and (type(self.rows[0]) is tuple or self.rows[0].ready()):
-            head = self.rows.popleft()
-            row = head if type(head) is tuple else head.row()
+        while self.rows:
+            head = self.rows[0]
+            of = (self.progress,) if isinstance(head, StepRow) else ()
+            if type(head) is not tuple and not head.ready(*of):
+                break
+            self.rows.popleft()
+            row = head if type(head) is tuple else head.row(*of)
             ready.append((row[0], dict(row[3]) if len(row) == 4 else dict(zip(row[3], row[4], strict=True))))
         return ready

@@ -111,7 +111,7 @@ class Run:
         self._looks: Looks | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
         self._progress.reader.investigator = self._investigator
-        self._sender.reader = self._progress.reader
+        self._sender.reader, self._sender.progress = self._progress.reader, self._progress
         self._undo_forward: Any = None
         self._undo_step: Any = None
         self._refused = 0

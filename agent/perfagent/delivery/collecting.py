@@ -1,19 +1,23 @@
 """Rows leave the deque of the training thread: what can be written down of each, with as little work as possible.
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
-what is done with it. So a user's row and a step of the usual kind are looked at once, and all checks that can wait until a
-hundred of them are read together (columns.py, reading.py) wait until then.
+what is done with it. So rows of the usual kinds, users' rows and plain steps, are taken all at once and with few words, and all
+checks that can wait until a hundred of them are read together (columns.py, reading.py) wait until then. What was taken is written
+down (drafts.py) and let go of: the training thread gets its memory back while it is warm. Any other row is asked by itself.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from perfagent.cost import steps_ns
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, rows_of
+from perfagent.device import waiting as elsewhere
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
@@ -25,7 +29,12 @@ __all__ = ["Collector"]
 
 DEFERRED_S = 60.0
 _as_note = tuple.__new__
-_NOTHING = -1
+_FEW_LOSSES = 100
+_MOST = 64
+"""Rows that are looked at together: where every second one has to be asked by itself, they are looked at again after it."""
+_USUAL = frozenset((tuple, StepRow))
+_OURS = 5
+"""Fields of a row with its names, from a sampler: a few each second."""
 
 
 class Collector:
@@ -41,49 +50,95 @@ class Collector:
 
     def collect(self, now: float, *, last: bool) -> list[Any]:
         """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
-        rows: list[Any] = []
         waiting: deque[Any] = self._sender.rows
-        progress: Progress | None = None
-        settled = calls = values = steps = entries = 0
-        total = 0.0
         self.pressing = False
-        for _ in range(len(waiting)):
-            head = waiting[0]
-            kind = type(head)
-            if kind is tuple and len(head) == 4:  # a user's, with numbers of Python's own (session.py)
-                logged = head[3].values()
-                calls += 1
-                values += len(logged)
-                try:
-                    total += sum(logged)
-                except OverflowError:  # a whole number beyond any float: looked at below
-                    total = float("nan")
-                rows.append(head)
-            elif kind is tuple:
-                self._take(head, rows)
-            else:
-                if kind is StepRow and head[0] is not progress:
-                    progress = head[0]
-                    settled = _NOTHING if progress.user_losses or not head.plain() else progress.completed
-                if kind is StepRow and head[1] < settled and head[4] == 1 and head[6] is None and type(head[2]) is list:
-                    steps += 1
-                    entries += len(head[2])
-                    rows.append(_as_note(Note, (head[1], 0.0, head[3], 1, head[5], None, 0, head[2], None)))
-                elif not self._ask(head, rows, now, last=last):
-                    break
+        rows: list[Any] = []
+        most = len(waiting)
+        while len(rows) < most and waiting:
+            usual = self._usual(waiting)
+            for _ in usual:
+                waiting.popleft()
+            if usual:
+                rows += usual
+                self._deferred_since = 0.0
+            if not waiting or not self._ask(waiting[0], rows, now, last=last):
+                break
             waiting.popleft()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
-        if steps and progress is not None:
-            progress.hooks_ns += steps_ns(steps, entries)
-        self._count_logged(calls, values)
-        if total - total != 0.0:
+        return rows
+
+    def _usual(self, waiting: deque[Any]) -> list[Any]:
+        """What the deque begins with, as far as it is of the usual kinds. It stays there."""
+        rows = [*islice(waiting, min(len(waiting), _MOST))]
+        p = self._sender.progress
+        if not _USUAL.issuperset(map(type, rows)) or _OURS in map(len, rows):
+            del rows[next(at for at, row in enumerate(rows) if type(row) not in _USUAL or len(row) == _OURS) :]
+        steps = [row for row in rows if type(row) is StepRow]
+        if steps and p is not None:
+            rows = self._plain(rows, steps, p)
+        logged = [row[3].values() for row in rows if len(row) == 4]
+        try:
+            finite = math.isfinite(sum(map(sum, logged)))
+        except OverflowError:  # a whole number beyond any float
+            finite = False
+        if not finite:
             self.pressing = self.pressing or any(is_pressing(row) for row in rows if len(row) == 4)
+        self._count_logged(len(logged), sum(map(len, logged)))
+        return rows
+
+    def _plain(self, rows: list[Any], steps: list[StepRow], p: Progress) -> list[Any]:
+        """The rows up to the first step that has to be asked by itself."""
+        plain = p.clock is None and not elsewhere()
+        settled = p.completed + p.opened  # a loss that the user logs for a later step takes the place of ours
+        for step in steps:
+            if step[0] >= settled or step[8] is not None or step[3] != 1 or type(step[7]) is not list or not plain:
+                at = next(at for at, row in enumerate(rows) if row is step)
+                rows, steps = rows[:at], [row for row in rows[:at] if type(row) is StepRow]
+                break
+        if steps:
+            p.hooks_ns += steps_ns(len(steps), sum(map(len, [step[7] for step in steps])))
+        if p.user_losses:
+            rows = [_with_loss(row, p.user_losses) if type(row) is StepRow else row for row in rows]
         return rows
 
     def _count_logged(self, calls: int, values: int) -> None:
         """For the agent's account of its own cost."""
         before = self._sender.logged
         self._sender.logged = before[0] + calls, before[1] + values
+
+    def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
+        """Takes a row that may have to be waited for. False while it has."""
+        try:
+            if self._ready(head):
+                self._take(self._noted(head, rows), rows)
+            else:
+                self._deferred_since = self._deferred_since or now
+                if now - self._deferred_since < DEFERRED_S and not last:
+                    return False
+                self._sender.counters["dropped"] += 1
+        except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
+            self._sender.counters["dropped"] += 1
+        return True
+
+    def _ready(self, head: Any) -> bool:
+        p = self._sender.progress
+        if isinstance(head, StepRow) and p is not None:
+            return head.ready(p)
+        return isinstance(head, tuple) or bool(head.ready())
+
+    def _noted(self, head: Any, rows: list[Any]) -> tuple[Any, ...]:
+        """What can be written down of a row that had to be asked."""
+        p = self._sender.progress
+        if isinstance(head, StepRow) and p is not None:
+            if head.plain(p):
+                return head.note(p)
+            self._before_row()  # notes are read in the order of their steps
+            rows[:] = rows_of(rows, self._sender.reader, self._lost)
+            return head.row(p)
+        row: tuple[Any, ...] = head if isinstance(head, tuple) else head.row()
+        if len(row) == 4:
+            self._count_logged(1, len(row[3]))
+        return row
 
     def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
         """Adds a row, or what may be stored of it."""
@@ -96,29 +151,12 @@ class Collector:
             self.pressing = self.pressing or is_pressing(checked)
             rows.append(checked)
 
-    def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
-        """Takes a row that may have to be waited for. False while it has."""
-        try:
-            if head.ready():
-                self._take(self._noted(head, rows), rows)
-            else:
-                self._deferred_since = self._deferred_since or now
-                if now - self._deferred_since < DEFERRED_S and not last:
-                    return False
-                self._sender.counters["dropped"] += 1
-        except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
-            self._sender.counters["dropped"] += 1
-        return True
 
-    def _noted(self, head: Any, rows: list[Any]) -> tuple[Any, ...]:
-        """What can be written down of a row that had to be asked."""
-        if not isinstance(head, StepRow):
-            row: tuple[Any, ...] = head.row()
-            if len(row) == 4:
-                self._count_logged(1, len(row[3]))
-            return row
-        if head.plain():
-            return head.note()
-        self._before_row()  # notes are read in the order of their steps
-        rows[:] = rows_of(rows, self._sender.reader, self._lost)
-        return head.row()
+def _with_loss(step: StepRow, losses: dict[int, float]) -> Note:
+    """The note of a step in a loop that logs its loss itself; what was logged for earlier steps nobody asks for any more."""
+    number = step[0]
+    if len(losses) > _FEW_LOSSES:
+        for older in [*losses]:  # a copy first: the training thread may be adding to it
+            if older < number:
+                losses.pop(older, None)
+    return _as_note(Note, (*step[:5], losses.pop(number, None), *step[6:]))

@@ -14,13 +14,13 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.delivery.collecting import Collector
-from perfagent.delivery.columns import DROPPED, Columns
+from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
-from perfagent.delivery.drafts import Draft, read
+from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
@@ -42,6 +42,7 @@ LAST_ROWS_S = 0.25
 UNWATCHED = 2
 """So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
 READ_S = 4.0
+YIELD_S = 1e-4
 MOST_DRAFTED = 4096
 """Rows of one tick that are written down as they were noted; more become columns at once."""
 URGENT = ("alert", "finding", "state")
@@ -184,7 +185,7 @@ class Dispatcher:
         try:
             written = self._write(rows, events, now)
         except BaseException:
-            self.sender.counters["lost_samples"] += sum(group.samples for group in self._read([([], rows)]))
+            self.sender.counters["lost_samples"] += sum(group.samples for group in self._read([Draft([], rows)]))
             self.sender.counters["dropped_events"] += len(events)
             raise
         if not written and self.spool.error is not None:
@@ -198,22 +199,27 @@ class Dispatcher:
 
     def _write(self, rows: list[Any], events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
-        written = True
-        if rows and len(rows) <= MOST_DRAFTED:
+        draft = Draft(self.sender.reader.context(), rows)
+        drafted = written = True
+        if rows and (drafted := len(rows) <= MOST_DRAFTED):
             try:
-                written = self.spool.draft(self.sender.reader.context(), rows, now=now)
-                rows = []
+                written = self.spool.draft(draft, now=now)
             except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
                 self.spool.read_drafts()
-        if rows or events:
-            written = self.spool.append(self._read([([], rows)]), events, now=now) and written
+                drafted = False
+        if events or not drafted:
+            written = self.spool.append([] if drafted else self._read([draft]), events, now=now) and written
         return written
 
-    def _read(self, drafts: Sequence[Draft]) -> list[Group]:
+    def _read(self, drafts: Iterable[Draft]) -> list[Group]:
         """Makes columns of drafts, and counts."""
         self._last_read = time.monotonic()
-        rows = (row for _, noted in drafts for row in noted)
-        groups = read(rows, self.sender.reader, self._columns, self._lost)
+        groups: list[Group] = []
+        for piece in pieces(drafts):
+            if groups:
+                time.sleep(YIELD_S)  # the training thread may be waiting for the interpreter
+            groups += read([piece], self.sender.reader, self._columns, self._lost)
+        groups = merge(groups)
         self._tell_refused()
         samples = sum(group.samples for group in groups)
         self.sender.counters["samples"] += samples

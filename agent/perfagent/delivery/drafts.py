@@ -1,15 +1,16 @@
 """Rows as they were noted: on the disk within 200 ms, and made into columns once a second.
 
 Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every time: so
-a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What a killed process left as drafts
-is read by whoever sends it.
+a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is kept as bytes: the
+objects that another thread made are touched once, and reading them anew is cheaper than looking for them in cold memory. What a
+killed process left as drafts is read in the same way by whoever sends it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.hooks.account import BACKWARD
@@ -17,34 +18,61 @@ from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.wire import Group
 
-__all__ = ["Draft", "Read", "is_pressing", "left_behind", "read", "rows_of"]
+__all__ = ["Draft", "Read", "is_pressing", "left_behind", "pieces", "read", "rows_of"]
 
-Draft = tuple[list[Any], list[Any]]
-"""What a reader must know besides, and the rows: a `Note`, a row with its names, or a user's row."""
-Read = Callable[[Sequence[Draft]], list[Group]]
+PIECE_ROWS = 64
 _NOTE = len(Note._fields)
+_as_note = tuple.__new__
+
+
+class Draft(NamedTuple):
+    """What one tick noted. From a file, all of it as lists.
+
+    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, rows with their
+    names, and users' rows.
+    """
+
+    context: list[Any]
+    rows: list[Any]
+
+
+Read = Callable[[Iterable[Draft]], list[Group]]
 
 
 def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
-    """The rows with their notes read. lost: is told of a row that cannot be read."""
+    """The rows with their notes read. lost: is told of a note that cannot be read."""
     found: list[tuple[Any, ...]] = []
     for row in rows:
         if len(row) != _NOTE:
             found.append(row)
             continue
         try:
-            found.append(reader.row(row))
+            found.append(reader.row(_as_note(Note, row)))
         except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
             lost(row)
     return found
 
 
-def read(rows: Iterable[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    """The columns of rows. lost: is told of a row that cannot be read."""
-    notes: list[Any] = []
-    others: list[Any] = []
-    for row in rows:
-        (notes if len(row) == _NOTE else others).append(row)
+def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
+    """The same rows, as many at a time as are read in a millisecond and do not make the garbage collector run: it runs on
+    whatever thread makes the seven hundredth object that is still alive, which may be the training's."""
+    rows: list[Any] = []
+    for draft in drafts:
+        rows += draft.rows
+        del draft
+        if len(rows) >= PIECE_ROWS:
+            for begin in range(0, len(rows), PIECE_ROWS):
+                yield Draft([], rows[begin : begin + PIECE_ROWS])
+            rows = []
+    if rows:
+        yield Draft([], rows)
+
+
+def read(drafts: Iterable[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+    """The columns of drafts of one process. lost: is told of a row that cannot be read."""
+    rows = [row for draft in drafts for row in draft.rows]
+    notes = [_as_note(Note, row) for row in rows if len(row) == _NOTE]
+    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) != _NOTE]
     return groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
 
 
@@ -77,14 +105,14 @@ def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any
         return merge(groups)
 
 
-def left_behind(drafts: Sequence[Draft]) -> list[Group]:
+def left_behind(drafts: Iterable[Draft]) -> list[Group]:
     """The groups in the drafts of another process, as they came from its files."""
     reader = StepReader()
     columns = Columns()
     groups: list[Group] = []
-    for context, noted in drafts:
-        reader.restore(context)
-        groups += read(map(_typed, noted), reader, columns, _forgotten)
+    for draft in drafts:
+        reader.restore(draft.context)
+        groups += read([draft], reader, columns, _forgotten)
     return merge(groups)
 
 
@@ -93,13 +121,9 @@ def _forgotten(row: Any) -> None:
 
 
 def _typed(row: Sequence[Any]) -> tuple[Any, ...]:
-    """Files know lists only."""
-    if len(row) == _NOTE:
-        return Note(*row)
-    if len(row) == 5:
-        step, time, monotonic, names, values = row
-        return step, time, monotonic, tuple(names), values
-    return tuple(row)
+    """A row with its names; files know lists only."""
+    step, time, monotonic, names, values = row
+    return step, time, monotonic, tuple(names), values
 
 
 def is_pressing(row: Any) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.dispatcher import Dispatcher
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
+    from perfagent.hooks.progress import Progress
     from perfagent.identity import Identity
 
 __all__ = ["Deferred", "Sender", "Source"]
@@ -95,6 +96,8 @@ class Sender:
         """CPU seconds that both threads have used so far (for the governor)."""
         self.reader = StepReader()
         """Reads what was noted of steps; the session puts its own here."""
+        self.progress: Progress | None = None
+        """Whose steps are among the rows; the session puts its own here."""
         self.logged = (0, 0)
         """log() calls so far, and their values (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)

@@ -79,9 +79,9 @@ class Outgoing:
 
 @dataclass(slots=True)
 class _Pending:
-    """Ticks that belong to no frame yet. drafts: those that are not read yet."""
+    """Ticks that belong to no frame yet. drafts: those that are not read yet, encoded."""
 
-    drafts: list[Draft] = field(default_factory=list)
+    drafts: list[bytes] = field(default_factory=list)
     groups: list[Group] = field(default_factory=list)
     events: list[Event] = field(default_factory=list)
     size: int = 0
@@ -256,8 +256,8 @@ class Spool:
         elif kind == TICK:
             ticks.append(_Tick(*_tick_decoder.decode(payload)))
         elif kind == DRAFT:
-            number, context, rows = _draft_decoder.decode(payload)
-            ticks.append(_Tick(number, [], [], (context, rows)))
+            number, *noted = _draft_decoder.decode(payload)
+            ticks.append(_Tick(number, [], [], Draft(*noted)))
         elif kind == FRAME:
             old, kept = self._backlog.read(payload, path, offset)
             replaced.add(old)
@@ -283,17 +283,17 @@ class Spool:
             self._not_on_disk = number
         return bool(written)
 
-    def draft(self, context: list[Any], rows: list[Any], *, now: float) -> bool:
+    def draft(self, draft: Draft, *, now: float) -> bool:
         """Takes what was noted in one tick; it is read when a frame is cut. True when it is on the disk.
 
         Raises TypeError, ValueError or OverflowError for what is no plain data; nothing is kept of it then.
         """
-        payload = _encoder.encode((self.header.next_tick, context, rows))
+        payload = _encoder.encode((self.header.next_tick, *draft))
         number = self.header.next_tick
         self.header.next_tick += 1
         written = self.files.append("ticks", framed(DRAFT, payload))
         pending = self._pending
-        pending.drafts.append((context, rows))
+        pending.drafts.append(payload)
         pending.size += len(payload)
         pending.last = number
         pending.since = min(pending.since, now)
@@ -304,7 +304,8 @@ class Spool:
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
         if self._pending.drafts:
-            self._pending.groups += self._read(self._pending.drafts)
+            drafts = (Draft(*_draft_decoder.decode(payload)[1:]) for payload in self._pending.drafts)
+            self._pending.groups += self._read(drafts)
             self._pending.drafts = []
 
     def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:

@@ -152,11 +152,11 @@ def _are_floats(column: Sequence[Any]) -> bool:
 def _size(reader: StepReader, plan: _Plan, entries: list[Any]) -> tuple[int, int] | None:
     """Samples and tokens of each step; None where they differ, or where batches may have been fetched ahead."""
     at = plan.forward if plan.data is None else plan.data
-    sizes = {entry[4] for entry in entries[at]}
+    sizes = [entry[4] for entry in entries[at]]
     loaders = {entry[3] for entry in entries[at]} if plan.data is not None else {None}
-    if len(sizes) > 1 or len(loaders) > 1 or reader.account.has_waiting(loaders.pop()):
+    size = sizes[0]  # a list where it comes from a file
+    if sizes.count(size) < len(sizes) or len(loaders) > 1 or reader.account.has_waiting(loaders.pop()):
         return None
-    (size,) = sizes
     if plan.data is not None and size is None:
         return None
     if size is None:

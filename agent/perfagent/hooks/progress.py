@@ -163,7 +163,7 @@ class Progress(_EveryStep):
             self.plain = self.clock is None
         self.accumulates = self.roots > 1
         trace = self.trace
-        self.last = row = _as_row(StepRow, (self, step, trace, self.step_end, self.roots, lr, rare))
+        self.last = row = _as_row(StepRow, (step, 0.0, self.step_end, self.roots, lr, None, 0, trace, rare))
         self.trace = []
         self.roots = 0
         self.opened = False

@@ -92,36 +92,38 @@ class Rare:
 
 
 class StepRow(NamedTuple):
-    """One completed step. A tuple, since that is what the training thread makes fastest; the sender's thread asks it for more.
+    """One completed step as the training thread leaves it: the fields of a `Note`, so that a usual step is one as it stands.
 
-    began: end of the step before, 0 for the first; the last entry of the trace says when this one ended. roots: how many losses
-    were backpropagated in it.
+    A tuple, since that is what the training thread makes fastest; the sender's thread asks it for more. began: end of the step
+    before, 0 for the first; the last entry of the trace says when this one ended. roots: how many losses were backpropagated in
+    it. wall, user_loss and passes are worked out later, where they are needed.
     """
 
-    progress: Progress
     step: int
-    trace: list[Entry]
+    wall: float
     began: int
     roots: int
     lr: Value | None
+    user_loss: float | None
+    passes: int
+    trace: list[Entry]
     rare: Rare | None
 
-    def ready(self) -> bool:
+    def ready(self, p: Progress) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
-        p = self.progress
         if not p.ended:
             hurried = p.completed > self.step or p.opened or time.perf_counter_ns() - self.trace[-1][1] >= _SETTLE_S * 1e9
             if not hurried and not self._bad():
                 return False
-            if self.roots > 1 and p.completed < self.step + 2 and self._undecided() and not self._bad():
+            if self.roots > 1 and p.completed < self.step + 2 and self._undecided(p) and not self._bad():
                 return False
-        return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived())
+        return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived(p))
 
-    def _arrived(self) -> bool:
+    def _arrived(self, p: Progress) -> bool:
         """Whether what was on its way from a device has come."""
         if not all(ready(value) for value in (self.lr, *(root.value for root in roots_of(self.trace)))):
             return False
-        if self.progress.clock is None:
+        if p.clock is None:
             return True
         events = events_of(self.trace)
         return not events or bool(events[-1].query())
@@ -130,22 +132,21 @@ class StepRow(NamedTuple):
         """A loss that is not finite waits for nothing."""
         return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots_of(self.trace))
 
-    def _undecided(self) -> bool:
+    def _undecided(self, p: Progress) -> bool:
         """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
         return (
-            self.progress.account.averages is None
+            p.account.averages is None
             and not roots_of(self.trace)[0].divided
             and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
         )
 
-    def plain(self) -> bool:
+    def plain(self, p: Progress) -> bool:
         """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
         or an evaluation may be in it."""
-        return self.progress.clock is None and type(self.trace) is list and not waiting()
+        return p.clock is None and type(self.trace) is list and not waiting()
 
-    def note(self) -> Note:
+    def note(self, p: Progress) -> Note:
         """What can be written down of it; once, when ready."""
-        p = self.progress
         ended = self.trace[-1][1]
         wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
         rare: dict[str, float] | None = None
@@ -156,19 +157,19 @@ class StepRow(NamedTuple):
         if self.roots > 1 and p.last is not None and p.account.averages is None:
             passes = forward_passes(p.last.trace)
         p.hooks_ns += steps_ns(1, len(self.trace))
-        user_loss = self._user_loss() if p.user_losses else None
+        user_loss = self._user_loss(p) if p.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
-    def _user_loss(self) -> float | None:
-        losses = self.progress.user_losses
+    def _user_loss(self, p: Progress) -> float | None:
+        losses = p.user_losses
         for step in [*losses]:  # a copy first: the training thread may be adding to it
             if step < self.step:
                 losses.pop(step, None)
         return losses.pop(self.step, None)
 
-    def row(self) -> Row:
+    def row(self, p: Progress) -> Row:
         """The finished row; once, when ready. For what cannot be written down before."""
-        p, note = self.progress, self.note()
+        note = self.note(p)
         if type(self.trace) is not list:
             note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace))
         return p.reader.row(note, p.clock)

@@ -12,7 +12,6 @@ from perfagent.delivery.columns import Columns
 from perfagent.governor import Governor
 from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END
 from perfagent.hooks.progress import Progress, now
-from perfagent.hooks.reading import Note
 from perfagent.hooks.row import LoggedLater, StepRow
 
 
@@ -35,30 +34,28 @@ def collector(sender: Any) -> Collector:
     return Collector(sender, Columns(), lambda: None, lambda _: None)
 
 
-def step(progress: Progress, number: int, loss: float = 0.5) -> StepRow:
+def step(number: int, loss: float = 0.5) -> StepRow:
     trace = [(FORWARD, now(), None, True, None), (BACKWARD, now(), None, loss, False), (OPTIMIZER, now(), None)]
-    return StepRow(progress, number, [*trace, (OPTIMIZER_END, now(), None)], now(), 1, 0.1, None)
+    return StepRow(number, 0.0, now(), 1, 0.1, None, 0, [*trace, (OPTIMIZER_END, now(), None)], None)
 
 
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
-    progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 3
-    sender.rows.extend([step(progress, 1), (1, 0.0, 0.0, {"a": 1.0}), step(progress, 2), Waits(), step(progress, 3)])
-    rows = collector.collect(1.0, last=False)
-    assert [row[0] for row in rows] == [1, 1, 2]
-    assert isinstance(rows[0], Note)
+    sender.rows.extend([step(1), (1, 0.0, 0.0, {"a": 1.0}), step(2), Waits(), step(3)])
+    assert [(row[0], len(row)) for row in collector.collect(1.0, last=False)] == [(1, 9), (1, 4), (2, 9)]
     assert len(sender.rows) == 2
 
 
 def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:
     """The newest step waits a moment for a loss of the user's, and is then taken as one of the usual kind."""
-    progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 1
-    sender.rows.append(step(progress, 1))
+    sender.rows.append(step(1))
     assert collector.collect(100.0, last=False) == []
     progress.completed = 2
     sender.rows.append(Waits())
-    assert [row[0] for row in collector.collect(130.0, last=False)] == [1]
+    assert [note.step for note in collector.collect(130.0, last=False)] == [1]
     assert collector.collect(101.0 + DEFERRED_S, last=False) == []
     assert len(sender.rows) == 1, "the second wait began when the first was over"
     assert not sender.counters["dropped"]

@@ -11,7 +11,7 @@ import textwrap
 import pytest
 from builders import job_environment
 
-from perfagent.delivery.drafts import is_pressing, left_behind
+from perfagent.delivery.drafts import Draft, is_pressing, left_behind
 from perfagent.delivery.spool import Header, Spool
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END
 from perfagent.hooks.reading import Note, StepReader
@@ -34,6 +34,10 @@ def note(step: int, loss: float = 0.5, **changes: object) -> Note:
     return Note(step, 1000.0 + step, last, 1, 0.1, None, 0, trace, None)._replace(**changes)
 
 
+def drafted(*notes: Note) -> Draft:
+    return Draft(StepReader().context(), [*notes])
+
+
 def header() -> Header:
     return Header(source="s", project="p", rank=0, server=None, run="r", attempt=1)
 
@@ -49,14 +53,14 @@ def values(groups: list[object]) -> dict[str, list[float]]:
 def test_a_draft_that_a_dead_process_left_is_read_as_it_would_have_been_itself(tmp_path):
     user = (4, 1004.0, 2.0, {"accuracy": 0.5, "epoch": 1})
     rows = [note(1), note(2, math.nan), note(3, rare={"grad/norm": 2.5}), user, (4, 1004.0, 2.0, ("host/cpu_pct",), [12.0])]
-    context = StepReader().context()
+    draft = Draft(StepReader().context(), rows)
     spool = Spool(tmp_path / "s", header())
-    assert spool.draft(context, rows, now=0.0)
+    assert spool.draft(draft, now=0.0)
     spool.abandon()  # gone without a word
     outgoing = Spool.open(tmp_path / "s").next()
     assert outgoing is not None
     found = values(outgoing.groups)
-    assert repr(found) == repr(values(left_behind([(context, rows)])))
+    assert repr(found) == repr(values(left_behind([draft])))
     assert found["phase/forward_s"] == pytest.approx([0.003] * 3)
     assert found["phase/data_s"] == pytest.approx([0.001] * 3)
     assert found["samples_per_s"] == pytest.approx([3200.0] * 3)
@@ -66,8 +70,8 @@ def test_a_draft_that_a_dead_process_left_is_read_as_it_would_have_been_itself(t
 
 def test_drafts_and_columns_keep_their_order_in_one_frame(tmp_path):
     spool = Spool(tmp_path / "s", header())
-    spool.draft(StepReader().context(), [note(1), note(2)], now=0.0)
-    spool.draft(StepReader().context(), [note(3)], now=0.2)
+    spool.draft(drafted(note(1), note(2)), now=0.0)
+    spool.draft(drafted(note(3)), now=0.2)
     outgoing = spool.next()
     assert outgoing is not None
     assert [step for group in outgoing.groups for step in group.steps()] == [1, 2, 3]
@@ -77,9 +81,9 @@ def test_drafts_and_columns_keep_their_order_in_one_frame(tmp_path):
 
 def test_what_was_sent_before_a_kill_keeps_its_number_and_the_rest_gets_the_next(tmp_path):
     spool = Spool(tmp_path / "s", header())
-    spool.draft(StepReader().context(), [note(1)], now=0.0)
+    spool.draft(drafted(note(1)), now=0.0)
     first = spool.next()
-    spool.draft(StepReader().context(), [note(2)], now=0.2)
+    spool.draft(drafted(note(2)), now=0.2)
     spool.abandon()
     again = Spool.open(tmp_path / "s")
     resent = again.next()
@@ -96,7 +100,7 @@ def test_what_was_sent_before_a_kill_keeps_its_number_and_the_rest_gets_the_next
 def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path):
     spool = Spool(tmp_path / "s", header())
     with pytest.raises(OverflowError):
-        spool.draft(StepReader().context(), [(1, 0.0, 0.0, {"large": 2**70})], now=0.0)
+        spool.draft(Draft(StepReader().context(), [(1, 0.0, 0.0, {"large": 2**70})]), now=0.0)
     assert not spool.has_pending
 
 
@@ -169,3 +173,31 @@ def test_a_killed_job_left_every_step_that_it_noted(tmp_path):
     printed = {step: float(line) for step, line in enumerate(done.stdout.split(), start=1)}
     assert losses == printed
     assert mine == printed
+
+
+LOGGING = """
+    import gc, threading, time, perfagent
+    run = perfagent.init(project="p")
+    values = {f"value{i}": float(i) for i in range(10)}
+    collections = []
+
+    def seen(phase, info):
+        if phase == "start" and threading.current_thread() is threading.main_thread():
+            collections.append(info["generation"])
+
+    for step in range(4500):
+        if step == 1500:  # imports are over
+            gc.callbacks.append(seen)
+        run.log(values, step)
+        time.sleep(0.001)
+    print(len(collections))
+"""
+
+
+def test_what_a_loop_logs_does_not_make_the_garbage_collector_run_in_it(tmp_path):
+    """3000 calls are 6000 objects; kept until a frame is cut, they would begin eight collections, of any size."""
+    script = tmp_path / "script.py"
+    script.write_text(textwrap.dedent(LOGGING), encoding="utf-8")
+    environment = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True)
+    assert int(done.stdout) <= 2

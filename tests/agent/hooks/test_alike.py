@@ -11,7 +11,7 @@ import pytest
 import torch  # noqa: F401 - what devices can do is asked of it
 
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import groups_of, read, rows_of
+from perfagent.delivery.drafts import Draft, groups_of, read, rows_of
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, CLEARED, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, PHASE, RETURNED
 from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.progress import Progress
@@ -126,7 +126,7 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     for begin in range(0, len(notes), 80):
         part = notes[begin : begin + 80]
         one += groups_of(rows_of(part, alone, failed.append), Columns(), failed.append)
-        other += read(part, together, Columns(), failed.append)
+        other += read([Draft([], part)], together, Columns(), failed.append)
     assert table(other) == table(one)
     assert not failed
     assert together.investigator.history() == alone.investigator.history()
