@@ -50,6 +50,7 @@ class Context:
         self._work: Iterator[bool] = iter(())
         self._complete = True
         self._told: tuple[Any, ...] = ()
+        self._told_techniques: dict[str, Any] = {}
 
     def install(self) -> None:
         """On the training thread, when the run starts. Looks for configuration in the functions that are being executed."""
@@ -112,11 +113,14 @@ class Context:
                 due = self._clock() + AGAIN_S
                 self._tell_if_changed()
             yield True
-        self._tell_if_changed()
+        if not self._tell_if_changed() and self._model() is not None and self._techniques() != self._told_techniques:
+            self._tell()  # the model was changed in the course of the training: pruned, wrapped, quantised
 
-    def _tell_if_changed(self) -> None:
-        if self._state() != self._told:
+    def _tell_if_changed(self) -> bool:
+        changed = self._state() != self._told
+        if changed:
             self._tell()
+        return changed
 
     def _state(self) -> tuple[Any, ...]:
         """What makes telling worth while when it is another one."""
@@ -127,18 +131,26 @@ class Context:
     def _everything(self) -> dict[str, Any]:
         """Hyperparameters by source, with what the user handed over on top."""
         found = self.hyperparameters.found()
-        techniques = {**of_process(), **self.hyperparameters.techniques}
         model, optimizer = self._model(), self._optimizer()
         if model is not None:
             with contextlib.suppress(Exception):  # a model of another kind, or one that is being changed at this moment
                 found["model"] = _of_model(model)
-                techniques |= of_model(model)
         defaults = getattr(optimizer, "defaults", None)
         if isinstance(defaults, dict):
             found["optimizer"] = {"class": type(optimizer).__name__, **defaults}
+        self._told_techniques = techniques = self._techniques()
         if techniques:
             found["techniques"] = techniques
         return found | self._config
+
+    def _techniques(self) -> dict[str, Any]:
+        """Those that the run uses or has used: masks of a pruned model are made permanent in the end, adapters are merged."""
+        techniques = {**self._told_techniques, **of_process(), **self.hyperparameters.techniques}
+        model = self._model()
+        if model is not None:
+            with contextlib.suppress(Exception):  # as above
+                techniques |= of_model(model)
+        return techniques
 
     def _tell(self, **context: Any) -> None:
         from perfagent.redaction import redacted

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from builders import RecordingSender
+from torch.nn.utils import prune
 
 from perfagent.context.gathering import AGAIN_S, Context
 
@@ -74,6 +75,27 @@ def test_a_change_of_the_configuration_is_told(tmp_path: Path) -> None:
     config["late"] = 1
     gathered.sender.closing_at = 1.0
     assert [told["config"]["late"] for told in gathered.told()] == [1]
+    gathered.context.close()
+
+
+def test_what_was_done_to_the_model_in_the_course_of_the_training_is_told_at_its_end(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {})
+    gathered.context.first_step()
+    assert "techniques" not in gathered.told()[-1]["config"]
+    prune.l1_unstructured(gathered.model, "weight", amount=0.25)
+    gathered.sender.closing_at = 1.0
+    assert [told["config"]["techniques"]["pruning"]["pruned_pct"] for told in gathered.told()] == [pytest.approx(25.0)]
+    gathered.context.close()
+
+
+def test_a_technique_that_was_told_stays_told(tmp_path: Path) -> None:
+    """Pruning that is made permanent before the script ends."""
+    gathered = Gathered(tmp_path, {})
+    prune.l1_unstructured(gathered.model, "weight", amount=0.25)
+    assert "pruning" in gathered.told()[0]["config"]["techniques"]
+    prune.remove(gathered.model, "weight")
+    gathered.sender.closing_at = 1.0
+    assert gathered.told()[-1]["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
     gathered.context.close()
 
 
