@@ -2,8 +2,8 @@
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
 what is done with it. So rows of the usual kinds, users' rows and plain steps, are taken all at once and with few words, and all
-checks that can wait until a hundred of them are read together (columns.py, reading.py) wait until then. What was taken is written
-down (drafts.py) and let go of: the training thread gets its memory back while it is warm. Any other row is asked by itself.
+checks that can wait until more of them are read together (columns.py, reading.py) wait until then. What was taken is written
+down (drafts.py) and let go of, since objects that live on make the garbage collector run. Any other row is asked by itself.
 """
 
 from __future__ import annotations
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 __all__ = ["Collector"]
 
 DEFERRED_S = 60.0
-_as_note = tuple.__new__
-_FEW_LOSSES = 100
 _MOST = 64
 """Rows that are looked at together: where every second one has to be asked by itself, they are looked at again after it."""
 _USUAL = frozenset((tuple, StepRow))
@@ -61,6 +59,8 @@ class Collector:
             if usual:
                 rows += usual
                 self._deferred_since = 0.0
+            if len(usual) == _MOST:
+                continue
             if not waiting or not self._ask(waiting[0], rows, now, last=last):
                 break
             waiting.popleft()
@@ -98,7 +98,7 @@ class Collector:
         if steps:
             p.hooks_ns += steps_ns(len(steps), sum(map(len, [step[7] for step in steps])))
         if p.user_losses:
-            rows = [_with_loss(row, p.user_losses) if type(row) is StepRow else row for row in rows]
+            rows = [row.with_user_loss(p) if type(row) is StepRow else row for row in rows]
         return rows
 
     def _count_logged(self, calls: int, values: int) -> None:
@@ -150,13 +150,3 @@ class Collector:
         if checked is not None:
             self.pressing = self.pressing or is_pressing(checked)
             rows.append(checked)
-
-
-def _with_loss(step: StepRow, losses: dict[int, float]) -> Note:
-    """The note of a step in a loop that logs its loss itself; what was logged for earlier steps nobody asks for any more."""
-    number = step[0]
-    if len(losses) > _FEW_LOSSES:
-        for older in [*losses]:  # a copy first: the training thread may be adding to it
-            if older < number:
-                losses.pop(older, None)
-    return _as_note(Note, (*step[:5], losses.pop(number, None), *step[6:]))

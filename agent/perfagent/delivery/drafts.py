@@ -1,9 +1,9 @@
 """Rows as they were noted: on the disk within 200 ms, and made into columns once a second.
 
 Making columns of twenty rows costs half of what it costs for a hundred, and the interpreter finds its caches cold every time: so
-a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is kept as bytes: the
-objects that another thread made are touched once, and reading them anew is cheaper than looking for them in cold memory. What a
-killed process left as drafts is read in the same way by whoever sends it.
+a tick only writes down what was noted, and a frame is read from its drafts when it is cut. What was written is kept as bytes:
+objects that live until then make the garbage collector run, and it runs in the training loop. What a killed process left as
+drafts is read in the same way by whoever sends it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from perfagent.wire import Group
 __all__ = ["Draft", "Read", "is_pressing", "left_behind", "pieces", "read", "rows_of"]
 
 PIECE_ROWS = 64
+"""Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 _NOTE = len(Note._fields)
 _as_note = tuple.__new__
 
@@ -54,8 +55,7 @@ def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]
 
 
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
-    """The same rows, as many at a time as are read in a millisecond and do not make the garbage collector run: it runs on
-    whatever thread makes the seven hundredth object that is still alive, which may be the training's."""
+    """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
     for draft in drafts:
         rows += draft.rows

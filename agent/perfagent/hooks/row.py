@@ -160,6 +160,10 @@ class StepRow(NamedTuple):
         user_loss = self._user_loss(p) if p.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
+    def with_user_loss(self, p: Progress) -> Note:
+        """The note of a plain step in a loop that logs its loss itself."""
+        return _as_note(Note, (*self[:5], self._user_loss(p), *self[6:]))
+
     def _user_loss(self, p: Progress) -> float | None:
         losses = p.user_losses
         for step in [*losses]:  # a copy first: the training thread may be adding to it
