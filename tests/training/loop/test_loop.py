@@ -407,16 +407,18 @@ def made(precision: str = "fp32") -> perfagent.Loop:
 STOPS = (1, 3, 4, 5, 11)  # in the middle, at the end of an epoch (4), right after it
 
 
+def step(loop: perfagent.Loop, batch: Any) -> float:
+    """The loss of one step."""
+    with loop.forward():
+        loss = loss_of(loop.model, batch)
+    loop.backward(loss, len(batch[0]))
+    loop.step()
+    return loss.item()
+
+
 def train(loop: perfagent.Loop, data: Any, steps: int | None = None) -> list[float]:
     """The losses of three epochs, or up to so many steps of the loop."""
-    losses = []
-    for batch in loop.batches(data, 3, steps=steps):
-        with loop.forward():
-            loss = loss_of(loop.model, batch)
-        losses.append(loss.item())
-        loop.backward(loss, len(batch[0]))
-        loop.step()
-    return losses
+    return [step(loop, batch) for batch in loop.batches(data, 3, steps=steps)]
 
 
 @pytest.mark.parametrize(("case", "stop"), [*itertools.product(("shuffled", "generator", "stream"), STOPS), ("workers", 3)])
@@ -450,16 +452,8 @@ def test_a_loop_that_was_stopped_goes_on_as_if_it_had_not_been(case: str, stop: 
 @pytest.mark.parametrize("stop", [3, 4, 5, 8])  # in the middle of an epoch, at its end, after it
 def test_epochs_that_are_read_one_by_one_go_on_from_the_epoch_of_the_loop(stop: int) -> None:
     def train(loop: perfagent.Loop, steps: int | None) -> list[float]:
-        losses = []
         data = loader()
-        for _ in range(loop.epoch, 3):
-            for batch in loop.batches(data, steps=steps):
-                with loop.forward():
-                    loss = loss_of(loop.model, batch)
-                losses.append(loss.item())
-                loop.backward(loss, len(batch[0]))
-                loop.step()
-        return losses
+        return [step(loop, batch) for _ in range(loop.epoch, 3) for batch in loop.batches(data, steps=steps)]
 
     torch.manual_seed(1)
     whole = made()
