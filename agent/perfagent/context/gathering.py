@@ -1,7 +1,7 @@
 """Finds out what a run was started with, piece by piece on the sender's thread, and tells the server.
 
-Two events: at the first tick what a few small files tell (git, environment); after the first step, or ten seconds, what takes
-longer or is known only then (packages, changed files, hyperparameters). Later ones when `run.config` has changed.
+At the first ticks, while a script still loads its data, what files tell: git and environment, then packages and changed files,
+which take longer. After the first step what is known only then (hyperparameters), and again when `run.config` has changed.
 """
 
 from __future__ import annotations
@@ -95,8 +95,6 @@ class Context:
         repository = find()
         git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
         self._tell(git=git, git_commit=git.get("commit"), environment=environment())
-        while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
-            yield True
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
             yield False
@@ -107,6 +105,8 @@ class Context:
                 yield False
         self._complete = True
         self._tell(packages=dict(sorted(packages.items())), git=git)
+        while not (self._stepped or self._closing() or self._clock() - begun > WAIT_S):
+            yield True
         due = self._clock()
         while not self._closing():
             if self._clock() >= due:

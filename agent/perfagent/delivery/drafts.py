@@ -61,9 +61,10 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
         rows += draft.rows
         del draft
         if len(rows) >= PIECE_ROWS:
-            for begin in range(0, len(rows), PIECE_ROWS):
+            whole = len(rows) - len(rows) % PIECE_ROWS
+            for begin in range(0, whole, PIECE_ROWS):
                 yield Draft([], rows[begin : begin + PIECE_ROWS])
-            rows = []
+            rows = rows[whole:]  # a piece of two rows would cost what thirty do
     if rows:
         yield Draft([], rows)
 

@@ -36,19 +36,19 @@ class Gathered:
         return events
 
 
-def test_what_is_known_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     gathered = Gathered(tmp_path, {"depth": 3})
-    first = gathered.told()
-    assert [sorted(told) for told in first] == [["config", "environment", "git", "git_commit"]]
+    first, files = gathered.told()
+    assert sorted(first) == ["config", "environment", "git", "git_commit"]
+    assert files["packages"]["torch"]
+    assert files["git"]["dirty"] in (True, False)
     assert gathered.told() == []
     gathered.context.first_step()
-    rest = gathered.told()
+    (rest,) = gathered.told()
     gathered.context.close()
-    assert len(rest) == 1
-    assert rest[0]["packages"]["torch"]
-    assert rest[0]["git"]["dirty"] in (True, False)
-    config = rest[0]["config"]
+    assert sorted(rest) == ["config"]
+    config = rest["config"]
     assert config["depth"] == 3
     assert config["model"] == {"class": "Linear", "parameters": 10, "trainable_parameters": 10}
     assert (config["optimizer"]["class"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == ("SGD", 0.1, 0.9)
@@ -90,10 +90,12 @@ def test_what_was_done_to_the_model_in_the_course_of_the_training_is_told_at_its
 
 def test_a_technique_that_was_told_stays_told(tmp_path: Path) -> None:
     """Pruning that is made permanent before the script ends."""
-    gathered = Gathered(tmp_path, {})
+    config: dict[str, Any] = {}
+    gathered = Gathered(tmp_path, config)
     prune.l1_unstructured(gathered.model, "weight", amount=0.25)
     assert "pruning" in gathered.told()[0]["config"]["techniques"]
     prune.remove(gathered.model, "weight")
+    config["late"] = 1
     gathered.sender.closing_at = 1.0
     assert gathered.told()[-1]["config"]["techniques"]["pruning"]["pruned_pct"] == pytest.approx(25.0)
     gathered.context.close()
