@@ -18,7 +18,7 @@ from perfagent.wire import MAX_NAME_BYTES, Group, loss_kind
 
 __all__ = [
     "DROPPED", "NUMBERS", "AnyRow", "Columns", "Row", "UserRow", "clean_name", "is_urgent", "merge", "must_be_finite",
-    "number", "pack",
+    "narrowed", "number", "pack",
 ]  # fmt: skip
 
 Row = tuple[int, float, float, tuple[str, ...], Sequence[float]]
@@ -28,7 +28,7 @@ UserRow = tuple[int, float, float, Mapping[str, Any]]
 AnyRow = Row | UserRow
 
 _INT64 = 2**63
-_FLOAT = Struct("f")
+_FLOAT, _DOUBLE = Struct("f"), Struct("<d")
 DROPPED = "agent/dropped"
 """What tells of samples that were left out is not left out itself."""
 NUMBERS = frozenset((float, int, bool))
@@ -55,7 +55,7 @@ class Columns:
         for row in rows:
             if len(row) == 5:
                 step, time, monotonic, names, values = row
-                if self._known(names):
+                if self.knows(names):
                     shapes.setdefault(names, []).append((step, time, monotonic, values))
                     continue
                 metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
@@ -67,7 +67,7 @@ class Columns:
                     continue
             checked = self._checked(step, time, monotonic, metrics)
             if checked is not None:
-                self._known(checked[0])
+                self.knows(checked[0])
                 shapes.setdefault(checked[0], []).append(checked[1])
         groups = []
         for names, same in shapes.items():
@@ -87,13 +87,13 @@ class Columns:
         columns: Sequence[Sequence[float]],
     ) -> Group | None:  # fmt: skip
         """The group of rows that are columns already; None where not all of it may be stored."""
-        return _packed(names, steps, times, monotonics, columns) if self._known(names) else None
+        return _packed(names, steps, times, monotonics, columns) if self.knows(names) else None
 
     def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
         if len(row) == 5:
             step, time, monotonic, names, values = row
-            if self._known(names) and NUMBERS.issuperset(map(type, values)):
+            if self.knows(names) and NUMBERS.issuperset(map(type, values)):
                 return row
             metrics: Mapping[Any, Any] = dict(zip(names, values, strict=False))
         else:
@@ -104,7 +104,7 @@ class Columns:
         found = self._checked(step, time, monotonic, metrics)
         if found is None:
             return None
-        self._known(found[0])
+        self.knows(found[0])
         (step, time, monotonic, values), names = found[1], found[0]
         return step, time, monotonic, names, values
 
@@ -112,7 +112,8 @@ class Columns:
         """Whether a user's row holds what most do, names seen before and Python's own numbers: a quarter of the time."""
         return self._shapes.get(names, False) and NUMBERS.issuperset(map(type, metrics.values()))
 
-    def _known(self, names: tuple[str, ...]) -> bool:
+    def knows(self, names: tuple[str, ...]) -> bool:
+        """Whether these are names as they may be stored, of series that the run has or has room for."""
         known = self._shapes.get(names)
         if known is None:
             known = len(set(names)) == len(names) and all(
@@ -238,13 +239,18 @@ def _packed(
 
 def pack(values: Sequence[float]) -> bytes:
     """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
-    wide = array("d", values)
-    if wide and not _fits(wide[0]):  # a column of durations shows it at once, and is spared two conversions
-        return _little(wide)
-    narrow = array("f", wide)
-    if array("d", narrow).tobytes() == wide.tobytes():
-        return _little(narrow)
-    return _little(wide)
+    return narrowed(_little(array("d", values)))
+
+
+def narrowed(wide: bytes) -> bytes:
+    """Little-endian float64 as float32 where every value is exactly one."""
+    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):  # a column of durations shows it at once, and is spared conversions
+        return wide
+    values = array("d", wide)
+    if _BIG_ENDIAN:
+        values.byteswap()
+    narrow = array("f", values)
+    return _little(narrow) if array("d", narrow).tobytes() == values.tobytes() else wide
 
 
 def _fits(value: float) -> bool:

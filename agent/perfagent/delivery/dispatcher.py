@@ -22,6 +22,7 @@ from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.orphans import Orphans
+from perfagent.delivery.packing import packed_rows
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
@@ -44,7 +45,7 @@ UNWATCHED = 2
 READ_S = 4.0
 YIELD_S = 1e-4
 MOST_DRAFTED = 4096
-"""Rows of one tick that are written down as they were noted; more become columns at once."""
+"""Notes of one tick that are written down as they were noted; more become columns at once."""
 URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
@@ -199,9 +200,9 @@ class Dispatcher:
 
     def _write(self, rows: list[Any], events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
-        draft = Draft(self.sender.reader.context(), rows)
+        draft = Draft(self.sender.reader.context(), *packed_rows(rows, self._columns))
         drafted = written = True
-        if rows and (drafted := len(rows) <= MOST_DRAFTED):
+        if rows and (drafted := len(draft.rows) <= MOST_DRAFTED):
             try:
                 written = self.spool.draft(draft, now=now)
             except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits

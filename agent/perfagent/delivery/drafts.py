@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from perfagent.delivery.columns import Columns, merge, must_be_finite
+from perfagent.delivery.packing import Packed, grouped, rows_in
 from perfagent.hooks.account import BACKWARD
 from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.reading import Note, StepReader
@@ -29,12 +30,13 @@ _as_note = tuple.__new__
 class Draft(NamedTuple):
     """What one tick noted. From a file, all of it as lists.
 
-    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, rows with their
-    names, and users' rows.
+    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, and what cannot be
+    packed. packed: rows with their names, and users' rows.
     """
 
     context: list[Any]
     rows: list[Any]
+    packed: Sequence[Packed] = ()
 
 
 Read = Callable[[Iterable[Draft]], list[Group]]
@@ -57,24 +59,32 @@ def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
+    blocks: list[Packed] = []
     for draft in drafts:
         rows += draft.rows
+        blocks += draft.packed
         del draft
         if len(rows) >= PIECE_ROWS:
             whole = len(rows) - len(rows) % PIECE_ROWS
             for begin in range(0, whole, PIECE_ROWS):
                 yield Draft([], rows[begin : begin + PIECE_ROWS])
             rows = rows[whole:]  # a piece of two rows would cost what thirty do
-    if rows:
-        yield Draft([], rows)
+    if rows or blocks:
+        yield Draft([], rows, blocks)
 
 
-def read(drafts: Iterable[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     """The columns of drafts of one process. lost: is told of a row that cannot be read."""
     rows = [row for draft in drafts for row in draft.rows]
     notes = [_as_note(Note, row) for row in rows if len(row) == _NOTE]
     others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) != _NOTE]
-    return groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
+    blocks: list[Packed] = []
+    for block in (block for draft in drafts for block in draft.packed):
+        if columns.knows(block.names):
+            blocks.append(block)
+        else:  # from another process, or the run has had as many series since
+            others += rows_in(block)
+    return grouped(blocks) + groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
 
 
 def _steps(notes: list[Note], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:

@@ -30,6 +30,7 @@ import msgspec
 from perfagent.delivery.backlog import Backlog, Kept, Part, squeezed
 from perfagent.delivery.columns import merge
 from perfagent.delivery.drafts import Draft, Read, left_behind
+from perfagent.delivery.packing import Packed
 from perfagent.delivery.segments import (
     BAD_RECORD,
     DRAFT,
@@ -97,9 +98,21 @@ class _Tick:
     draft: Draft | None = None
 
 
+class _Drafted(msgspec.Struct, array_like=True):
+    """A draft with its tick's number, as it is on the disk."""
+
+    number: int
+    context: list[Any]
+    rows: list[Any]
+    packed: list[tuple[tuple[str, ...], bytes]] = []
+
+    def draft(self) -> Draft:
+        return Draft(self.context, self.rows, [Packed(*block) for block in self.packed])
+
+
 _encoder = msgspec.msgpack.Encoder()
 _tick_decoder = msgspec.msgpack.Decoder(tuple[int, list[Group], list[Event]])
-_draft_decoder = msgspec.msgpack.Decoder(tuple[int, list[Any], list[Any]])
+_draft_decoder = msgspec.msgpack.Decoder(_Drafted)
 
 
 class Spool:
@@ -256,8 +269,8 @@ class Spool:
         elif kind == TICK:
             ticks.append(_Tick(*_tick_decoder.decode(payload)))
         elif kind == DRAFT:
-            number, *noted = _draft_decoder.decode(payload)
-            ticks.append(_Tick(number, [], [], Draft(*noted)))
+            drafted = _draft_decoder.decode(payload)
+            ticks.append(_Tick(drafted.number, [], [], drafted.draft()))
         elif kind == FRAME:
             old, kept = self._backlog.read(payload, path, offset)
             replaced.add(old)
@@ -304,7 +317,7 @@ class Spool:
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
         if self._pending.drafts:
-            drafts = (Draft(*_draft_decoder.decode(payload)[1:]) for payload in self._pending.drafts)
+            drafts = (_draft_decoder.decode(payload).draft() for payload in self._pending.drafts)
             self._pending.groups += self._read(drafts)
             self._pending.drafts = []
 
