@@ -265,7 +265,7 @@ class Run:
         self._sender.add_source(memory.poll, every_s=1.0)
         self._sender.imports.append("perfagent.signals.looks")
         self._sender.add_source(self._look, every_s=0.25)
-        self._sender.add_source(self._investigator.poll)
+        self._sender.add_source(self._investigator.poll, every_s=0.4)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
         self._console.install()

@@ -1,110 +1,113 @@
 """Rows leave the deque of the training thread: what can be written down of each, with as little work as possible.
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
-what is done with it. So rows of the usual kinds, users' rows and plain steps, are taken all at once and with few words, and all
-checks that can wait until more of them are read together (columns.py, reading.py) wait until then. What was taken is written
-down (drafts.py) and let go of, since objects that live on make the garbage collector run. Any other row is asked by itself.
+what is done with it. So each row is looked at once. One of the usual kinds, a user's or a plain step, is packed (packing.py) or
+is a note as it stands; any other is asked by itself. What was taken is written down (drafts.py) and let go of, since objects
+that live on make the garbage collector run.
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.cost import steps_ns
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, rows_of
+from perfagent.delivery.packing import Packed, Packer
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
-    from perfagent.hooks.progress import Progress
 
-__all__ = ["Collector"]
+__all__ = ["Collector", "Taken"]
 
 DEFERRED_S = 60.0
-_MOST = 64
-"""Rows that are looked at together: where every second one has to be asked by itself, they are looked at again after it."""
-_USUAL = frozenset((tuple, StepRow))
-_OURS = 5
-"""Fields of a row with its names, from a sampler: a few each second."""
+_LOGGED, _OURS = 4, 5
+"""Fields of a row as a user logged it, and of one with its names, from a sampler: a few each second."""
+
+
+class Taken(NamedTuple):
+    """What one tick found. rows: notes, and what cannot be packed; total: how many rows it were in all."""
+
+    rows: list[Any]
+    packed: list[Packed]
+    total: int
 
 
 class Collector:
     """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are read first.
 
-    pressing: of the rows last collected: one holds what must not wait for the next frame.
+    pressing: of the rows last collected: one holds what must not wait for the next frame. newest: the highest step so far.
     """
 
     def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
+        self._packer = Packer(columns)
         self._deferred_since = 0.0
+        self._calls = self._values = self._steps = self._entries = 0
         self.pressing = False
+        self.newest = 0
 
-    def collect(self, now: float, *, last: bool) -> list[Any]:
+    def collect(self, now: float, *, last: bool) -> Taken:
         """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
         waiting: deque[Any] = self._sender.rows
-        self.pressing = False
-        rows: list[Any] = []
         most = len(waiting)
-        while len(rows) < most and waiting:
-            usual = self._usual(waiting)
-            for _ in usual:
-                waiting.popleft()
-            if usual:
-                rows += usual
-                self._deferred_since = 0.0
-            if len(usual) == _MOST:
-                continue
-            if not waiting or not self._ask(waiting[0], rows, now, last=last):
+        self.pressing = False
+        self._calls = self._values = self._steps = self._entries = 0
+        p = self._sender.progress
+        plain = p is not None and p.clock is None and not elsewhere()
+        settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
+        rows: list[Any] = []
+        taken = 0
+        while taken < most and waiting:
+            row = waiting[0]
+            kind = type(row)
+            if kind is tuple and len(row) == _LOGGED:
+                self._logged(row, rows)
+            elif kind is StepRow and plain and row[0] < settled and row[8] is None and row[3] == 1 and type(row[7]) is list:
+                self._step(row, rows)
+            elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
+            taken += 1
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
-        return rows
+        self._account()
+        return Taken(rows, self._packer.take(), taken)
 
-    def _usual(self, waiting: deque[Any]) -> list[Any]:
-        """What the deque begins with, as far as it is of the usual kinds. It stays there."""
-        rows = [*islice(waiting, min(len(waiting), _MOST))]
-        p = self._sender.progress
-        if not _USUAL.issuperset(map(type, rows)) or _OURS in map(len, rows):
-            del rows[next(at for at, row in enumerate(rows) if type(row) not in _USUAL or len(row) == _OURS) :]
-        steps = [row for row in rows if type(row) is StepRow]
-        if steps and p is not None:
-            rows = self._plain(rows, steps, p)
-        logged = [row[3].values() for row in rows if len(row) == 4]
+    def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
+        """What a user's call logged, numbers of Python's own."""
+        metrics = row[3]
         try:
-            finite = math.isfinite(sum(map(sum, logged)))
+            finite = math.isfinite(sum(metrics.values()))
         except OverflowError:  # a whole number beyond any float
             finite = False
         if not finite:
-            self.pressing = self.pressing or any(is_pressing(row) for row in rows if len(row) == 4)
-        self._count_logged(len(logged), sum(map(len, logged)))
-        return rows
+            self.pressing = self.pressing or is_pressing(row)
+        self._calls += 1
+        self._values += len(metrics)
+        self.newest = max(self.newest, row[0])
+        if not self._packs(row):
+            rows.append(row)
 
-    def _plain(self, rows: list[Any], steps: list[StepRow], p: Progress) -> list[Any]:
-        """The rows up to the first step that has to be asked by itself."""
-        plain = p.clock is None and not elsewhere()
-        settled = p.completed + p.opened  # a loss that the user logs for a later step takes the place of ours
-        for step in steps:
-            if step[0] >= settled or step[8] is not None or step[3] != 1 or type(step[7]) is not list or not plain:
-                at = next(at for at, row in enumerate(rows) if row is step)
-                rows, steps = rows[:at], [row for row in rows[:at] if type(row) is StepRow]
-                break
-        if steps:
-            p.hooks_ns += steps_ns(len(steps), sum(map(len, [step[7] for step in steps])))
-        if p.user_losses:
-            rows = [row.with_user_loss(p) if type(row) is StepRow else row for row in rows]
-        return rows
+    def _step(self, row: StepRow, rows: list[Any]) -> None:
+        """A plain step, which is a note as it stands."""
+        p = self._sender.progress
+        self._steps += 1
+        self._entries += len(row[7])
+        self.newest = max(self.newest, row[0])
+        rows.append(row.with_user_loss(p) if p is not None and p.user_losses else row)
 
-    def _count_logged(self, calls: int, values: int) -> None:
+    def _account(self) -> None:
         """For the agent's account of its own cost."""
-        before = self._sender.logged
-        self._sender.logged = before[0] + calls, before[1] + values
+        before, p = self._sender.logged, self._sender.progress
+        self._sender.logged = before[0] + self._calls, before[1] + self._values
+        if self._steps and p is not None:
+            p.hooks_ns += steps_ns(self._steps, self._entries)
 
     def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
         """Takes a row that may have to be waited for. False while it has."""
@@ -136,8 +139,9 @@ class Collector:
             rows[:] = rows_of(rows, self._sender.reader, self._lost)
             return head.row(p)
         row: tuple[Any, ...] = head if isinstance(head, tuple) else head.row()
-        if len(row) == 4:
-            self._count_logged(1, len(row[3]))
+        if len(row) == _LOGGED:
+            self._calls += 1
+            self._values += len(row[3])
         return row
 
     def _take(self, row: tuple[Any, ...], rows: list[Any]) -> None:
@@ -147,6 +151,17 @@ class Collector:
         except Exception:  # noqa: BLE001 - a hostile object among a user's names or values costs its own row and no other
             self._sender.counters["dropped"] += 1
             return
-        if checked is not None:
-            self.pressing = self.pressing or is_pressing(checked)
+        if checked is None:
+            return
+        self.pressing = self.pressing or is_pressing(checked)
+        self.newest = max(self.newest, checked[0])
+        if not self._packs(checked):
             rows.append(checked)
+
+    def _packs(self, row: tuple[Any, ...]) -> bool:
+        if len(row) == _OURS:
+            return self._packer.add(*row)
+        if len(row) == _LOGGED:
+            step, time, monotonic, metrics = row
+            return self._packer.add(step, time, monotonic, (*metrics,), metrics.values())
+        return False

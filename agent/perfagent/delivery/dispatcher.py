@@ -17,12 +17,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.collecting import Collector
+from perfagent.delivery.collecting import Collector, Taken
 from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, pieces, read
 from perfagent.delivery.orphans import Orphans
-from perfagent.delivery.packing import packed_rows
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.errors import WireError
@@ -40,7 +39,7 @@ _log = logging.getLogger("perfagent")
 
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
-UNWATCHED = 2
+UNWATCHED = 3
 """So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
 READ_S = 4.0
 YIELD_S = 1e-4
@@ -100,7 +99,6 @@ class Dispatcher:
         self._last_sync = self._last_read = 0.0
         self._courier_at = 0.0
         self._told_at = 0.0
-        self._step = 0
         self._told_gone = 0
         self._tell_gone_at = 0.0
         self._command_errors: Counter[int] = Counter()
@@ -136,7 +134,7 @@ class Dispatcher:
 
     def _tick(self, now: float) -> None:
         for source in [*self.sender.sources]:
-            if not source.poll_if_due(now):
+            if now >= source.due and not source.poll_if_due(now):
                 self.sender.sources.remove(source)
                 self.sender.tell(
                     f"source {source.name}",
@@ -162,9 +160,7 @@ class Dispatcher:
             )
         if now >= self._tell_gone_at or last:
             self._tell_gone(now)
-        rows = self._collector.collect(now, last=last)
-        if rows:
-            self._step = max(self._step, rows[-1][0])
+        taken = self._collector.collect(now, last=last)
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
@@ -178,15 +174,16 @@ class Dispatcher:
                 continue
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
-        if not rows and not events:
+        if not taken.total and not events:
             return
-        self.sender.counters["rows"] += len(rows)
+        self.sender.counters["rows"] += taken.total
         self.sender.counters["events"] += len(events)
         self._urgent = self._urgent or self._collector.pressing
         try:
-            written = self._write(rows, events, now)
+            written = self._write(taken, events, now)
         except BaseException:
-            self.sender.counters["lost_samples"] += sum(group.samples for group in self._read([Draft([], rows)]))
+            lost = self._read([Draft([], taken.rows, taken.packed)])
+            self.sender.counters["lost_samples"] += sum(group.samples for group in lost)
             self.sender.counters["dropped_events"] += len(events)
             raise
         if not written and self.spool.error is not None:
@@ -198,11 +195,11 @@ class Dispatcher:
                 f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
             )
 
-    def _write(self, rows: list[Any], events: list[Event], now: float) -> bool:
+    def _write(self, taken: Taken, events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
-        draft = Draft(self.sender.reader.context(), *packed_rows(rows, self._columns))
+        draft = Draft(self.sender.reader.context(), taken.rows, taken.packed)
         drafted = written = True
-        if rows and (drafted := len(draft.rows) <= MOST_DRAFTED):
+        if (taken.rows or taken.packed) and (drafted := len(taken.rows) <= MOST_DRAFTED):
             try:
                 written = self.spool.draft(draft, now=now)
             except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
@@ -242,7 +239,7 @@ class Dispatcher:
         gone = self._gone()
         if gone != self._told_gone:
             self._told_gone = gone
-            self.sender.rows.append((self._step, time.time(), time.monotonic(), (DROPPED,), (float(gone),)))
+            self.sender.rows.append((self._collector.newest, time.time(), time.monotonic(), (DROPPED,), (float(gone),)))
 
     def _tell_refused(self) -> None:
         refused = self._columns.refused

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterable
-from struct import Struct, error
+from struct import Struct
 from typing import Any, NamedTuple
 
 from perfagent.delivery.columns import Columns, narrowed
 from perfagent.wire import Group
 
-__all__ = ["Packed", "grouped", "packed_rows", "rows_in"]
+__all__ = ["Packed", "Packer", "grouped", "rows_in"]
 
 _FIXED = 3
 """Words before the values: step, Unix time, monotonic."""
@@ -29,28 +29,29 @@ class Packed(NamedTuple):
     data: bytes
 
 
-def packed_rows(rows: Iterable[tuple[Any, ...]], columns: Columns) -> tuple[list[tuple[Any, ...]], list[Packed]]:
-    """What can be packed of some rows, by their names, and the other rows as they are, all in their order."""
-    others: list[tuple[Any, ...]] = []
-    shapes: dict[tuple[str, ...], list[bytes]] = {}
-    for row in rows:
-        if len(row) == 4:
-            step, time, monotonic, metrics = row
-            names, values = (*metrics,), metrics.values()
-        elif len(row) == 5:
-            step, time, monotonic, names, values = row
-        else:
-            others.append(row)
-            continue
+class Packer:
+    """Packs the rows of one tick, by their names."""
+
+    def __init__(self, columns: Columns) -> None:
+        self._columns = columns
+        self._shapes: dict[tuple[str, ...], list[bytes]] = {}
+
+    def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
+        """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they are."""
         try:
-            data = _layout(len(names)).pack(step, time, monotonic, *values) if names and columns.knows(names) else None
-        except (error, TypeError, OverflowError):  # text, None, or a number that is too large
-            data = None
-        if data is None:
-            others.append(row)
-        else:
-            shapes.setdefault(names, []).append(data)
-    return others, [Packed(names, b"".join(parts)) for names, parts in shapes.items()]
+            if not names or not self._columns.knows(names):
+                return False
+            data = _layout(len(names)).pack(step, time, monotonic, *values)
+        except Exception:  # noqa: BLE001 - struct.error of what is no number or too large; an object among the names may raise anything
+            return False
+        self._shapes.setdefault(names, []).append(data)
+        return True
+
+    def take(self) -> list[Packed]:
+        """What was packed since the last time."""
+        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items()]
+        self._shapes.clear()
+        return taken
 
 
 def grouped(blocks: Iterable[Packed]) -> list[Group]:

@@ -1,8 +1,8 @@
 """The two threads of the agent, and the deque by which the training thread hands them what it measured.
 
     training thread          perfagent-sender (every 150 ms)                      perfagent-courier
-    rows.append(row)  ──►    poll sources, drain rows, pack columns,       ──►    one HTTP request at a time,
-    event(...)               spool (CRC), cut a frame every 1 or 2 s       ◄──    its answer; NVML between requests
+    rows.append(row)  ──►    poll sources, drain and pack rows,            ──►    one HTTP request at a time,
+    event(...)               spool (CRC), cut a frame every 1 or 3 s       ◄──    its answer; NVML between requests
 
 Between threads there are deques and Events only, never queue.Queue or a lock that the training thread could meet: a fork while
 such a lock is held hangs the child for good (20 of 20 tries), and a signal handler that logs deadlocks on it. A forked child is

@@ -9,6 +9,7 @@ from builders import RecordingSender
 
 from perfagent.delivery.collecting import DEFERRED_S, Collector
 from perfagent.delivery.columns import Columns
+from perfagent.delivery.packing import rows_in
 from perfagent.governor import Governor
 from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END
 from perfagent.hooks.progress import Progress, now
@@ -43,7 +44,10 @@ def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collecto
     progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 3
     sender.rows.extend([step(1), (1, 0.0, 0.0, {"a": 1.0}), step(2), Waits(), step(3)])
-    assert [(row[0], len(row)) for row in collector.collect(1.0, last=False)] == [(1, 9), (1, 4), (2, 9)]
+    taken = collector.collect(1.0, last=False)
+    assert [note.step for note in taken.rows] == [1, 2]
+    assert [rows_in(block) for block in taken.packed] == [[(1, 0.0, 0.0, ("a",), (1.0,))]]
+    assert taken.total == 3
     assert len(sender.rows) == 2
 
 
@@ -52,11 +56,11 @@ def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, coll
     progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 1
     sender.rows.append(step(1))
-    assert collector.collect(100.0, last=False) == []
+    assert collector.collect(100.0, last=False).total == 0
     progress.completed = 2
     sender.rows.append(Waits())
-    assert [note.step for note in collector.collect(130.0, last=False)] == [1]
-    assert collector.collect(101.0 + DEFERRED_S, last=False) == []
+    assert [note.step for note in collector.collect(130.0, last=False).rows] == [1]
+    assert collector.collect(101.0 + DEFERRED_S, last=False).total == 0
     assert len(sender.rows) == 1, "the second wait began when the first was over"
     assert not sender.counters["dropped"]
     collector.collect(130.0 + DEFERRED_S, last=False)
@@ -66,9 +70,9 @@ def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, coll
 def test_every_call_of_log_is_counted_with_its_values(sender: Any, collector: Collector) -> None:
     sender.rows.append((1, 0.0, 0.0, {"a": 1.0, "b": 2}))
     sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
-    rows = collector.collect(1.0, last=False)
+    taken = collector.collect(1.0, last=False)
     assert sender.logged == (2, 4)
-    assert [row[0] for row in rows] == [1, 1]
+    assert [block.names for block in taken.packed] == [("a", "b"), ("c",)]
 
 
 @pytest.mark.parametrize(
@@ -78,5 +82,5 @@ def test_what_a_user_logs_presses_only_where_it_is_a_loss_or_gradient(
     sender: Any, collector: Collector, values: dict[str, Any], pressing: bool
 ) -> None:
     sender.rows.append((1, 0.0, 0.0, values))
-    assert len(collector.collect(1.0, last=False)) == 1
+    assert collector.collect(1.0, last=False).total == 1
     assert collector.pressing is pressing

@@ -426,7 +426,7 @@ def test_frames_are_rarer_while_no_page_shows_the_run(tmp_path: Path) -> None:
     sender = make(tmp_path, transport)
     dispatcher = sender._dispatch()
     sent_at: list[float] = []
-    for half in range(18):
+    for half in range(24):
         now = 100.0 + half / 2
         sender.rows.append(row(half))
         dispatcher._tick(now)
@@ -435,10 +435,10 @@ def test_frames_are_rarer_while_no_page_shows_the_run(tmp_path: Path) -> None:
             sent_at.append(now - 100.0)
             until(lambda: dispatcher._courier.answers)
             dispatcher._advance(now)
-    assert sent_at == [0.0, 2.0, 4.0, 6.0, 7.0, 8.0], "a page opened after the third answer"
+    assert sent_at == [0.0, 3.0, 6.0, 9.0, 10.0, 11.0], "a page opened after the third answer"
     sender.rows.append((99, 1.0, 2.0, ("loss",), (math.nan,)))
-    dispatcher._tick(108.6)
-    dispatcher._advance(108.6)
+    dispatcher._tick(111.6)
+    dispatcher._advance(111.6)
     assert dispatcher._busy is not None, "what is urgent waits for nothing"
     sender.close("finished")
 
