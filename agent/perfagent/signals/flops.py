@@ -3,7 +3,7 @@
 Torch's recording of operators (`RecordFunction`, through its light profiler) tells name and shapes of each operator without
 changing which kernel runs: results stay equal bit by bit, compiled code stays compiled, and nothing runs twice. A dispatch mode
 such as `FlopCounterMode` does neither: with one on, torch.compile falls back to eager, and some backward formulas take another
-path. Its formulas for matrix products and convolutions are the ones used here (torch/utils/flop_counter.py).
+path. Its formulas for matrix products and convolutions are the ones used here (torch/utils/flop_counter.py; operators.py).
 
 What counts is the model's own arithmetic: 2 for a multiplication with its addition, matrix products, convolutions and attention,
 forward and backward, in every call of the root model and every backward pass of one step. Not counted: what activation
@@ -21,185 +21,22 @@ from __future__ import annotations
 import ast
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections import Counter
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import keep_out_of_frames, not_traced
 from perfagent.hooks.progress import now
+from perfagent.signals.operators import Counted, Operators, causal_share, count
 from perfagent.signals.peaks import peak_flops
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["Counted", "FlopCount", "StepFlops", "causal_share", "compiled", "count", "own_operations"]
+__all__ = ["FlopCount", "StepFlops", "causal_in_compiled_code", "compiled", "own_operations"]
 
 MOST_SIZES = 8
-Shape = Sequence[int]
-
-
-@dataclass(slots=True)
-class Counted:
-    """Floating-point operations of one step. products: matrix products and convolutions; attention: fused attention.
-
-    unknown: names of operators whose arithmetic cannot be told; the figures then say too little.
-    """
-
-    products: float = 0.0
-    attention: float = 0.0
-    recomputed: float = 0.0
-    unknown: set[str] = field(default_factory=set)
-
-    @property
-    def total(self) -> float:
-        return self.products + self.attention
-
-
-class Op(NamedTuple):
-    """One operator as torch recorded it. again: it belongs to the forward pass, and ran in backward."""
-
-    name: str
-    shapes: list[list[int]]
-    again: bool
-
-
-# ---- formulas
-
-
-def _product(a: Shape, b: Shape) -> float:
-    return 2.0 * a[0] * a[1] * b[1] if len(a) == len(b) == 2 else 2.0 * a[0] * a[1] * a[2] * b[2]
-
-
-def _grouped(a: Shape, b: Shape) -> float:
-    """Every row of a with one of the matrices in b."""
-    if len(a) != 2 or len(b) != 3:
-        raise ValueError("the sizes of the groups are not in the shapes")
-    return 2.0 * a[0] * a[1] * b[2]
-
-
-_PRODUCTS: dict[str, Callable[[list[list[int]]], float]] = {
-    "aten::mm": lambda shapes: _product(shapes[0], shapes[1]),
-    "aten::bmm": lambda shapes: _product(shapes[0], shapes[1]),
-    "aten::addmm": lambda shapes: _product(shapes[1], shapes[2]),
-    "aten::_addmm_activation": lambda shapes: _product(shapes[1], shapes[2]),
-    "aten::baddbmm": lambda shapes: _product(shapes[1], shapes[2]),
-    "aten::_scaled_mm": lambda shapes: _product(shapes[0], shapes[1]),
-    "aten::_grouped_mm": lambda shapes: _grouped(shapes[0], shapes[1]),
-}
-_ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*")
-_UNKNOWN = re.compile(
-    r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft)\w*|(torch_attn|flash_attn\w*)::.*"
-)
-
-
-def _attention(query: Shape, key: Shape, value: Shape) -> float:
-    """Scores and weighted values of one forward pass, all pairs of positions."""
-    batch, heads, length, width = query
-    return 2.0 * batch * heads * length * key[2] * (width + value[3])
-
-
-def causal_share(length: int, keys: int) -> float:
-    """Share of the pairs of positions that causal attention needs, its mask beginning at the upper left."""
-    return sum(min(row + 1, keys) for row in range(length)) / (length * keys)
-
-
-def _convolution(x: Shape, weight: Shape, out: Shape) -> float:
-    """Transposed where the weight's first dimension is the input's channels."""
-    spatial = x[2:] if weight[0] == x[1] != out[1] else out[2:]
-    total = 2.0 * x[0]
-    for size in (*spatial, *weight):
-        total *= size
-    return total
-
-
-# ---- counting
-
-
-def count(threads: Iterable[list[Any]], causal: dict[tuple[Any, Any], float], *, backward: bool) -> Counted:
-    """What was recorded in one window, thread by thread.
-
-    causal: (shape of the query, shape of the key) -> share of the pairs that are needed; absent: all.
-    """
-    counted = Counted()
-    for events in threads:
-        ops, last = _leaves(events, backward=backward)
-        for place, op in enumerate(ops):
-            try:
-                _add(counted, op, ops[place + 1 :], causal, first_of_model=place == last)
-            except (IndexError, ValueError):
-                counted.unknown.add(op.name)
-    return counted
-
-
-def _leaves(events: list[Any], *, backward: bool) -> tuple[list[Op], int]:
-    """The operators in order, without what lies inside of one that has a formula; and which of them is the convolution that the
-    backward pass ends with, if it does: its input is the batch, which needs no gradient."""
-    ops: list[Op] = []
-    inside = 0  # depth below an operator that is counted as a whole
-    last = -1
-    for event in events:
-        kind = event.kind()
-        if kind == "pop":
-            inside -= inside > 0
-        elif kind == "push":
-            if inside:
-                inside += 1
-                continue
-            name = event.name()
-            if name.startswith("autograd::engine::") and not name.endswith("AccumulateGrad"):
-                last = -1
-            whole = name in _PRODUCTS or name in _CONVOLUTIONS or _ATTENTION.fullmatch(name) or _UNKNOWN.fullmatch(name)
-            inside = int(bool(whole))
-            if name in _CONVOLUTIONS and name.endswith("_backward"):
-                last = len(ops)
-            again = backward and event.sequence_nr() >= 0 and event.scope() == 0
-            ops.append(Op(name, event.shapes(), again))
-    return ops, last
-
-
-_CONVOLUTIONS = frozenset(("aten::convolution", "aten::convolution_backward", "aten::convolution_overrideable"))
-
-
-def _add(counted: Counted, op: Op, later: list[Op], causal: dict[Any, float], *, first_of_model: bool) -> None:
-    if op.name in _PRODUCTS:
-        flops = _PRODUCTS[op.name](op.shapes)
-        if op.again:
-            counted.recomputed += flops
-        else:
-            counted.products += flops
-    elif _ATTENTION.fullmatch(op.name):
-        behind = op.name.endswith("_backward")
-        query, key, value = op.shapes[1:4] if behind else op.shapes[:3]
-        flops = _attention(query, key, value) * causal.get((tuple(query), tuple(key)), 1.0)
-        if op.again:
-            counted.recomputed += flops
-        else:
-            counted.attention += flops * (2 if behind else 1)
-    elif op.name == "aten::convolution_backward":
-        out, x, weight = op.shapes[:3]
-        counted.products += _convolution(x, weight, out) * (1 if first_of_model else 2)
-    elif op.name in _CONVOLUTIONS:
-        x, weight = op.shapes[:2]
-        flops = _convolution(x, weight, _result_of(x, weight, later))
-        if op.again:
-            counted.recomputed += flops
-        else:
-            counted.products += flops
-    elif _UNKNOWN.fullmatch(op.name):
-        counted.unknown.add(op.name)
-
-
-def _result_of(x: Shape, weight: Shape, later: list[Op]) -> list[int]:
-    """The shape of a convolution's result, which was not recorded: the next operator that takes something of its kind."""
-    for op in later[:32]:
-        for shape in op.shapes:
-            if len(shape) == len(x) and shape[0] == x[0] and shape[1] in (weight[0], weight[1]) and shape != x:
-                return shape
-            if len(shape) == len(x) and list(shape) == list(x) and weight[0] == x[1]:
-                return shape
-    raise ValueError("nothing takes its result")
-
 
 # ---- one step, recorded
 
@@ -207,7 +44,8 @@ def _result_of(x: Shape, weight: Shape, later: list[Op]) -> list[int]:
 class FlopCount:
     """Records one step: a task between two steps (rootcause/investigator.py), and the probe of the root model's calls.
 
-    windows: (events by thread, whether of a backward pass) of each call, once the step is over.
+    windows: (events by thread, whether of a backward pass) of each call, once the step is over and until they are read.
+    operators: what was read of them, by whether it is of backward passes.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -215,6 +53,7 @@ class FlopCount:
         self.step = 0
         self.size: tuple[int, int] | None = None
         self.windows: list[tuple[list[list[Any]], bool]] = []
+        self.operators: dict[bool, Operators] = {}
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
         self.half: str | None = None
         self.over = False
@@ -242,6 +81,21 @@ class FlopCount:
         if self._progress.probe is self:
             self._progress.probe = None
         self.over = True
+
+    def read_some(self) -> bool:
+        """Reads the next few hundred events, and lets them go; False when there are no more. Any one thread, after close()."""
+        if not self.windows:
+            return False
+        threads, backward = self.windows[0]
+        if backward not in self.operators:
+            self.operators[backward] = Operators(backward=backward)
+        if threads:
+            self.operators[backward].read_some(threads[0])
+        if threads and not threads[0]:
+            del threads[0]
+        if not threads:
+            del self.windows[0]
+        return bool(self.windows)
 
     def _watch_backward(self) -> None:
         autograd: Any = sys.modules["torch.autograd"]
@@ -391,9 +245,11 @@ class StepFlops:
     def take(self, look: FlopCount, model: Any) -> None:
         """The result of a step that was recorded, once the row of that step has been here."""
         size, self.look = look.size, None
-        counted = own_operations(look, _causal_shares(look), model)
-        if size is None or not any(backward for _, backward in look.windows):
+        if size is None:
             return  # the step was cut short
+        counted = own_operations(look, None, model)
+        if True not in look.operators:
+            return  # the same: there was no backward pass
         if counted.unknown or not counted.total:
             self.tells = False  # a share of what there is to count is no count
             return
@@ -446,21 +302,20 @@ class StepFlops:
         return self._peak
 
 
-def own_operations(look: FlopCount, causal: dict[tuple[Any, Any], float], model: Any) -> Counted:
-    """All windows of a step together.
+def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any) -> Counted:
+    """All windows of a step together; what of them was not read before is read now.
+
+    causal: (shape of the query, shape of the key) -> share of the pairs that attention needs; None: as the step's code says.
 
     What compiled code computes again in its backward pass bears no mark. Where blocks are checkpointed, what goes beyond twice
     the forward pass is taken for it: exact where every product needs both gradients, too much by at most what is computed again
     where weights are frozen.
     """
-    ways = {False: Counted(), True: Counted()}
-    for threads, backward in look.windows:
-        part, counted = count(threads, causal, backward=backward), ways[backward]
-        counted.products += part.products
-        counted.attention += part.attention
-        counted.recomputed += part.recomputed
-        counted.unknown |= part.unknown
-    forward, behind = ways[False], ways[True]
+    while look.read_some():
+        pass
+    shares = _causal_shares(look) if causal is None else causal
+    ways = {backward: count(operators, shares) for backward, operators in look.operators.items()}
+    forward, behind = ways.get(False, Counted()), ways.get(True, Counted())
     products, attention = behind.products, behind.attention
     if compiled() and _checkpoints(model):
         products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
@@ -484,15 +339,15 @@ def _checkpoints(model: Any) -> bool:
 
 def _causal_shares(look: FlopCount) -> dict[tuple[Any, Any], float]:
     """By shapes of query and key: the share of pairs that the step's attention needs."""
+    if not look.calls:
+        ran = (op for operators in look.operators.values() for op in operators.ran)
+        attended = {op.attended[:2] for op in ran if op.attends and len(op.attended) == 3 and all(map(len, op.attended))}
+        if not attended or not causal_in_compiled_code():
+            return {}
+        return {(query, key): causal_share(query[-2], key[-2]) for query, key in attended}
     shares: dict[tuple[Any, Any], list[float]] = {}
     for query, key, causal in look.calls:
         shares.setdefault((query, key), []).append(causal_share(query[-2], key[-2]) if causal else 1.0)
-    if not look.calls and causal_in_compiled_code():
-        for threads, _ in look.windows:
-            for event in (event for events in threads for event in events if event.kind() == "push"):
-                if _ATTENTION.fullmatch(event.name()):
-                    query, key = event.shapes()[1:3] if event.name().endswith("_backward") else event.shapes()[:2]
-                    shares[tuple(query), tuple(key)] = [causal_share(query[-2], key[-2])]
     return {shapes: sum(each) / len(each) for shapes, each in shares.items()}
 
 
@@ -502,13 +357,14 @@ def _type_of(model: Any) -> str:
     mixed = {"bf16": "bfloat16", "fp16": "float16"}.get(str(shared.get("_mixed_precision", "")))
     if mixed is not None or model is None:
         return mixed or ""
-    for module in model.modules():  # FSDP2 casts what it gathers
-        state = module._get_fsdp_state() if hasattr(module, "_get_fsdp_state") else None
-        policy = getattr(state, "_mp_policy", None)
+    modules = [*model.modules()]
+    for module in modules:  # FSDP2 casts what it gathers
+        asked = getattr(type(module), "_get_fsdp_state", None)
+        policy = getattr(asked(module) if asked is not None else None, "_mp_policy", None)
         if policy is not None and policy.param_dtype is not None:
             return str(policy.param_dtype).removeprefix("torch.")
-    sizes: dict[str, int] = {}
-    for parameter in model.parameters():
-        kind = str(parameter.dtype).removeprefix("torch.")
-        sizes[kind] = sizes.get(kind, 0) + parameter.numel()
-    return max(sizes, key=sizes.__getitem__) if sizes else ""
+    sizes: Counter[Any] = Counter()
+    parameters = {id(p): p for module in modules for p in module._parameters.values() if p is not None}  # a shared one once
+    for parameter in parameters.values():
+        sizes[parameter.dtype] += parameter.numel()
+    return str(max(sizes, key=sizes.__getitem__)).removeprefix("torch.") if sizes else ""

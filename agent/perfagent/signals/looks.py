@@ -24,6 +24,10 @@ __all__ = ["Looks"]
 FIRST_STEPS = 3
 """Steps before the first look: what compiles, allocates and warms up is no ordinary step."""
 LEAST_S = 60.0
+IDLE_S = 1.0
+"""While no look is due: how long until that is asked again."""
+_PIECE_S = 0.003
+"""What one poll may take of a recording, so that neither the spool's tick nor the training thread has to wait for it."""
 _SHARE_OF_BUDGET = 0.1
 
 
@@ -43,15 +47,16 @@ class Looks:
         self._begin = self._progress.completed
         self.flops = self._progress.reader.flops = StepFlops(device)
         self._due: dict[str, float] = {}
+        self._ask_at = 0.0
         self._look: Any = None
         self._kind = ""
         self._budget = sender.config.overhead_budget_pct / 100.0
 
     def poll(self) -> None:
-        """Every tick, on the sender's thread."""
+        """Some times a second, on the sender's thread. Mostly there is nothing to do: no look is under way, none is due."""
         if self._look is not None:
             self._finish_look()
-        elif not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
+        elif self._clock() >= self._ask_at and not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
             self._begin_look()
 
     def close(self) -> None:
@@ -66,6 +71,7 @@ class Looks:
                 if self._look is not None:
                     self._investigator.add(self._look)
                     return
+        self._ask_at = self._clock() + IDLE_S
 
     def _count(self) -> Any:
         self.flops.look = FlopCount(self._progress) if self.flops.wants() else None
@@ -90,6 +96,8 @@ class Looks:
             return
         if self._kind == "flops" and look.step and not self.flops.has_seen(look.step) and not self._progress.ended:
             return
+        if self._kind == "flops" and look.size is not None and not self._all_read(look):
+            return
         self._look = None
         self._progress.hooks_ns += look.cost_ns
         if self._kind != "flops":
@@ -103,6 +111,14 @@ class Looks:
         else:
             self._tell(look.step, {"sync/calls_per_step": float(sum(look.lines.values()))})
             self._sender.event("sync", {"lines": look.told()}, step=look.step)
+
+    def _all_read(self, look: FlopCount) -> bool:
+        """Reads a piece of what was recorded; at the end of the run all that is left."""
+        until = self._clock() + _PIECE_S
+        while look.read_some():
+            if self._clock() >= until and not self._progress.ended:
+                return False
+        return True
 
     def _tell(self, step: int, values: dict[str, float]) -> None:
         if values:

@@ -17,7 +17,8 @@ from perfagent.hooks.alike import read_alike, runs
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.rootcause.investigator import Investigator
-from perfagent.signals.flops import Counted, StepFlops
+from perfagent.signals.flops import StepFlops
+from perfagent.signals.operators import Counted
 
 LOADERS = (7, 8)
 

@@ -12,7 +12,8 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import Counted, FlopCount, StepFlops, causal_in_compiled_code, causal_share
+from perfagent.signals.flops import FlopCount, StepFlops, causal_in_compiled_code
+from perfagent.signals.operators import Counted, causal_share
 
 
 @pytest.fixture(autouse=True)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import pickle
+import sys
+from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
 from perfagent.hooks.progress import state
+from perfagent.signals.looks import IDLE_S, Looks
 from perfagent.signals.modules import ModuleTimes, parts_of
 
 CALL = "_compiled_call_impl"
@@ -54,6 +58,24 @@ def train(recorded, model, optimizer, x, steps):
         recorded.run._look()
 
 
+class Clock:
+    """Seconds by hand. ticks: how far each look at it moves it on."""
+
+    def __init__(self, ticks=0.0):
+        self.now, self.ticks = 0.0, ticks
+
+    def __call__(self):
+        self.now += self.ticks
+        return self.now
+
+
+def with_clock(recorded, clock, device=lambda: None):
+    """The run's looks, on a clock of the test's."""
+    run = recorded.run
+    looks = run._looks = Looks(run._investigator, recorded.sender, run._known_model, device, clock)
+    return looks
+
+
 @pytest.fixture
 def tower(record):
     model = Tower()
@@ -73,13 +95,102 @@ def test_operations_per_second_come_by_themselves_and_stay(tower):
 
 def test_another_batch_size_is_counted_once_and_then_exact(tower):
     recorded, model, optimizer = tower
+    clock = Clock()
+    looks = with_clock(recorded, clock)
     train(recorded, model, optimizer, torch.randn(16, 64), 15)
-    train(recorded, model, optimizer, torch.randn(4, 64), 15)
+    train(recorded, model, optimizer, torch.randn(4, 64), 3)
+    clock.now += IDLE_S
+    train(recorded, model, optimizer, torch.randn(4, 64), 12)
+    assert set(looks.flops._known) == {(16, 0), (4, 0)}
     seconds = dict(recorded.of("step_time_s"))
     per_sample = 2 * (64 * 512 * 5 + 3 * 64 * 64 * 3 + 64 * 3)
     per_step = {number: value * seconds[number] for number, value in recorded.of("flops_per_s")}
     assert per_step[15] == pytest.approx(16 * per_sample)
     assert all(per_step[number] == pytest.approx(4 * per_sample) for number in range(16, 31))
+
+
+class Deep(nn.Sequential):
+    """So many operators that one step's are not read at once."""
+
+    def __init__(self):
+        super().__init__(*(layer for _ in range(80) for layer in (nn.Linear(8, 8), nn.ReLU())))
+
+
+DEEP_STEP = 4 * 2 * 8 * 8 * (80 * 3 - 1)
+"""Its operations on a batch of 4: the first layer's input needs no gradient."""
+
+
+def reading(recorded, looks, optimizer, model):
+    """Trains until a recorded step is over, and the first of its events are read."""
+    for _ in range(20):
+        train(recorded, model, optimizer, torch.randn(4, 8), 1)
+        if looks.flops.look is not None and looks.flops.look.operators:
+            return looks.flops.look
+    raise AssertionError("no step was read")
+
+
+def unread(look):
+    return sum(len(events) for threads, _ in look.windows for events in threads)
+
+
+def test_a_large_recording_is_read_in_pieces_and_let_go_as_it_is_read(record):
+    model = Deep()
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    left = [unread(look)]
+    while left[-1]:
+        assert not looks.flops._known
+        recorded.run._look()
+        left.append(unread(look))
+    assert len(left) > 2, "more than one poll, and more than two"
+    assert all(after < before for before, after in itertools.pairwise(left))
+    assert looks.flops._known[4, 0].total == DEEP_STEP
+
+
+def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
+    model = Deep()
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    assert unread(look)
+    recorded.finish()
+    looks.poll()
+    assert looks.flops._known[4, 0].total == DEEP_STEP
+
+
+def test_an_event_of_a_recording_is_asked_for_little(record):
+    """Names are judged once each, and shapes are asked of what computes: most of a step's operators do not."""
+    model = Deep()
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    events, calls = unread(look), Counter()
+    outer = sys.getprofile()
+    sys.setprofile(lambda _frame, event, called: calls.update([called.__name__] if event == "c_call" else []))
+    try:
+        while look.read_some():
+            pass
+    finally:
+        sys.setprofile(outer)
+    assert calls["kind"] == events
+    assert calls["fullmatch"] < events / 20
+    assert calls["shapes"] <= 3 * 80
+
+
+def test_while_no_look_is_due_that_is_asked_once_a_second(tower):
+    recorded, model, optimizer = tower
+    asked, clock = [], Clock()
+    looks = with_clock(recorded, clock, device=lambda: asked.append(clock.now))
+    train(recorded, model, optimizer, torch.randn(4, 64), 20)
+    clock.now += IDLE_S
+    asked.clear()
+    for _ in range(10):
+        looks.poll()
+    assert len(asked) == 1
+    clock.now += IDLE_S
+    looks.poll()
+    assert len(asked) == 2
 
 
 def test_shares_of_the_parts_of_a_model(tower):
