@@ -46,8 +46,9 @@ def findings(judge: Evaluator) -> list[Finding]:
     return sorted(found, key=_rank)
 
 
-def verdict(judge: Evaluator) -> Finding:
-    """The first finding of the tree; info-level ones do not hold a run back."""
+def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
+    """The first finding of the tree; info-level ones do not hold a run back. lost: nothing is heard of the run any more. One
+    without an agent raises no alert by that, since most such programs just end; its verdict says so."""
     window = judge.window
     for finding in findings(judge):
         told = finding.rule == "process_crash" and window.state in ("preempted", "failed")
@@ -55,7 +56,7 @@ def verdict(judge: Evaluator) -> Finding:
             if finding.rule.startswith(USER_ALERT):
                 continue
             return finding
-    return healthy(_figures(window))
+    return _fell_silent(window) if lost else healthy(_figures(window))
 
 
 def _rank(finding: Finding) -> tuple[bool, int, int]:
@@ -69,11 +70,23 @@ def _held(machine: Machine) -> Finding | None:
     return machine.finding if held else None
 
 
+def _fell_silent(window: Window) -> Finding:
+    after = f" after step {window.step:,}" if window.step else ""
+    return Finding(
+        rule="lost_contact",
+        severity="info",
+        message=f"This run went silent{after}, and did not say that it ended.",
+        since_step=window.step or None,
+        fix='A script that sends its own rows ends its run with `{"run": "NAME", "state": "finished"}`. If it should still be '
+        "running, look at its process and at the network between it and this server.",
+    )
+
+
 def _figures(window: Window) -> str:
     """The healthy verdict's sentence, with the figures that make it believable."""
     if not window.step:
-        return "Nothing holds this run back so far; nothing that is judged (loss, step time, gradient norm ...) has come yet."
-    parts = [f"{window.step:,} steps"]
+        return "Nothing to judge yet: no loss, step time or gradient norm has come."
+    parts = [f"step {window.step:,}"]
     name = window.loss_name
     loss = window.value(name) if name is not None else None
     if loss is not None:
@@ -82,4 +95,4 @@ def _figures(window: Window) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    return f"Nothing holds this run back: {', '.join(parts)}."
+    return f"Nothing {'held' if window.ended else 'holds'} this run back: {', '.join(parts)}."

@@ -392,7 +392,11 @@ class Engine:
         """Healthy, or the one thing that holds the run back."""
         with self._lock:
             judge = self._judge_of(run)
-            return diagnosis.verdict(judge) if judge is not None else healthy("Nothing is known of this run yet.")
+            if judge is None:
+                return healthy("Nothing is known of this run yet.")
+            with self._database.read() as connection:
+                state = connection.execute(select(runs.c.state).where(runs.c.id == run)).scalar()
+            return diagnosis.verdict(judge, lost=state == "lost")
 
     def findings(self, run: str) -> list[Finding]:
         """Everything that the rules find now, worst first; for a run that ended also what held most of the time."""

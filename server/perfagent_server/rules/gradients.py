@@ -51,7 +51,7 @@ class NonfiniteGradient:
             if counts
             else None
         )
-        tensors = f" ({count:.0f} parameter tensors)" if count else ""
+        tensors = f" ({count:.0f} parameter tensor{'' if count == 1 else 's'})" if count else ""
         losses = window.tracks["loss"].before(window.at, 20) if "loss" in window.tracks else []
         return Finding(
             rule=self.id,

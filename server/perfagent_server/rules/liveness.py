@@ -70,11 +70,14 @@ class LostContact:
         if not lost or window.ended:
             return None
         ranks = sorted(lost)
-        who = f"rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} of {window.world_size} ranks"
+        several = f"Rank {ranks[0]}" if len(ranks) == 1 else f"{len(ranks)} of {window.world_size} ranks"
+        who = several if window.world_size > 1 else "The training process"
+        at = f"after step {window.step:,}" if window.step else "before its first step"
         return Finding(
             rule=self.id,
             severity="critical",
-            message=f"Nothing was heard from {who} for {max(lost.values()):.0f} s; the last completed step is {window.step}.",
+            # The past tense: the sentence stands as long as the alert does, and is not written anew every second.
+            message=f"{who} went silent {at}: nothing was heard for {max(lost.values()):.0f} s.",
             since_step=window.step,
             ranks=ranks,
             evidence={"silence_s": max(lost.values()), "step": window.step},

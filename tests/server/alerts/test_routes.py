@@ -85,7 +85,7 @@ def test_a_nan_reaches_the_receiver_signed_and_is_in_every_answer(api: TestClien
 def test_a_healthy_run_has_a_verdict_with_figures(api: TestClient) -> None:
     Agent(api).send(range(1, 41), loss=[3.0 - 0.01 * step for step in range(40)], step_time_s=[0.05] * 40)
     found = until(
-        lambda: "40 steps" in api.get("/api/v1/runs/r1/verdict").json()["message"] and api.get("/api/v1/runs/r1/verdict").json()
+        lambda: "step 40" in api.get("/api/v1/runs/r1/verdict").json()["message"] and api.get("/api/v1/runs/r1/verdict").json()
     )
     assert found["rule"] == "healthy"
     assert api.get("/api/v1/runs/r1/findings").json() == {"findings": []}

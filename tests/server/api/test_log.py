@@ -150,7 +150,7 @@ def test_the_verdict_of_a_run_without_a_loss_claims_nothing_about_its_steps(tmp_
         run = client.post("/api/v1/log", json={"run": "a", "step": 7, "metrics": {"accuracy": 0.5}}).json()["run"]
         verdict = client.get(f"/api/v1/runs/{run}/verdict").json()
         assert verdict["rule"] == "healthy"
-        assert "nothing that is judged" in verdict["message"]
+        assert "Nothing to judge yet" in verdict["message"]
 
 
 def test_each_rank_counts_its_own_steps_also_after_a_restart(tmp_path: Path) -> None:

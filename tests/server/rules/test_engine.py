@@ -365,9 +365,13 @@ def test_a_program_without_an_agent_is_lost_after_ten_times_its_longest_pause_an
     engine.look_for_silence()
     assert (_states(bench), lost) == (["lost"], ["http-a"])
     assert _silent(bench) == []  # most such programs have simply ended
+    told = engine.verdict("http-a")
+    assert (told.rule, told.severity, told.since_step) == ("lost_contact", "info", 12)
+    assert told.message == "This run went silent after step 12, and did not say that it ended."
     bench.send({"loss": [1.0]}, [13], name="http-a", now=NOW + 700)
     engine.run_once()
     assert _states(bench) == ["running"]
+    assert engine.verdict("http-a").message == "Nothing holds this run back: step 13, loss 1 (from 1)."
 
 
 def test_a_program_without_an_agent_whose_habit_is_not_known_has_an_hour(bench: Bench) -> None:

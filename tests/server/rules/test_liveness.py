@@ -54,7 +54,7 @@ def test_a_finished_run_raises_nothing_and_is_healthy_with_figures() -> None:
     assert _end(evaluator, "finished") == []
     found = verdict(evaluator)
     assert found.rule == "healthy"
-    assert "30 steps" in found.message
+    assert "step 30" in found.message
     assert "2.71" in found.message
     assert "100 ms a step" in found.message
 
@@ -116,6 +116,26 @@ def test_silence_is_told_once_and_taken_back_when_frames_come_again() -> None:
     assert "31 s" in changes[0].finding.message
     [back] = evaluator.take(frame({"loss": [1.0]}, [31], ident=evaluator.upto + 1))
     assert (back.kind, back.alert) == ("resolve", changes[0].alert)
+
+
+@pytest.mark.parametrize(
+    ("world", "silent", "who"),
+    [(1, [0], "The training process"), (4, [2], "Rank 2"), (4, [0, 3], "2 of 4 ranks")],
+    ids=["one process", "one rank", "ranks"],
+)
+def test_silence_names_who_fell_silent_and_stays_true_with_time(world: int, silent: list[int], who: str) -> None:
+    evaluator = _trained()
+    evaluator.window.world_size = world
+    [change] = evaluator.silence({(1, rank): 31.0 for rank in silent}, evaluator.window.now + 31)
+    assert change.finding.message == f"{who} went silent after step 30: nothing was heard for 31 s."
+
+
+def test_a_healthy_verdict_is_in_the_tense_of_its_run_and_claims_nothing_before_anything_came() -> None:
+    assert verdict(Evaluator("r")).message == "Nothing to judge yet: no loss, step time or gradient norm has come."
+    evaluator = _trained()
+    assert verdict(evaluator).message == "Nothing holds this run back: step 30, loss 2.71 (from 3), 100 ms a step."
+    _end(evaluator, "finished")
+    assert verdict(evaluator).message == "Nothing held this run back: step 30, loss 2.71 (from 3), 100 ms a step."
 
 
 def test_silence_of_an_older_attempt_or_after_the_end_says_nothing() -> None:
