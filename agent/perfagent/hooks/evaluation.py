@@ -4,20 +4,26 @@ A plain loop is recognised afterwards, on the sender's thread, from the order of
 gradients, and calls in evaluation mode, together with the fetches from the loader that feeds them, are one span from the first
 of them to the last. Calls without gradients in training mode count only as an interruption: what every step does (a rollout,
 the generator's samples for a discriminator) is part of the training.
+
+An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
 """
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.account import DATA, EVALUATED, FORWARD, PHASE, RETURNED, Entry
+from perfagent.hooks.account import DATA, EVALUATED, FORWARD, PHASE, RETURNED, Account, Entry
 from perfagent.hooks.checkpoint import Patch, replace_when_imported
 from perfagent.hooks.guard import not_traced
 from perfagent.hooks.phases import tell, watch_phase
 from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.reading import Row, interned
+from perfagent.hooks.row import StepRow
 
-__all__ = ["EVALUATORS", "Evaluations", "evaluated", "install", "interrupted"]
+__all__ = ["EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
 
 EVALUATORS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
@@ -26,6 +32,7 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
 }
 _MOST_ENTRIES = 100_000
 _QUIET_STEPS = 2
+_APART_NS = 60 * 10**9
 
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
@@ -69,7 +76,21 @@ class Evaluations:
 
     def fold(self, p: Progress, step: int, trace: list[Entry]) -> list[Entry]:
         """The trace with each evaluation as one entry (PHASE, began, ended, "eval"), and without what it consists of."""
-        account = p.account
+        folded = self._folded(p.account, step, trace)
+        self._tell(p, step - 1, step)
+        return folded
+
+    def after(self, p: Progress, step: int, trace: list[Entry]) -> float:
+        """Seconds of the evaluations in what follows the last step. A notebook may go on for hours then, asking the model now and
+        again: what is far apart is not one evaluation."""
+        if p.last is not None:
+            p.account.trains(p.last.trace)  # nothing in this trace tells how the model was trained
+        folded = self._folded(p.account, step + 1, trace, apart_ns=_APART_NS)
+        self._tell(p, step, step)
+        spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
+        return spent_ns / 1e9
+
+    def _folded(self, account: Account, step: int, trace: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
         trains = account.trains(trace)
         usual = step - self._usual_at <= _QUIET_STEPS
         if any(entry[0] == EVALUATED and entry[3] for entry in trace):
@@ -89,23 +110,58 @@ class Evaluations:
                 span[1] = entry[1]
             elif (kind == EVALUATED and not (usual and entry[3])) or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
+                if span and began - span[1] > apart_ns:
+                    folded += self._closed(span, [])
+                    span = []
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
                 fetches = []
             elif kind != EVALUATED:
-                if span and fetches and fetches[0][4] is None:  # the fetch that found the evaluation's loader at its end
-                    span[1] = fetches.pop(0)[2]
-                folded += [*self._closed(span), *fetches, entry]
+                folded += [*self._closed(span, fetches), entry]
                 span, fetches, inside = [], [], 0
-        folded += [*self._closed(span), *fetches]
-        for seconds in self._found:
-            tell(p, "eval", step - 1, seconds, step, always=False)
-        self._found = []
+        folded += self._closed(span, fetches)
         return folded
 
-    def _closed(self, span: list[int]) -> list[Entry]:
+    def _closed(self, span: list[int], fetches: list[Entry]) -> list[Entry]:
+        """An evaluation that is over, and the fetches behind it."""
         if not span:
-            return []
+            return fetches
+        if fetches and fetches[0][4] is None:  # the one that found the evaluation's loader at its end
+            span[1] = fetches.pop(0)[2]
         self._found.append((span[1] - span[0]) / 1e9)
-        return [(PHASE, span[0], span[1], "eval")]
+        return [(PHASE, span[0], span[1], "eval"), *fetches]
+
+    def _tell(self, p: Progress, begin_step: int, step: int) -> None:
+        for seconds in self._found:
+            tell(p, "eval", begin_step, seconds, step, always=False)
+        self._found = []
+
+
+class _AfterLast(StepRow):
+    """What came after the last step: read like a step's row, once all steps were read."""
+
+    __slots__ = ()
+
+    def ready(self, p: Progress) -> bool:  # noqa: ARG002 - as that of a step
+        return True
+
+    def plain(self, p: Progress) -> bool:  # noqa: ARG002 - as that of a step
+        return False
+
+    def row(self, p: Progress) -> Row:
+        """`phase/eval_s` under the last step's number, where there was an evaluation."""
+        seconds = p.account.evaluations.after(p, self.step, self.trace)
+        values = {"phase/eval_s": seconds} if seconds else {}
+        return self.step, self.wall, self.began / 1e9, interned(tuple(values)), [*values.values()]
+
+
+def after_last_step(p: Progress) -> None:
+    """The run ends: an evaluation since its last step becomes a row. On the thread that ends it; a second time does nothing.
+
+    A trace so long that its beginning may be gone says nothing.
+    """
+    trace, p.trace = p.trace, []
+    may_hold = type(trace) is Interrupted or any(entry[0] == PHASE and entry[3] == "eval" for entry in trace)
+    if p.last is not None and may_hold and len(trace) < _MOST_ENTRIES // 2:
+        p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from perfagent.hooks.evaluation import after_last_step
+
 NAP_S = 0.04
 SLACK_S = 0.03
 spent: dict[str, float] = {}
@@ -55,6 +57,12 @@ def start(record):
     return record(model), model, torch.optim.SGD(model.parameters(), lr=0.1)
 
 
+def of(recorded, name):
+    """(step, value) of one series at the end of the run; what a run does there first may be done before."""
+    after_last_step(recorded.run._progress)
+    return recorded.of(name)
+
+
 def evaluate(model, *, no_grad=True, score="score"):
     model.eval()
     with torch.set_grad_enabled(not no_grad):
@@ -83,6 +91,64 @@ def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
     assert steps[5]["phase/forward_s"] < SLACK_S
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert [(event["name"], event["begin_step"]) for event in events] == [("eval", 4)]
+
+
+@pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
+def test_an_evaluation_after_the_last_step_is_told_at_the_end(record, no_grad):
+    recorded, model, optimizer = start(record)
+    for x in DataLoader(Batches("train", 3), batch_size=1):
+        step(model, optimizer, x)
+    evaluate(model, no_grad=no_grad)
+    series = of(recorded, "phase/eval_s")
+    assert [number for number, _ in series] == [3]
+    own = spent["eval forward"] + spent["eval data"] + spent["score"] * 2 / 3
+    assert own <= series[0][1] <= own + spent["score"] / 3 + SLACK_S
+    rows = [(number, "lr" in values) for number, values in recorded.rows if "lr" in values or "phase/eval_s" in values]
+    assert rows == [(1, True), (2, True), (3, True), (3, False)], "a row of its own, behind that of the step"
+    events = [(data["name"], data["begin_step"], number) for kind, data, number in recorded.sender.events if kind == "phase"]
+    assert events == [("eval", 3, 3)]
+
+
+def test_what_follows_the_last_step_is_told_besides_what_came_before_it(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(3):
+        evaluate(model)
+        step(model, optimizer, torch.ones(1, 4))
+    with recorded.run.phase("eval"):
+        nap("named")
+    evaluate(model)
+    series = of(recorded, "phase/eval_s")
+    assert [number for number, _ in series] == [2, 3, 3]
+    assert spent["named"] + 3 * NAP_S <= series[-1][1]
+    assert series[1][1] <= spent["eval forward"] / 12 * 3 + spent["eval data"] / 12 * 3 + spent["score"] / 4 + SLACK_S
+
+
+def test_after_the_last_step_there_is_a_row_only_where_something_was_evaluated(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(4):
+        with torch.no_grad():
+            model(torch.ones(1, 4))  # what every step does is no evaluation
+        step(model, optimizer, torch.ones(1, 4))
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    assert 4 not in dict(of(recorded, "phase/eval_s"))
+
+
+def test_a_model_that_is_asked_an_hour_later_was_not_evaluated_for_an_hour(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(3):
+        step(model, optimizer, torch.ones(1, 4))
+    model.eval()
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    p = recorded.run._progress
+    hour = 3600 * 10**9
+    p.trace[:] = [(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in p.trace]
+    with torch.no_grad():
+        model(torch.ones(1, 4))
+    ((number, seconds),) = of(recorded, "phase/eval_s")
+    assert number == 3
+    assert 2 * NAP_S <= seconds <= spent["eval forward"] + SLACK_S
 
 
 def test_an_evaluation_between_two_fetches_of_one_loader_leaves_the_training_data_alone(record):
@@ -144,7 +210,7 @@ def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path
         save_strategy="steps", save_steps=3, report_to=[], disable_tqdm=True, use_cpu=True, logging_steps=100,
     )  # fmt: skip
     Trainer(model=Model(), args=arguments, train_dataset=rows, eval_dataset=rows).train()
-    assert [number for number, _ in recorded.of("phase/eval_s")] == [4]
+    assert [number for number, _ in of(recorded, "phase/eval_s")] == [4, 6]
     assert [number for number, _ in recorded.of("phase/checkpoint_s")] == [4]
     names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert names.count("eval") == 2

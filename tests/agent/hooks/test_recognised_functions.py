@@ -8,7 +8,7 @@ import pytest
 
 from perfagent.hooks.checkpoint import SAVERS
 from perfagent.hooks.communication import COLLECTIVES
-from perfagent.hooks.evaluation import EVALUATORS
+from perfagent.hooks.evaluation import EVALUATORS, after_last_step
 
 NAMES = [(module, name) for table in (SAVERS, EVALUATORS) for module, names in table.items() for name in names]
 
@@ -58,7 +58,8 @@ def test_lightning_validates_and_saves_in_phases(record, tmp_path):
     )  # fmt: skip
     loader = DataLoader(torch.ones(6, 4), batch_size=2)
     trainer.fit(Module(), loader, loader)
-    assert [number for number, _ in recorded.of("phase/eval_s")] == [4]
+    after_last_step(recorded.run._progress)
+    assert [number for number, _ in recorded.of("phase/eval_s")] == [4, 6]
     assert [number for number, _ in recorded.of("phase/checkpoint_s")] == [4]
     names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert names.count("eval") == 2
