@@ -53,6 +53,23 @@ def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(site: S
     assert len([request for request in page.requests if request.startswith("/api/v1/runs?")]) == before
 
 
+def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    name = f"twin-{run}"
+    for one in (f"{run}-a", f"{run}-b"):
+        record_run(site, one, steps=2, name=name)
+    for step in (1, 2):
+        log(site, run, step, project=run, sft__avg_loss=3.0)
+    page = tab("/")
+    page.live()
+    own = f"""text => [...document.querySelectorAll('.runs tr')].some(line =>
+      line.querySelector('.name')?.textContent === '{run}' && line.querySelector('.of-loss').textContent === text)"""
+    page.wait(own, argument="3")
+    log(site, run, 3, project=run, sft__avg_loss=7.25)
+    page.wait(own, argument="7.25")
+    for one in (f"{run}-a", f"{run}-b"):
+        assert one in page.page.locator(f"{row(one)} small").first.inner_text()
+
+
 def test_verdict_of_a_line_follows_its_alerts(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=50)
     page = tab("/")
@@ -98,7 +115,7 @@ def test_empty_fleet_shows_both_ways_to_attach(tmp_path: Path, tab: OpenTab) -> 
         page.wait("() => document.querySelector('.welcome')")
         code = page.page.locator(".welcome .way code").all_inner_texts()
         assert any("perfagent run train.py" in text and server.url in text for text in code)
-        assert any("perfagent.attach(model, optimizer)" in text for text in code)
+        assert any(f'perfagent.attach(model, optimizer, server="{server.url}")' in text for text in code)
         phone = tab("/", server=server, width=390, height=844, is_mobile=True, has_touch=True)
         phone.wait("() => document.querySelector('.welcome')")
         assert phone.page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -12,7 +12,8 @@ import pytest
 from builders import ServerProcess, server_process
 from recorded import CPU_NAMES, log, record_run, send
 
-from perfagent.wire import Event
+from perfagent.wire import CATALOGUE, Event, loss_kind
+from perfagent.wire.loss_names import LOSS_WORDS
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -73,9 +74,46 @@ def test_a_run_without_an_agent_shows_its_own_loss_and_units_that_fit(site: Serv
     log(site, run, 6, project=run, **{"train/loss": math.nan})
     fleet.wait("() => document.querySelector('.verdict h2')?.textContent.startsWith('train/loss became NaN in step 6')")
     facts = fleet.page.locator(".verdict dl").inner_text()
-    assert "last losses" in facts
-    assert "grad norms" not in facts  # there are none
-    fleet.wait("() => document.querySelector('[data-name=\"train/loss\"] .gtitle, [data-name=\"train/loss\"] .annotation')")
+    assert "Last losses" in facts
+    assert "Grad norms" not in facts  # there are none
+    fleet.wait('() => document.querySelector(\'[data-name="train/loss"] .gtitle, [data-name="train/loss"] .annotation\')')
+
+
+def test_the_page_calls_a_loss_what_the_agent_and_the_rules_call_one(tab: OpenTab) -> None:
+    shapes = ("{}_loss", "loss/{}", "{}Loss", "{}loss", "train/{}/loss", "loss{}", "Train_{}_LOSS", "{}")
+    words = {"kl", "mask", "gan", "losses", "lossy", "glossary", "1"}.union(*LOSS_WORDS.values())
+    names = [shape.format(word) for shape in shapes for word in sorted(words)]
+    names += [*CATALOGUE, "loss", "Loss", "MSELoss", "grad_norm/loss.w", ""]
+    page = tab("/")
+    page.wait("() => window.perfagent?.lossKind")
+    told = page.page.evaluate("names => names.map(window.perfagent.lossKind)", names)
+    assert dict(zip(names, told, strict=True)) == {name: loss_kind(name) for name in names}
+    assert set(told) == {"whole", "part", ""}
+    choose = "names => window.perfagent.lossOf(names)"
+    for logged, chosen in ((["z/loss", "lm_loss", "val/loss"], "lm_loss"), (["a/loss", "loss"], "loss"), (["lr"], "loss")):
+        assert page.page.evaluate(choose, logged) == chosen
+
+
+def test_what_led_to_a_nan_is_its_last_losses_not_the_oldest_that_are_kept(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    x = np.arange(1, 32)
+    send(site, run, {"loss": np.where(x < 31, x * 1.0, math.nan)}, x)
+    page = tab(f"/run/{run}")
+    page.wait("() => document.querySelector('.verdict.critical dl')")
+    assert "Last losses\n… 23, 24, 25, 26, 27, 28, 29, 30" in page.page.locator(".verdict dl").inner_text()
+
+
+def test_a_slow_run_without_an_agent_has_figures_and_axes_in_fitting_units(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    x = np.arange(1, 20)
+    send(site, run, {"accuracy": 0.5 + 0.0 * x[:7]}, x[:7], seconds_a_step=90)
+    page = tab(f"/run/{run}")
+    page.wait("() => document.querySelector('.verdict.info h2')?.textContent.startsWith('Nothing to judge yet')")
+    assert "Only what the script sends" in page.page.locator(".verdict").inner_text()
+    waits = np.where(x == 8, 0.04, 0.0005)
+    send(site, run, {"step_time_s": 90.0 + 0.0 * x, "phase/data_s": waits}, x, seq=2, seconds_a_step=90)
+    page.drawn(3)
+    page.wait("() => document.querySelector('[data-figure=step_time]').textContent.includes('90 s')")
+    assert "0.667 steps/min" in page.page.locator("[data-figure=throughput]").inner_text()
+    assert page.page.locator('[data-name="phase/data_s"] .unit').inner_text() == "ms"
 
 
 def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: OpenTab, run: str) -> None:

@@ -12,7 +12,7 @@ from typing import Literal
 
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
-__all__ = ["LOSS", "loss_kind"]
+__all__ = ["LOSS", "LOSS_WORDS", "loss_kind"]
 
 LOSS = "loss"
 """The run's own loss: what the agent measured, or the user logged under the catalogue's name."""
@@ -41,6 +41,8 @@ _ABOUT = _words(
     frac pct percent delta change diff difference gap improvement slope trend lr grad grads norm nonfinite nan inf isnan isfinite
     finite skipped time seconds ms zscore corr correlation packet"""
 )
+LOSS_WORDS = {"whole": _WHOLE, "evaluated": _EVALUATED, "about": _ABOUT}
+"""The words of the rule, for one who applies it elsewhere: the dashboard does, in the browser."""
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 
 

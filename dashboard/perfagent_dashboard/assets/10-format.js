@@ -97,12 +97,34 @@
     return [pa.si(value / scale.by), scale.unit];
   };
 
-  // What a script calls its loss where the run has no `loss` of the agent's.
-  const LOSSES = ["loss", "train/loss", "train_loss", "loss/train", "loss/total", "total_loss", "train/total_loss"];
-  pa.losses = LOSSES;
+  // Scripts name their losses as they like. The rule is perfagent.wire's (loss_names.py), and its words come with the page.
+  const WHOLE = new Set(pa.config.losses.whole);
+  const OTHER = new Set([...pa.config.losses.evaluated, ...pa.config.losses.about]);
+  const WORD = /[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+/g;
+  const kinds = new Map();
 
-  /** The name of a run's loss, of those for which has(name) is true. */
-  pa.lossOf = (has) => LOSSES.find(has) ?? "loss";
+  function kindOf(name) {
+    if (name === "loss") return "whole";
+    if (!name.toLowerCase().includes("loss") || Object.hasOwn(pa.config.metrics, name)) return "";
+    if (pa.config.families.includes(name.split("/")[0] + "/")) return "";
+    const unglued = (word) => (word.endsWith("loss") && word !== "loss" ? [word.slice(0, -4), "loss"] : [word]);
+    const parts = (name.match(WORD) ?? []).flatMap((word) => unglued(word.toLowerCase()));
+    const rest = parts.filter((word) => word !== "loss" && word !== "losses");
+    if (rest.length === parts.length || rest.some((word) => OTHER.has(word))) return "";
+    return rest.every((word) => WHOLE.has(word)) ? "whole" : "part";
+  }
+
+  /** What a series is by its name: "whole", the loss that is trained on; a "part" of it; or "". */
+  pa.lossKind = function (name) {
+    if (!kinds.has(name)) kinds.set(name, kindOf(name));
+    return kinds.get(name);
+  };
+
+  /** The name of a run's loss among the names of its series; `loss` where there is none. */
+  pa.lossOf = function (names) {
+    const found = names.filter((name) => pa.lossKind(name) === "whole");
+    return found.includes("loss") ? "loss" : (found.sort()[0] ?? "loss");
+  };
 
   pa.metric = function (name) {
     const own = name.startsWith("node_gpu") ? name.replace(/^node_gpu\d+\//, "gpu/") : name;
@@ -166,7 +188,8 @@
   };
 
   const SHAPES = { critical: "▲", warning: "▲", info: "●", healthy: "✓" };
-  pa.tone = (finding) => (finding.rule === "healthy" ? "healthy" : finding.severity in SHAPES ? finding.severity : "info");
+  // Healthy is what was judged; before anything came there is nothing to be glad of.
+  pa.tone = (finding) => (finding.rule === "healthy" ? (finding.evidence?.step ? "healthy" : "info") : finding.severity in SHAPES ? finding.severity : "info");
   pa.severityMark = (tone) => pa.el("span", { class: `severity ${tone}`, title: words[`severity_${tone}`] }, SHAPES[tone]);
 
   const SVG = "http://www.w3.org/2000/svg";

@@ -122,6 +122,8 @@
       const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
       typical.sort((a, b) => a - b);
       this.scale = pa.scale(this.metric, typical.length ? typical[typical.length >> 1] : 0);
+      const largest = this.data.max.reduce((most, value) => Math.max(most, Math.abs(value ?? 0)), 0);
+      if (largest >= 1000 * this.scale.by) this.scale = pa.scale(this.metric, largest); // an axis to 40 ms, not to 40k µs
       const waiting = this.waiting;
       this.waiting = [];
       if (!this.board.fixed()) for (const band of waiting) this.#push(band);
@@ -364,7 +366,7 @@
         const range = this.board.xRange();
         const right = range && x > range[0] + (range[1] - range[0]) * 0.5;
         layout.annotations.push({
-          x, yref: "paper", y: 1, yanchor: "top", xanchor: right ? "right" : "left", showarrow: false, borderpad: 1,
+          x, yref: "paper", y: this.data.bad.some(Boolean) ? 0.88 : 1, yanchor: "top", xanchor: right ? "right" : "left", showarrow: false, borderpad: 1,
           text: `▼ ${alert.rule.replaceAll("_", " ").replace(/[<>&]/g, "")}`, font: { size: 10, color: paint }, bgcolor: color.getPropertyValue("--card"), opacity: 0.95,
         });
       }

@@ -5,7 +5,10 @@
   const { words, shapes } = pa.config;
   const PAGE = 100;
   const TREND_POINTS = 60;
-  const NAMES = [...pa.losses, "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
+  const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
+  const MOST_LOSSES = 100; // names of them that are heard
+  const ASK_AGAIN_S = 10;
+  const MOVING = new Set(["starting", "running", "stuck"]);
 
   class Row {
     constructor(page, summary) {
@@ -13,6 +16,7 @@
       this.values = {};
       this.trend = [];
       this.verdict = null;
+      this.lossName = "loss"; // until the run's own is known
       const cell = (name, kind) => (this[name] = pa.el("td", { class: `${kind} of-${name}`, "data-label": words[`column_${name}`] ?? "" }));
       this.node = pa.el(
         "tr",
@@ -39,15 +43,20 @@
       const before = this.summary;
       this.summary = summary;
       if (before?.state !== summary.state) pa.put(this.state, pa.stateBadge(summary.state));
-      if (!before || before.name !== summary.name || before.project !== summary.project || before.world_size !== summary.world_size) {
-        const facts = [summary.project, summary.world_size > 1 ? pa.say("ranks", { count: summary.world_size }) : null, summary.host];
-        pa.put(this.run,
-          pa.link(pa.runPath(summary.run), { class: "name" }, summary.name || summary.run),
-          pa.el("small", null, facts.filter(Boolean).join(" · ")),
-        );
-      }
+      if (!before || before.name !== summary.name || before.project !== summary.project || before.world_size !== summary.world_size) this.showName();
       pa.setText(this.step, pa.count(summary.step));
       this.showSeen();
+    }
+
+    /** alike: another run has this name, so that it takes the id to know them apart. */
+    showName(alike = this.alike) {
+      const { summary } = this;
+      this.alike = alike;
+      const facts = [summary.project, summary.world_size > 1 ? pa.say("ranks", { count: summary.world_size }) : null, summary.host, alike ? summary.run : null];
+      pa.put(this.run,
+        pa.link(pa.runPath(summary.run), { class: "name" }, summary.name || summary.run),
+        pa.el("small", { title: summary.run }, facts.filter(Boolean).join(" · ")),
+      );
     }
 
     showSeen() {
@@ -67,13 +76,9 @@
         cell.dataset.text = number + unit;
         pa.put(cell, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
       };
-      put(this.loss, this.lossName());
+      put(this.loss, this.lossName);
       put(this.throughput, this.values.tokens_per_s != null ? "tokens_per_s" : "samples_per_s");
       put(this.gpu, "gpu/utilization_pct");
-    }
-
-    lossName() {
-      return pa.lossOf((name) => this.values[name] != null);
     }
 
     showVerdict() {
@@ -90,12 +95,15 @@
     async fill() {
       if (this.filled) return;
       this.filled = true;
+      this.asked = performance.now();
       const path = `/runs/${encodeURIComponent(this.summary.run)}`;
       const latestAndTrend = async () => {
         const latest = await pa.api(`${path}/latest`);
-        for (const name of NAMES) if (latest[name]) this.values[name] = pa.num(latest[name].value);
+        this.lossName = pa.lossOf(Object.keys(latest));
+        this.page.follow(this.lossName);
+        for (const name of [...NAMES, this.lossName]) if (latest[name]) this.values[name] = pa.num(latest[name].value);
         this.showValues();
-        return pa.api(`${path}/series?name=${encodeURIComponent(this.lossName())}&points=${TREND_POINTS}`);
+        return pa.api(`${path}/series?name=${encodeURIComponent(this.lossName)}&points=${TREND_POINTS}`);
       };
       const [series, verdict] = await Promise.allSettled([latestAndTrend(), pa.api(`${path}/verdict`)]);
       if (verdict.status === "fulfilled") {
@@ -117,12 +125,24 @@
       }
     }
 
+    /** What no message tells: the sentence of a healthy run that goes on, and the loss of one that had none yet. */
+    askAgain() {
+      const moved = this.told !== this.summary.updated && MOVING.has(this.summary.state);
+      if (!moved || !this.filled || performance.now() - this.asked < 1000 * ASK_AGAIN_S) return;
+      this.told = this.summary.updated;
+      this.asked = performance.now();
+      if (this.values[this.lossName] == null) {
+        this.filled = false;
+        this.fill();
+      } else if (this.verdict?.rule === "healthy") this.refreshVerdict();
+    }
+
     append(band) {
       const end = band.step.length - 1;
-      if (end < 0 || !NAMES.includes(band.name)) return;
+      if (end < 0 || !(NAMES.includes(band.name) || band.name === this.lossName)) return;
       this.values[band.name] = pa.num(band.mean[end]);
       this.dirty = true;
-      if (band.name !== this.lossName()) return;
+      if (band.name !== this.lossName) return;
       // The line keeps its length: what is new replaces neighbours' pairs once there are twice as many points.
       for (const value of band.mean) this.trend.push(Number.isFinite(pa.num(value)) ? pa.num(value) : null);
       while (this.trend.length > 2 * TREND_POINTS) this.trend = this.trend.filter((_, i, all) => i % 2 === 0 || i > all.length - 8);
@@ -132,6 +152,7 @@
   class Fleet {
     constructor() {
       this.rows = new Map();
+      this.losses = new Set(); // by the names that scripts gave them
       this.state = new URLSearchParams(location.search).get("state") ?? "";
       this.projectName = new URLSearchParams(location.search).get("project") ?? "";
       this.text = new URLSearchParams(location.search).get("q") ?? "";
@@ -153,15 +174,26 @@
         { rootMargin: "200px" },
       );
       this.feed = new pa.Feed({
-        subscription: () => ({ runs: [], names: NAMES, bands: true }),
+        subscription: () => ({ runs: [], names: [...NAMES, ...this.losses], bands: true }),
         onMessage: (message) => this.#message(message),
         onOpen: (again) => again && this.load(),
         onState: pa.showFeed,
       });
       this.clock = setInterval(() => {
-        for (const row of this.rows.values()) if (row.visible) row.showSeen();
+        for (const row of this.rows.values()) {
+          if (!row.visible) continue;
+          row.showSeen();
+          if (!document.hidden) row.askAgain();
+        }
       }, 1000);
       this.load();
+    }
+
+    /** Hears a loss from now on that has a name of its own. */
+    follow(name) {
+      if (NAMES.includes(name) || this.losses.has(name) || this.losses.size >= MOST_LOSSES) return;
+      this.losses.add(name);
+      this.feed.resubscribe();
     }
 
     #tools() {
@@ -256,8 +288,16 @@
       ordered.forEach((row, i) => {
         if (this.body.children[i] !== row.node) this.body.insertBefore(row.node, this.body.children[i] ?? null);
       });
+      this.#tellApart();
       this.#showProjects();
       this.#filter();
+    }
+
+    #tellApart() {
+      const same = {};
+      const name = (row) => JSON.stringify([row.summary.project, row.summary.name || row.summary.run]);
+      for (const row of this.rows.values()) same[name(row)] = (same[name(row)] ?? 0) + 1;
+      for (const row of this.rows.values()) if (Boolean(row.alike) !== same[name(row)] > 1) row.showName(same[name(row)] > 1);
     }
 
     #showProjects() {
@@ -371,7 +411,7 @@
         "div",
         { class: "ways" },
         way(words.way_run, words.way_run_text, `${other}perfagent run train.py`),
-        way(words.way_attach, words.way_attach_text, "import perfagent\n\nrun = perfagent.attach(model, optimizer)"),
+        way(words.way_attach, words.way_attach_text, `import perfagent\n\nperfagent.attach(model, optimizer${other ? `, server="${server}"` : ""})`),
       ),
       pa.el("p", { class: "hint" }, words.way_demo),
       codeBlock(`${other}perfagent demo`),

@@ -14,6 +14,10 @@
 
   const SUFFIXES = [["_per_s", null, " / s"], ["_s", "s"], ["_pct", null, " %"], ["_bytes", "B"], ["_gib", null, " GiB"], ["_w", null, " W"], ["_c", null, " °C"]];
 
+  const HISTORY = new Set(["last_losses", "grad_norms"]); // oldest first: what led to the trouble stands at the end
+  const LISTED = 8;
+  const capital = (text) => text.charAt(0).toUpperCase() + text.slice(1);
+
   /** [label, value] of one entry of a finding's evidence. */
   function evidence(key, value) {
     if (pa.config.metrics[key]) {
@@ -22,7 +26,8 @@
     }
     const [suffix, unit, text] = SUFFIXES.find(([end]) => key.endsWith(end)) ?? ["", null, ""];
     const label = key.slice(0, key.length - suffix.length).replaceAll("_", " ").replaceAll("/", " ");
-    return [label, spoken(value, unit, text)];
+    if (HISTORY.has(key) && value.length > LISTED) return [capital(label), `… ${spoken(value.slice(-LISTED), unit, text)}`];
+    return [capital(label), spoken(value, unit, text)];
   }
 
   function spoken(value, unit, text) {
@@ -31,7 +36,7 @@
       if (unit) return pa.show({ name: "", unit }, number).join(" ");
       return (Number.isInteger(number) && Math.abs(number) < 1e7 ? pa.count(number) : pa.si(number)) + text;
     }
-    if (Array.isArray(value)) return value.slice(0, 8).map((item) => spoken(item, unit, text)).join(", ") + (value.length > 8 ? " …" : "");
+    if (Array.isArray(value)) return value.slice(0, LISTED).map((item) => spoken(item, unit, text)).join(", ") + (value.length > LISTED ? " …" : "");
     if (value && typeof value === "object") return Object.entries(value).slice(0, 6).map(([k, v]) => `${k.replaceAll("_", " ")} ${spoken(v, unit, text)}`).join(", ");
     return value == null ? words.na : String(value);
   }
@@ -71,6 +76,12 @@
       pa.el("span", { class: "share" }, paint(phase), title, pa.el("b", null, `${(100 * share).toFixed(share < 0.1 ? 1 : 0)} %`)),
     );
     return pa.el("div", { class: "bar-of-step" }, pa.el("h3", null, words.where), pa.el("div", { class: "segments" }, segments), pa.el("div", { class: "shares" }, legend));
+  }
+
+  /** How many steps a second; a minute, or an hour, where one takes so long. */
+  function stepRate(seconds) {
+    const [name, span] = seconds < 5 ? ["kpi_steps_per_s", 1] : seconds < 300 ? ["kpi_steps_per_min", 60] : ["kpi_steps_per_h", 3600];
+    return pa.say(name, { value: pa.si(span / seconds) });
   }
 
   // --- the figures beside the verdict ------------------------------------------------------------------------------------------
@@ -137,10 +148,10 @@
 
       const rate = at("tokens_per_s") != null ? "tokens_per_s" : "samples_per_s";
       const time = at("step_time_s");
-      this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? pa.say("kpi_steps_per_s", { value: pa.si(1 / time) }) : "");
+      this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? stepRate(time) : "");
 
       this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), this.#median("step_time_s"));
-      const lossName = pa.lossOf((name) => at(name) != null);
+      const lossName = pa.lossOf([...this.page.values.keys()].filter((name) => at(name) != null));
       const loss = at(lossName);
       const lowest = this.#extreme(lossName, "min", (a, b) => a < b);
       this.#put("loss", words.kpi_loss, pa.si(loss), "", lowest ? pa.say("kpi_lowest", { value: pa.si(lowest[0]), step: pa.count(lowest[1]) }) : "", bad(loss));
@@ -287,7 +298,7 @@
         if (this.closed) return;
         this.board.addNames(names);
         // The figures at the top draw these, also while their charts are below the fold.
-        for (const name of FIGURES) this.board.charts.get(name)?.fetch();
+        for (const name of [...FIGURES, pa.lossOf([...names])]) this.board.charts.get(name)?.fetch();
       } catch (problem) {
         pa.put(this.part("note"), pa.el("p", { class: "hint" }, pa.say("chart_failed", { message: problem.message })));
         return;
@@ -409,7 +420,7 @@
       this.board.started = pa.unix(summary.started);
       this.board.saw(summary.step);
       const started = pa.unix(summary.started);
-      const ended = pa.unix(summary.ended) ?? (summary.state === "lost" ? pa.unix(summary.updated) : null);
+      const ended = pa.unix(summary.ended);
       document.title = `${summary.name || summary.run} · ${pa.config.title}`;
       const key = JSON.stringify([summary.name, summary.state, summary.project, summary.world_size, summary.attempts, summary.tags, summary.host, summary.ended]);
       if (key !== this.headKey) {
@@ -422,7 +433,7 @@
           this.age,
           summary.world_size > 1 ? pa.el("span", null, pa.say("ranks", { count: summary.world_size })) : null,
           summary.attempts > 1 ? pa.el("span", null, pa.say("attempts", { count: summary.attempts })) : null,
-          summary.host ? pa.el("span", null, summary.host) : null,
+          summary.host ? pa.el("span", { title: words.host }, summary.host) : null,
           ...(summary.tags ?? []).slice(0, 8).map((tag) => pa.el("span", { class: "tag" }, tag)),
         ];
         pa.put(this.part("head"),
@@ -434,7 +445,9 @@
         pa.put(crumb, pa.link(`/?project=${encodeURIComponent(summary.project)}`, null, summary.project));
       }
       pa.setText(this.stepNode, pa.count(summary.step));
-      if (started) {
+      const heard = summary.state === "lost" ? pa.unix(summary.updated) : null;
+      if (heard) pa.setText(this.age, pa.say("last_heard", { ago: pa.ago(heard) }));
+      else if (started) {
         pa.setText(
           this.age,
           ended ? pa.say("took", { duration: pa.duration(ended - started) }) : pa.say("running_for", { duration: pa.duration(Date.now() / 1000 - started) }),
@@ -444,7 +457,7 @@
     }
 
     #tick() {
-      if (!ENDED.has(this.summary.state) && this.summary.state !== "lost" && !document.hidden) this.showSummary(this.summary);
+      if (!ENDED.has(this.summary.state) && !document.hidden) this.showSummary(this.summary);
     }
 
     // --- verdict -----------------------------------------------------------------------------------------------------------------
@@ -488,6 +501,7 @@
         tone === "healthy" && past.length
           ? this.#lines(words.earlier, past, (one) => ` · ${pa.say("resolved", { time: pa.shortTime(pa.unix(one.resolved)) })}`)
           : null,
+        this.summary.host || tone === "critical" ? null : pa.el("p", { class: "quiet" }, pa.prose(words.no_agent)),
         parts ? barOfStep(parts) : null,
         alert ? this.#actions(alert) : null,
         tone === "healthy" ? this.sharesNode : null,

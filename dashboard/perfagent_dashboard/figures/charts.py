@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from perfagent.wire import CATALOGUE, FAMILIES, PHASES
+from perfagent.wire.loss_names import LOSS_WORDS
 
 __all__ = ["CHARTS", "HIDDEN", "MARKS", "Chart", "chart_table"]
 
@@ -143,6 +144,8 @@ def chart_table() -> dict[str, Any]:
         },
         "charts": [asdict(chart) for chart in CHARTS],
         "phases": list(PHASES),
+        "families": list(FAMILIES),
+        "losses": {kind: sorted(words) for kind, words in LOSS_WORDS.items()},
         "hidden": [*HIDDEN, *FAMILIES],  # what ends in a slash is a prefix
         "marks": {rule: list(names) for rule, names in MARKS.items()},
     }

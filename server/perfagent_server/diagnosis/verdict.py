@@ -56,7 +56,11 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
             if finding.rule.startswith(USER_ALERT):
                 continue
             return finding
-    return _fell_silent(window) if lost else healthy(_figures(window))
+    if lost:
+        return _fell_silent(window)
+    found = healthy(_figures(window))
+    found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
+    return found
 
 
 def _rank(finding: Finding) -> tuple[bool, int, int]:
