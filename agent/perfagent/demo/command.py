@@ -61,7 +61,12 @@ def demo(arguments: argparse.Namespace) -> int:
         print(f"training a GPT of half a million parameters for {steps} steps; fault: {fault.name} ({fault.story})")
         code = _train(server, run, steps, fault)
         done = _report(server, run, steps, fault, code)
-        print(f"dashboard: {page}")
+        if server.found or not arguments.exit:
+            print(f"dashboard: {page}")
+        else:
+            here = "perfagent" if shutil.which("perfagent") else f"{sys.executable} -m perfagent"
+            folder = "" if arguments.data is None else f" --data {arguments.data}"
+            print(f"the demo's server stops now; to see the run again: {here} up{folder}")
         if not arguments.exit:
             _wait_for_interrupt(server)
     return 0 if done else 1
@@ -87,7 +92,7 @@ def _train(server: DemoServer, run: str, steps: int, fault: faults.Fault) -> int
     try:
         while not _ends(process, within_s=0.5):
             finding = server.get(f"/runs/{run}/verdict")
-            if finding is not None and screen.step:
+            if finding is not None and screen.step and _judged(finding):
                 screen.verdict(finding)
             screen.draw()
     except BaseException:
@@ -200,6 +205,11 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
     for sentence in wrong:
         print(f"not as it should be: {sentence}")
     return not wrong
+
+
+def _judged(finding: dict[str, Any]) -> bool:
+    """Whether the verdict rests on a step; before the first one has arrived the server has nothing to say."""
+    return finding["rule"] != "healthy" or bool(finding.get("evidence"))
 
 
 def _sentence(finding: dict[str, Any]) -> str:
