@@ -20,7 +20,6 @@ from perfagent.hooks.checkpoint import Patch, replace_when_imported
 from perfagent.hooks.guard import not_traced
 from perfagent.hooks.phases import tell, watch_phase
 from perfagent.hooks.progress import Progress, now
-from perfagent.hooks.reading import Row, interned
 from perfagent.hooks.row import StepRow
 
 __all__ = ["EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
@@ -149,11 +148,10 @@ class _AfterLast(StepRow):
     def plain(self, p: Progress) -> bool:  # noqa: ARG002 - as that of a step
         return False
 
-    def row(self, p: Progress) -> Row:
-        """`phase/eval_s` under the last step's number, where there was an evaluation."""
+    def row(self, p: Progress) -> Any:
+        """`phase/eval_s` under the last step's number. As a row of log(): of those, one without a value is stored nowhere."""
         seconds = p.account.evaluations.after(p, self.step, self.trace)
-        values = {"phase/eval_s": seconds} if seconds else {}
-        return self.step, self.wall, self.began / 1e9, interned(tuple(values)), [*values.values()]
+        return self.step, self.wall, self.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
 
 
 def after_last_step(p: Progress) -> None:
