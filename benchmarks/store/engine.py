@@ -131,7 +131,8 @@ class Perfagent:
 
     def points(self) -> int:
         with self.database.read() as connection:
-            return int(connection.exec_driver_sql("SELECT sum(samples) FROM block").scalar() or 0)
+            tables = ("block", "bundle")
+            return sum(int(connection.exec_driver_sql(f"SELECT sum(samples) FROM {name}").scalar() or 0) for name in tables)
 
     def bytes(self) -> int:
         """Pages in use: those that the tail has freed are used again by the next frames."""

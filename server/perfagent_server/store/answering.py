@@ -6,6 +6,7 @@ Every question is answered from blocks and tail together, inside one read transa
 from __future__ import annotations
 
 import math
+import struct
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Literal
@@ -15,6 +16,7 @@ from sqlalchemy import Connection, select
 
 from perfagent.wire import Latest, LogRow, RankMatrix, Series, metric, parts_of, whole_of
 from perfagent_server.database import Database
+from perfagent_server.store.bundles import last_of_run
 from perfagent_server.store.cells import Cells, Floats, concatenate, reduced
 from perfagent_server.store.interface import Stored
 from perfagent_server.store.parts import root_of_sums
@@ -67,12 +69,19 @@ class Answers:
             top = dict(attempts)
             best: dict[tuple[str, int], tuple[int, int, float, float]] = {}  # (name, rank) -> attempt, step, time, value
             rows = connection.execute(
-                select(series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
-                .join(last, last.c.series == series.c.id)
+                select(series.c.id, series.c.rank, series.c.name, last.c.attempt, last.c.step, last.c.time, last.c.value)
+                .outerjoin(last, last.c.series == series.c.id)
                 .where(series.c.run == run)
             )
-            for row in rows:
-                best[row.name, row.rank] = (row.attempt, row.step, row.time, float(np.frombuffer(row.value, "<f8")[0]))
+            keys: dict[int, tuple[str, int]] = {}
+            for series_id, rank, name, attempt, step, time, value in rows:
+                keys[series_id] = (name, rank)
+                if attempt is not None:
+                    best[name, rank] = (attempt, step, time, struct.unpack("<d", value)[0])
+            for series_id, newest in last_of_run(connection, run):
+                before = best.get(keys[series_id])
+                if before is None or newest[:3] >= before[:3]:
+                    best[keys[series_id]] = newest
             for (rank, _), (attempt, step, time, at, group) in newest_in_tail(connection, run).items():
                 for name, column in group.values.items():
                     held = best.get((name, rank))

@@ -24,13 +24,14 @@ from sqlalchemy.exc import IntegrityError
 
 from perfagent_server.database import Database, StorageError
 from perfagent_server.store.blocks import BLOCK_STEPS
-from perfagent_server.store.packing import KnownSeries, TailRow, Work, pack
+from perfagent_server.store.bundles import Place, drop_bundles, old_bundles, put_bundles
+from perfagent_server.store.packing import KnownSeries, TailRow, Work, pack, unbundled
 from perfagent_server.store.prepared import Prepared, compile_all, insert_for
 from perfagent_server.store.rollups import rollup_rows
 from perfagent_server.store.tables import axis, block, cursor, last, ledger, rollup, series, source, tail
 from perfagent_server.store.tail import last_step
 
-__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "trim_ledger"]
+__all__ = ["CompactionPolicy", "Compactor", "drop_unused_axes", "thin_bundles", "trim_ledger"]
 
 _log = logging.getLogger(__name__)
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3  # of mallopt(3)
@@ -143,7 +144,7 @@ class Compactor:
         compile_all(database.engine)
         self._database, self._rules_enabled, self._clock = database, rules_enabled, clock
         self.policy = policy or CompactionPolicy()
-        self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "failures": 0}
+        self.counters = {"rows": 0, "samples": 0, "blocks": 0, "merged_blocks": 0, "bundles": 0, "failures": 0}
         self._due: dict[tuple[str, int], _Due] = {}
         self._looked = 0  # tail rows up to this id are counted in _due
         self._ledger: dict[str, int] = {}  # frames compacted per source since its ledger was trimmed
@@ -237,7 +238,7 @@ class Compactor:
             for attempt in sorted({row.attempt for row in taken}):
                 found = _series_of_rank.all(connection, {**where, "attempt": attempt})
                 known = {name: KnownSeries(series_id, newest) for name, series_id, newest in found}
-                pack(connection, [row for row in taken if row.attempt == attempt], attempt, known, self._work)
+                pack(connection, [row for row in taken if row.attempt == attempt], Place(*rank, attempt), known, self._work)
         self._work.rows += taken
         return more
 
@@ -277,6 +278,7 @@ class Compactor:
         self.counters["samples"] += sum(row.samples for row in work.rows)
         self.counters["blocks"] += len(work.blocks)
         self.counters["merged_blocks"] += work.merged_blocks
+        self.counters["bundles"] += len(work.bundles)
         self._trim_ledger(work.rows)
 
     def _abandon(self) -> None:
@@ -345,11 +347,29 @@ def _store(connection: Connection, work: Work, rollups: list[tuple[Any, ...]]) -
     """The job: short, because everything is worked out already."""
     if _drop_row.many(connection, [{"_id": row.id} for row in work.rows]) != len(work.rows):
         raise _GoneError
+    if not drop_bundles(connection, work.opened):
+        raise _GoneError
+    put_bundles(connection, work.bundles)
     _put_axis.rows(connection, sorted(work.axes.values()))  # their keys are anything: in order they share pages
     _put_block.rows(connection, work.blocks)
     drop_unused_axes(connection, work.stale - work.axes.keys())
     _put_rollup.rows(connection, rollups)
     _put_last.rows(connection, [(series_id, *found) for series_id, found in work.last.items()])
+
+
+def thin_bundles(connection: Connection, before: float, limit: int) -> int:
+    """Turns bundles without a sample as new as `before` (Unix seconds) into blocks that have cells only. Answers how many blocks
+    these are; at most `limit` bundles are taken."""
+    work = Work()
+    for bundle in old_bundles(connection, before, limit):
+        where = {"run": bundle.place.run, "rank": bundle.place.rank, "attempt": bundle.place.attempt}
+        newest = {series_id: number for _, series_id, number in _series_of_rank.all(connection, where)}
+        unbundled(bundle, newest, work)
+    rollups = rollup_rows(connection, work)
+    work.axes.clear()
+    work.blocks = [(*row[:-2], None, None) for row in work.blocks]  # without axis and payload, the last two columns
+    _store(connection, work, rollups)
+    return len(work.blocks)
 
 
 def drop_unused_axes(connection: Connection, keys: Iterable[int]) -> None:

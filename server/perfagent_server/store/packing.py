@@ -26,6 +26,7 @@ from perfagent_server.store.blocks import (
     merged,
     step_order,
 )
+from perfagent_server.store.bundles import BUNDLE_SERIES, Bundle, Place, bundle_rows, bundles_of_rank
 from perfagent_server.store.cells import (
     Cells,
     Floats,
@@ -43,7 +44,7 @@ from perfagent_server.store.cells import (
 from perfagent_server.store.tables import axis, block
 from perfagent_server.store.tail import TailGroup, unpack_tail
 
-__all__ = ["KnownSeries", "Made", "TailRow", "Work", "pack"]
+__all__ = ["KnownSeries", "Made", "TailRow", "Work", "pack", "unbundled"]
 
 
 class TailRow(NamedTuple):
@@ -82,6 +83,8 @@ class Work:
     ranks: list[tuple[str, int]] = field(default_factory=list)
     newest: dict[tuple[int, int], int] = field(default_factory=dict)  # (series, attempt) -> newest block before the job
     blocks: list[tuple[Any, ...]] = field(default_factory=list)  # rows of the table
+    bundles: list[tuple[Any, ...]] = field(default_factory=list)  # rows of the table
+    opened: list[int] = field(default_factory=list)  # ids of the bundles whose samples are in blocks or new bundles now
     axes: dict[int, tuple[Any, ...]] = field(default_factory=dict)  # key -> row of the table
     stale: set[int] = field(default_factory=set)  # keys of axes that some block no longer has
     made: list[Made] = field(default_factory=list)
@@ -106,14 +109,15 @@ class _Rows:
     columns: list[_Columns]
 
 
-def pack(connection: Connection, rows: Sequence[TailRow], attempt: int, known: dict[str, KnownSeries], work: Work) -> None:
+def pack(connection: Connection, rows: Sequence[TailRow], place: Place, known: dict[str, KnownSeries], work: Work) -> None:
     """Adds the blocks of one attempt's rows to the work. Groups with the same names are one matrix; a series that is in
     several kinds of groups is put together from all of them."""
-    kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+    sent: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
     for row in rows:
         if row.samples:
             for group in unpack_tail(row.frame):
-                kinds.setdefault(tuple(group.values), []).append((group, row.received))
+                sent.setdefault(tuple(group.values), []).append((group, row.received))
+    kinds = _with_bundles(connection, sent, place, known, work)
     holders: dict[str, int] = {}
     for names in kinds:
         for name in names:
@@ -132,7 +136,7 @@ def pack(connection: Connection, rows: Sequence[TailRow], attempt: int, known: d
                     if holders[name] > 1:
                         shared.setdefault(name, []).append(Samples(step, time, value[at : at + 1]))
         if alone.columns:
-            _place(connection, alone, attempt, work)
+            _place(connection, alone, place, work)
     # Series with the same pieces share their rows again: those of equal steps and times go together.
     together: dict[tuple[bytes, bytes], list[tuple[KnownSeries, Samples]]] = {}
     for name, parts in shared.items():
@@ -141,7 +145,47 @@ def pack(connection: Connection, rows: Sequence[TailRow], attempt: int, known: d
     for found in together.values():
         samples = found[0][1]
         columns = _Columns([item for item, _ in found], np.concatenate([item.value for _, item in found]))
-        _place(connection, _Rows(samples.step, samples.time, [columns]), attempt, work)
+        _place(connection, _Rows(samples.step, samples.time, [columns]), place, work)
+
+
+def _with_bundles(
+    connection: Connection,
+    sent: dict[tuple[str, ...], list[tuple[TailGroup, float]]],
+    place: Place,
+    known: dict[str, KnownSeries],
+    work: Work,
+) -> dict[tuple[str, ...], list[tuple[TailGroup, float]]]:
+    """The groups, and before them what some of their series have in bundles: that came earlier."""
+    opened = bundles_of_rank(connection, place, {known[name].id for names in sent for name in names})
+    if not opened:
+        return sent
+    work.opened += [each.id for each in opened]
+    names_of = {item.id: name for name, item in known.items()}
+    pieces: dict[tuple[int, bytes], tuple[Bundle, dict[str, bytes]]] = {}  # those of one group that has stayed together
+    for each in opened:
+        _, values = pieces.setdefault((each.owner, each.axis), (each, {}))
+        for series_id, value in zip(each.series.tolist(), each.value, strict=True):
+            values[names_of[series_id]] = value.tobytes()
+    orders = {frozenset(names): names for names in sent}
+    kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
+    for rows, values in pieces.values():
+        names = orders.get(frozenset(values), tuple(values))
+        group = TailGroup(0, rows.step.tobytes(), rows.time.tobytes(), {name: values[name] for name in names})
+        kinds.setdefault(names, []).append((group, 0.0))
+    for names, groups in sent.items():
+        kinds.setdefault(names, []).extend(groups)
+    return kinds
+
+
+def unbundled(bundle: Bundle, newest: dict[int, int | None], work: Work) -> None:
+    """Adds the blocks of a bundle's series to the work. newest: number of each one's newest block."""
+    known = [KnownSeries(series_id, newest[series_id]) for series_id in bundle.series.tolist()]
+    attempt = bundle.place.attempt
+    work.newest.update({(item.id, attempt): item.newest for item in known if item.newest is not None})
+    work.opened.append(bundle.id)
+    rows = _Rows(bundle.step, bundle.time, [_Columns(known, bundle.value)])
+    _note_last(rows, attempt, work)
+    _encode(rows, attempt, [bundle.block], work)
 
 
 def _matrices(
@@ -197,11 +241,11 @@ class _Batch:
         return np.frombuffer(b"".join([columns[at] for columns in self.columns]), f"<f{self.widths[at]}")
 
 
-def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> None:
-    """Cuts the rows into blocks and merges them with the blocks that exist."""
+def _place(connection: Connection, rows: _Rows, place: Place, work: Work) -> None:
+    """Cuts the rows into blocks and merges them with the blocks that exist. What lies in the newest block becomes a bundle while
+    that has room."""
     rows = _in_step_order(rows)
-    step = rows.step
-    _note_last(rows, attempt, work)
+    step, attempt = rows.step, place.attempt
     numbers = step // BLOCK_STEPS
     starts = np.flatnonzero(np.concatenate([[True], numbers[1:] != numbers[:-1]]))
     wanted, edges = numbers[starts].tolist(), [*starts.tolist(), len(numbers)]
@@ -212,6 +256,15 @@ def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> Non
     late = {number for number, _ in held}
     gapless = int(step[-1]) - int(step[0]) == len(step) - 1 and bool((np.diff(step) == 1).all())
     pieces = list(zip(wanted, edges, edges[1:], strict=False))
+    if _may_be_bundled(everyone, pieces[-1]):
+        number, start, end = pieces.pop()
+        owner = everyone[0].id
+        for columns in rows.columns:
+            ids = [item.id for item in columns.series]
+            value = columns.value[:, start:end]
+            work.bundles += bundle_rows(place, number, owner, step[start:end], rows.time[start:end], ids, value)
+    else:
+        _note_last(rows, attempt, work)
     for whole, run in itertools.groupby(
         pieces, lambda piece: gapless and piece[2] - piece[1] == BLOCK_STEPS and piece[0] not in late
     ):
@@ -227,6 +280,13 @@ def _place(connection: Connection, rows: _Rows, attempt: int, work: Work) -> Non
                 _merge(connection, part, attempt, number, held, work)
             else:
                 _encode(part, attempt, [piece[0] for piece in some], work)
+
+
+def _may_be_bundled(everyone: Sequence[KnownSeries], newest: tuple[int, int, int]) -> bool:
+    number, start, end = newest
+    if len(everyone) < BUNDLE_SERIES or end - start >= BLOCK_STEPS:
+        return False
+    return all(item.newest is None or item.newest < number for item in everyone)
 
 
 def _note_last(rows: _Rows, attempt: int, work: Work) -> None:

@@ -17,6 +17,7 @@ from sqlalchemy import Connection, Row, func, select
 from perfagent.wire import LogRow
 from perfagent_server.ingest.limits import MAX_STEP
 from perfagent_server.store.blocks import BLOCK_STEPS, CELL_STEPS, Samples, decode_block, merged
+from perfagent_server.store.bundles import bundled_samples
 from perfagent_server.store.cells import Cells, concatenate, decode_cells, of_samples, reduced
 from perfagent_server.store.rollups import CHUNK_CELLS, LEVELS, rolled_until
 from perfagent_server.store.tables import attempt as attempt_table
@@ -41,7 +42,8 @@ CUT_NEVER = MAX_STEP
 
 @dataclass(slots=True)
 class View:
-    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by (rank, attempt)."""
+    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by
+    (rank, attempt), those in bundles too."""
 
     ranks: dict[int, int]  # series id -> rank
     attempts: list[tuple[int, int]]
@@ -66,10 +68,22 @@ def open_view(connection: Connection, run: str, name: str, rank: int | None) -> 
     if rank is not None:
         wanted = wanted.where(series.c.rank == rank)
     ranks = {row.id: row.rank for row in connection.execute(wanted)}
-    view = View(ranks, visible_attempts(connection, run), _tail_samples(connection, run, name, rank) if ranks else {})
+    view = View(ranks, visible_attempts(connection, run), {})
     if ranks:
         view.ends = _ends(connection, run, list(ranks))
+        view.tail = _open_samples(connection, run, name, rank, list(ranks))
     return view
+
+
+def _open_samples(
+    connection: Connection, run: str, name: str, rank: int | None, ids: list[int]
+) -> dict[tuple[int, int], Samples]:
+    """(rank, attempt) -> samples of one name that are in bundles or in the tail still, in the order in which they came."""
+    found = _tail_samples(connection, run, name, rank)
+    for of, attempt, samples in bundled_samples(connection, ids):
+        later = found.get((of, attempt))
+        found[of, attempt] = samples if later is None else merged([samples, later])
+    return found
 
 
 def visible_attempts(connection: Connection, run: str) -> list[tuple[int, int]]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from sqlalchemy import Connection, func, select, update
 
 from perfagent_server.database import Database, StorageError
-from perfagent_server.store.compaction import drop_unused_axes
+from perfagent_server.store.compaction import drop_unused_axes, thin_bundles
 from perfagent_server.store.interface import MetricStore
 from perfagent_server.store.tables import block, run, tail
 
@@ -26,6 +26,7 @@ __all__ = ["Retention", "RetentionPolicy"]
 _log = logging.getLogger(__name__)
 DAY_S = 86_400.0
 BLOCKS_AT_ONCE = 2000
+BUNDLES_AT_ONCE = 4  # up to 4000 blocks
 PAGES_AT_ONCE = 2000  # 8 MB: some milliseconds
 
 
@@ -101,6 +102,11 @@ class Retention:
             thinned = self._database.write(functools.partial(_thin_some, before=before), essential=True)
             self.counters["blocks_thinned"] += thinned
             if thinned < BLOCKS_AT_ONCE:
+                break
+        while not self._stop.is_set():
+            thinned = self._database.write(functools.partial(thin_bundles, before=before, limit=BUNDLES_AT_ONCE), essential=True)
+            self.counters["blocks_thinned"] += thinned
+            if not thinned:
                 return
 
     def _shrink(self) -> None:

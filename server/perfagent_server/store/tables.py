@@ -2,7 +2,8 @@
 
 Times are Unix seconds (float64). Blobs that hold samples are described in blocks.py and rollups.py. A frame's path through
 the tables: ledger (was it here before?) and tail (the frame as it came) in one transaction with the run's, source's and
-series' last values; later the compactor turns tail rows that the rules have judged into blocks and rollups.
+series' last values; later the compactor turns tail rows that the rules have judged into blocks (those of many series
+that have room yet: bundles) and rollups.
 """
 
 from __future__ import annotations
@@ -160,6 +161,27 @@ axis = Table(
     Column("series", BigInteger, ForeignKey("series.id", ondelete="CASCADE"), nullable=False),  # one of those that share it
     Column("payload", LargeBinary, nullable=False),
     Index(None, "series"),
+)
+
+bundle = Table(
+    "bundle",
+    metadata,
+    Column("id", RowId, primary_key=True, autoincrement=True),
+    Column("run", String(128), ForeignKey("run.id", ondelete="CASCADE"), nullable=False),
+    Column("rank", Integer, nullable=False),
+    Column("attempt", BigInteger, nullable=False),
+    Column("block", BigInteger, nullable=False),  # step // 1024
+    Column("owner", BigInteger, nullable=False),  # one of the series: that of all bundles that were made of one group
+    Column("low", BigInteger, nullable=False),  # lowest and highest id of its series
+    Column("high", BigInteger, nullable=False),
+    Column("samples", Integer, nullable=False),  # of all its series
+    Column("last_time", Float(53), nullable=False),
+    Column("members", LargeBinary, nullable=False),  # ids of its series; see bundles.py
+    Column("axis", LargeBinary, nullable=False),  # steps and times
+    Column("newest", LargeBinary, nullable=False),  # values of the last row
+    Column("payload", LargeBinary, nullable=False),  # values of the rows before
+    Index(None, "run", "rank", "attempt"),
+    sqlite_autoincrement=True,
 )
 
 rollup = Table(

@@ -22,6 +22,8 @@ print("ready", flush=True)
 for seq in range(first, 1_000_000):
     steps = list(range(seq * 4, seq * 4 + 4))
     group = Group(steps, [1.79e9 + step for step in steps], steps, {"loss": [float(seq)] * 4, "step_time_s": [0.1] * 4})  # type: ignore[arg-type]
-    frame = Frame(project="p", run="r", source=source, attempt=1, rank=0, seq=seq, groups=[group])
+    # ... and so many that they lie in bundles
+    many = Group(steps, [1.79e9 + step for step in steps], steps, {f"many/{at}": [float(seq)] * 4 for at in range(40)})  # type: ignore[arg-type]
+    frame = Frame(project="p", run="r", source=source, attempt=1, rank=0, seq=seq, groups=[group, many])
     ingest.accept_and_wait([frame])
     print(seq, flush=True)

@@ -46,7 +46,12 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
             assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",), f"after kill {kill + 1}"
         connection.close()
     database = open_database(place, ballast_bytes=1 << 12)
-    stored = [(row.step, row.value) for row in SqlStore(database).samples("r") if row.name == "loss"]
+    samples = {"loss": [], "many/7": []}
+    for row in SqlStore(database).samples("r"):
+        if row.name in samples:
+            samples[row.name].append((row.step, row.value))
+    stored = samples["loss"]
+    assert samples["many/7"] == stored
     assert stored == sorted(set(stored)), "a sample is doubled"
     steps = {step for step, _ in stored}
     missing = set(range(4, acknowledged * 4 + 4)) - steps
