@@ -27,7 +27,7 @@ from perfagent_server.store.tail import pack_tail, step_range
 
 __all__ = ["Appender"]
 
-_KNOWN_RANKS = 8192  # (run, rank) pairs whose series ids stay in memory
+_KNOWN_RANKS = 8192  # (run, rank) pairs whose names stay in memory
 
 # Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever it
 # logs, except for what samplers write while a step is still going on.
@@ -43,7 +43,7 @@ _keep_frame = Prepared(
 )
 _keep_event = Prepared(insert(event), ("run", "attempt", "rank", "source", "kind", "step", "time", "data"))
 _names_of_rank = Prepared(
-    select(series.c.name, series.c.id).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
+    select(series.c.name).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
 )
 _names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
 _new_series = Prepared(lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"))
@@ -56,8 +56,8 @@ class Appender:
         compile_all(database.engine)
         self.database = database
         self._max_names = max_names
-        # Names and series ids; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
-        self._known: dict[tuple[str, int], dict[str, int]] = {}
+        # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
+        self._known: dict[tuple[str, int], set[str]] = {}
         self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has; another server may know more
         database.on_rollback.append(self._forget)
 
@@ -98,13 +98,13 @@ class Appender:
         won = _claim_frame.each(connection, [{"source": source_id, "seq": seq} for source_id, seq in claims])
         return sorted(at for at, row in zip(claims.values(), won, strict=True) if row is not None)
 
-    def _names(self, connection: Connection, run: str, rank: int) -> dict[str, int]:
-        """Names and ids of a rank's series."""
+    def _names(self, connection: Connection, run: str, rank: int) -> set[str]:
+        """Names of a rank's series."""
         known = self._known.get((run, rank))
         if known is None:
             if len(self._known) >= _KNOWN_RANKS:
                 self._forget()
-            known = self._known[run, rank] = dict(_names_of_rank.all(connection, {"run": run, "rank": rank}))
+            known = self._known[run, rank] = {name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})}
         return known
 
     def _forget(self) -> None:
@@ -117,7 +117,7 @@ class Appender:
         new = {
             name: None
             for group in frame.groups
-            if not group.values.keys() <= known.keys()
+            if not group.values.keys() <= known
             for name in group.values
             if name not in known
         }
@@ -127,8 +127,7 @@ class Appender:
         admitted = [(frame.run, frame.rank, name) for name in new if name not in refused]
         if admitted:
             _new_series.rows(connection, admitted)
-            del self._known[frame.run, frame.rank]
-            self._names(connection, frame.run, frame.rank)
+            known.update(name for _, _, name in admitted)
         if refused:
             counts = dict.fromkeys(refused, 0)
             for group in frame.groups:
@@ -142,10 +141,11 @@ class Appender:
 
     def _refused(self, connection: Connection, run: str, new: Iterable[str]) -> dict[str, str]:
         """Which of the names that are new to a rank may not become series, and why."""
-        refused = {name: problem for name in new if (problem := name_problem(name)) is not None}
-        wanted = [name for name in new if name not in refused]
         of_run = self._of_run.get(run, set())
-        if not of_run.issuperset(wanted):  # what one rank sends, the others have mostly sent before
+        unheard = [name for name in new if name not in of_run]  # what one rank sends, the others have mostly sent before
+        refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
+        wanted = [name for name in unheard if name not in refused]
+        if wanted:
             of_run = self._of_run[run] = {name for (name,) in _names_of_run.all(connection, {"run": run})}
         for name in wanted:
             if name in of_run or len(of_run) < self._max_names:
@@ -201,7 +201,7 @@ class Appender:
             del self._known[key]
 
 
-def _measure(frame: Frame, known: dict[str, int], rejected: list[Rejected]) -> tuple[int | None, int | None]:
+def _measure(frame: Frame, known: set[str], rejected: list[Rejected]) -> tuple[int | None, int | None]:
     """First step of a frame and the last one that it shows to be completed. Rows whose step is no step are taken out."""
     first: int | None = None
     marked: int | None = None
