@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import types
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from perfagent.errors import WireError
@@ -62,6 +62,8 @@ def _convert(annotation: Any, value: Any) -> Any:
         if not isinstance(value, list):
             raise WireError(f"the server's answer has {value!r:.80} where a list belongs")
         return [_convert(item, part) for part in value] if item is float or get_origin(item) is list else value
+    if origin is dict:
+        return _table(get_args(annotation)[1], value)
     if origin in (Union, types.UnionType):
         choices = get_args(annotation)
         if value is None and type(None) in choices:
@@ -69,6 +71,15 @@ def _convert(annotation: Any, value: Any) -> Any:
         if float in choices and str not in choices:
             return _number(value)
     return value
+
+
+def _table(kind: Any, value: Any) -> Any:
+    """The values of a table by name: numbers and dataclasses are made; what is of no kind of ours stays as it came."""
+    if not isinstance(value, dict):
+        raise WireError(f"the server's answer has {value!r:.80} where a table belongs")
+    if is_dataclass(kind) and isinstance(kind, type):
+        return {name: parse(kind, item) for name, item in value.items()}
+    return {name: _number(item) for name, item in value.items()} if kind is float else value
 
 
 def _number(value: Any) -> float:

@@ -61,6 +61,17 @@ def test_show_takes_an_id_or_a_name(server: Listening, tmp_path: Path, run: str)
     assert "my run" in text.stdout and "loss" in text.stdout
 
 
+def test_show_says_where_the_time_of_a_step_goes(server: Listening, tmp_path: Path) -> None:
+    timed = frame({"loss": VALUES, "step_time_s": [0.1] * 3, "phase/data_s": [0.025] * 3}, run="timed", name="timed")
+    headers = {"Content-Type": "application/x-msgpack"}
+    httpx.post(f"{server.url}/api/v1/ingest", content=encode(timed), headers=headers, trust_env=False).raise_for_status()
+    shown = perfagent(server, tmp_path, "show", "timed")
+    assert shown.returncode == 0, shown.stderr
+    [line] = [line.split() for line in shown.stdout.splitlines() if line.startswith("step_time_s ") and len(line.split()) == 4]
+    assert line[1:] == ["100.000"] * 3
+    assert "data 25.0 %" in shown.stdout
+
+
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
 def test_export_writes_to_standard_output_or_a_file(server: Listening, tmp_path: Path, kind: str) -> None:
     printed = perfagent(server, tmp_path, "export", "my run", "--format", kind)
