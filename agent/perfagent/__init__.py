@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from perfagent.errors import PerfagentError as PerfagentError
     from perfagent.errors import ServerUnreachable as ServerUnreachable
     from perfagent.errors import WireError as WireError
-    from perfagent.session import Run as Run
+    from perfagent.run import Run as Run
     from perfagent.session import alert as alert
     from perfagent.session import attach as attach
     from perfagent.session import finish as finish
@@ -120,7 +120,7 @@ _WHERE = {
     "PerfagentError": "perfagent.errors",
     "ServerUnreachable": "perfagent.errors",
     "WireError": "perfagent.errors",
-    "Run": "perfagent.session",
+    "Run": "perfagent.run",
     "alert": "perfagent.session",
     "attach": "perfagent.session",
     "finish": "perfagent.session",

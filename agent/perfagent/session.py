@@ -1,451 +1,33 @@
 """The current run of this process: attach, init, log, alert, finish, and how the process ended.
 
-One run per process. `attach` starts the sender, puts the hooks in and returns; nothing here waits for a server, installs a
-signal handler or imports torch. What a training script calls in its loop is `Run.log`: one append.
+One run per process. `attach` starts the sender, puts the hooks in and returns.
 """
 
 from __future__ import annotations
 
-import argparse
 import atexit
-import dataclasses
-import functools
-import linecache
 import logging
-import operator
 import os
 import sys
 import threading
-import time
-import tokenize  # noqa: F401 - linecache imports it when it reads a file, and nothing may be imported at exit
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from perfagent import instrument
+from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.config import AgentConfig
-from perfagent.context.console import Console
-from perfagent.context.gathering import Context
-from perfagent.context.process import describe
-from perfagent.cost import log_ns
-from perfagent.delivery.sender import Sender
-from perfagent.device import take
-from perfagent.errors import ConfigError
-from perfagent.governor import Governor
-from perfagent.hooks import guard
-from perfagent.hooks.data import timed
-from perfagent.hooks.evaluation import Evaluations
-from perfagent.hooks.forward import watch_forward
-from perfagent.hooks.phases import Span
-from perfagent.hooks.progress import Progress, state
-from perfagent.hooks.row import EarlyLog, LoggedLater
-from perfagent.hooks.step import make_primary, watch_whole_step
-from perfagent.identity import Identity
+from perfagent.hooks.progress import state
 from perfagent.launch import options as launched
-from perfagent.rootcause.investigator import Investigator
-from perfagent.samplers.sampler import Sampler
-from perfagent.signals.memory_table import MemoryTable
-from perfagent.signals.throughput import has_embedding
-
-if TYPE_CHECKING:
-    from perfagent.signals.looks import Looks
-    from perfagent.wire import Finding
+from perfagent.run import Run
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
 
 logger = logging.getLogger("perfagent")
-Item = TypeVar("Item")
-
-EXIT_S = 1.5
-"""What the end of a process may take for delivery; with the rest of the exit it stays below 2 s."""
-LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "critical", "error": "critical"}
-END_STATES = ("finished", "failed", "oom", "killed", "preempted")
-_PLAIN = frozenset((float, int, bool))
 
 _current: Run | None = None
 _launched: Run | None = None
 _resumed: tuple[str | None, int] | None = None
 _exit_status: Any = None
-_hooked = False
-
-
-class Run:
-    """One training job as this process sees it. Made by `attach` or `init`; methods do nothing in a forked child.
-
-    config: what the user passed as configuration, as a dict.
-    """
-
-    def __init__(
-        self,
-        settings: AgentConfig,
-        *,
-        name: str | None,
-        config: dict[str, Any],
-        tags: list[str],
-        group: str | None,
-        start_step: int | None,
-        notes: str | None = None,
-        sender: Sender | None = None,
-    ) -> None:
-        self.settings, self.config = settings, config
-        self.name, self.tags, self.group, self.notes = name, tags, group, notes
-        self._pid = os.getpid()
-        self._ended = False
-        identity = sender.identity if sender else Identity.from_environment(settings, name=name, start_step=start_step)
-        self._identity = identity
-        self._sender = sender or Sender(settings, identity)
-        self._rows = self._sender.rows
-        self._governor = Governor(settings.overhead_budget_pct)
-        begin = start_step if start_step is not None else identity.start_step or 0
-        # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
-        self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
-        self._progress.on_first_step = self._first_step
-        self._progress.on_next_model = self._next_model
-        self._progress.on_event = self._sender.event
-        self._progress.account.evaluations = Evaluations()
-        self._progress.health.rank = identity.rank
-        self._model: weakref.ref[Any] | None = None
-        self._cuda_device: int | None = None
-        self._looks: Looks | None = None
-        self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
-        self._progress.reader.investigator = self._investigator
-        self._sender.reader, self._sender.progress = self._progress.reader, self._progress
-        self._undo_forward: Any = None
-        self._undo_step: Any = None
-        self._refused = 0
-        self._last_value = getattr(sys, "last_value", None)
-        self._console: Console | None = None
-        self._sampler: Sampler | None = None
-        self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
-
-    # ---- what a training script calls
-
-    @property
-    def id(self) -> str | None:
-        """The run's id; None on a rank that has not yet learned it from rank 0."""
-        return self._identity.run
-
-    @property
-    def url(self) -> str | None:
-        """The run's page on the server."""
-        return f"{self.settings.server}/run/{self.id}" if self.id and self.settings.record is None else None
-
-    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
-        """Records numbers under names. Without a step they belong to the step in progress.
-
-        A value on a GPU is not waited for; what is no number is left out and counted.
-        """
-        if self._sender.disabled:
-            return
-        try:
-            values = dict(metrics)
-        except Exception:  # noqa: BLE001 - somebody else's mapping
-            self._refuse(metrics)
-            return
-        later = not _PLAIN.issuperset(map(type, values.values()))
-        if later:
-            _snapshot(values)
-        p = self._progress
-        if step is not None:
-            if type(step) is not int:
-                try:
-                    step = operator.index(step)
-                except TypeError:
-                    self._refuse(step)
-                    return
-            p.early_step = max(p.early_step, step + 1)
-        elif p.seen_backward:
-            step = p.completed + p.opened
-        else:
-            p.log_early(EarlyLog(time.time(), time.monotonic(), values))
-            return
-        if "loss" in values:
-            self._explicit_loss(step, values["loss"])
-        if later:
-            self._rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
-        else:
-            self._rows.append((step, time.time(), time.monotonic(), values))
-
-    def alert(self, title: str, text: str = "", level: str = "warning") -> None:
-        """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
-        severity = LEVELS.get(level.lower() if isinstance(level, str) else "", "warning")
-        self._sender.event(
-            "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.in_progress()
-        )
-
-    def phase(self, name: str) -> Span:
-        """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
-        if not isinstance(name, str) or not name or len(name) > 64:
-            raise ConfigError(f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}")
-        return Span(self._progress, name)
-
-    def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
-        """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
-        return timed(self._progress, iterable)
-
-    def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when it does not answer within 2 s, or when there is no server."""
-        if self._sender.disabled or self.settings.record is not None or not self.id:
-            return None
-        import httpx
-        import msgspec
-
-        from perfagent.wire import Finding
-
-        headers = {"Authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
-        local = any(host in self.settings.server for host in ("//127.", "//localhost", "//[::1]"))
-        try:
-            with httpx.Client(timeout=2.0, trust_env=not local, headers=headers) as client:
-                answer = client.get(f"{self.settings.server}/api/v1/runs/{self.id}/verdict")
-            return msgspec.json.decode(answer.content, type=Finding) if answer.status_code == 200 else None
-        except (httpx.HTTPError, msgspec.MsgspecError):
-            return None
-
-    def finish(self, status: str | int | None = None) -> None:
-        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code."""
-        reason = ""
-        if isinstance(status, int):
-            ending = "failed" if status else "finished"
-            reason = f"exit code {int(status)}" if status else ""
-        else:
-            ending = "finished" if status is None else status
-        if ending not in END_STATES:
-            raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
-        self._end(ending, reason)
-
-    def __enter__(self) -> Run:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
-            self.finish()
-        else:
-            self._fail(error)
-
-    # ---- starting
-
-    def start_at(self, start_step: int) -> None:
-        """The first step to come has that number: told by a training that was resumed before it made one."""
-        p = self._progress
-        p.completed = p.measure_at = max(0, start_step - 1)
-        p.early_step = max(p.early_step, start_step)
-        self._identity.start_step = start_step
-        self._sender.event("state", {"state": "starting", "start_step": start_step})
-
-    def start(self) -> None:
-        """Starts the sender and the hooks. Called once, by attach."""
-        global _hooked
-        if self.settings.disabled:
-            self._sender.disabled = True
-            return
-        guard.reset()
-        who = self._identity
-        told = {
-            "state": "starting",
-            "name": self.name or self._default_name(),
-            "config": self.config,
-            "tags": self.tags,
-            "group": self.group,
-            "notes": self.notes,
-            "start_step": who.start_step,
-            "rank": who.rank,
-            "local_rank": who.local_rank,
-            "node_rank": who.node_rank,
-            "world_size": who.world_size,
-            **describe(),
-        }
-        self._sender.event("state", {key: value for key, value in told.items() if value is not None})
-        self._sender.add_source(self._poll, every_s=0.5)
-        self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
-        sampler.install()
-        self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
-        memory = MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device)
-        self._sender.add_source(memory.poll, every_s=1.0)
-        self._sender.imports.append("perfagent.signals.looks")
-        self._sender.add_source(self._look, every_s=0.25)
-        self._sender.add_source(self._investigator.poll, every_s=0.4)
-        self._sender.on_command.append(self._investigator.obey)
-        self._console = Console(self._sender)
-        self._console.install()
-        self._context.install()
-        if not _hooked:
-            _hooked = True
-            os.register_at_fork(after_in_child=_forked)
-            atexit.register(_at_exit)
-            _watch_exit()
-        state.current = self._progress
-        instrument.when_torch_is_imported(_torch_came)
-        self._sender.start()
-
-    def _default_name(self) -> str | None:
-        """`train-2yee`: the script and the head of the run's own id. A run that the user or a scheduler named keeps that name."""
-        run, told = self._identity.run, launched.current
-        drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
-        if self._identity.rank != 0 or run is None or not drawn or "-" in run:
-            return None
-        script = Path(sys.argv[0] if sys.argv else "")
-        stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
-        return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
-
-    def take_up(
-        self,
-        model: Any,
-        optimizer: Any,
-        config: dict[str, Any],
-        tags: list[str],
-        *,
-        name: str | None = None,
-        group: str | None = None,
-        notes: str | None = None,
-    ) -> None:
-        """What a later attach() or init() of the same run adds."""
-        self.name, self.group, self.notes = name or self.name, group or self.group, notes or self.notes
-        self.config.update(config)
-        self.tags.extend(tag for tag in tags if tag not in self.tags)
-        if config or tags or name or group or notes:
-            told = {"name": self.name, "config": self.config, "tags": self.tags, "group": self.group, "notes": self.notes}
-            told["state"] = "running" if self._progress.last else "starting"
-            self._sender.event("state", {key: value for key, value in told.items() if value is not None})
-        if model is not None:
-            self._model = self._progress.found = weakref.ref(model)
-            self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
-            if self._progress.last is not None:
-                self._watch_again()
-        if optimizer is not None:
-            inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
-            make_primary(self._progress, inner if hasattr(inner, "param_groups") else optimizer)
-
-    def _first_step(self, optimizer: Any) -> None:  # noqa: ARG002 - the hook passes it
-        torch = sys.modules["torch"]
-        self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
-        if torch.cuda.is_initialized():
-            self._cuda_device = torch.cuda.current_device()
-            self._progress.stream = torch.cuda.current_stream().cuda_stream
-        instrument.install_late()
-        self._watch_model()
-        self._context.first_step()
-
-    def _known_model(self) -> Any:
-        found = self._model or self._progress.found
-        return found() if found is not None else None
-
-    def _known_optimizer(self) -> Any:
-        return self._progress.primary() if self._progress.primary is not None else None
-
-    def _watch_model(self) -> None:
-        """The hooks of the root model go on after the first step: before, torch.compile would trace them."""
-        model = self._known_model()
-        if model is not None and self._undo_forward is None:
-            self._progress.account.embedded = has_embedding(model)
-            self._undo_forward = watch_forward(model)
-        primary = self._known_optimizer()
-        if primary is not None and self._undo_step is None:
-            self._undo_step = watch_whole_step(primary)
-
-    def _next_model(self) -> None:
-        """The training goes on with another model, which the hooks have found."""
-        self._model = None
-        self._watch_again()
-
-    def _watch_again(self) -> None:
-        for undo in (self._undo_forward, self._undo_step):
-            if undo is not None:
-                undo()
-        self._undo_forward = self._undo_step = None
-        self._watch_model()
-
-    # ---- on the sender's thread
-
-    def _poll(self) -> None:
-        p = self._progress
-        if p.early and p.early[0].waits_too_long():
-            p.settle_early(None)
-        own_ns = p.hooks_ns + log_ns(*self._sender.logged) + p.pass_ns
-        share = self._governor.report(own_ns, p.pass_ns, self._sender.cpu_s)
-        if share is None:
-            return
-        self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
-
-    def _look(self) -> None:
-        """Rare looks at a step, from the first step on."""
-        if self._looks is None:
-            if self._progress.last is None:
-                return
-            from perfagent.signals.looks import Looks
-
-            self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
-        self._looks.poll()
-
-    # ---- details
-
-    def _explicit_loss(self, step: int, value: Any) -> None:
-        """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
-        p = self._progress
-        number = value if type(value) is float else float(value) if type(value) is int and abs(value) < 1e300 else float("nan")
-        if step == p.completed + 1 or (p.last is not None and p.last.step == step):
-            p.user_losses[step] = number
-        else:
-            p.reader.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
-
-    def _refuse(self, given: Any) -> None:
-        self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
-        if not self._refused:
-            logger.warning("perfagent: log() takes a dict of names and numbers and a whole step, not %.80r; left out", given)
-        self._refused += 1
-
-    def _fail(self, error: BaseException) -> None:
-        self._investigator.passing(error)
-        ending, reason, exception, trace = _cause(error)
-        self._end(ending, reason, exception=exception, traceback=trace)
-
-    def _end(self, ending: str, reason: str = "", **more: Any) -> None:
-        if self._ended or self._pid != os.getpid():
-            return
-        self._ended = True
-        p = self._progress
-        p.ended = True
-        p.settle_early(None)
-        self._investigator.close()
-        if self._looks is not None:
-            self._looks.close()
-        if state.current is p:
-            state.current = None
-            instrument.remove()
-        for undo in (self._undo_forward, self._undo_step):
-            if undo is not None:
-                undo()
-        if self._console is not None:
-            self._console.close()
-        self._context.close()
-        self._sender.close(ending, reason, EXIT_S, **more)
-        if self._sampler is not None:
-            self._sampler.resign()
-
-
-_OVERHEAD = ("agent/overhead_pct",)
-
-
-def _text(value: Any, most: int) -> str:
-    try:
-        return str(value)[:most]
-    except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
-        return f"[{type(value).__name__}]"
-
-
-def _snapshot(values: dict[str, Any]) -> None:
-    """Reads tensors now, since users change them in place; those on a device later."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            try:
-                value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
-                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
-            except Exception:  # noqa: BLE001 - a device that was lost
-                values[name] = None
+_watched = False
 
 
 # ---- the documented functions -----------------------------------------------------------------------------------------------
@@ -474,20 +56,17 @@ def attach(
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _resumed
-    _check_model(model)
-    _check_optimizer(optimizer)
-    settled, labels = _as_dict(config), _as_tags(tags)
-    for what, text, most in (("name", name, 256), ("group", group, 256), ("notes", notes, 100_000)):
-        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > most):
-            raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
-    if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
-        raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
+    check_model(model)
+    check_optimizer(optimizer)
+    settled, labels = as_dict(config), as_tags(tags)
+    check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
+    check_start_step(start_step)
     run = _current
     if _resumed is not None and run_id in (None, _resumed[0]):
         run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
         _resumed = None
-    if run is not None and not run._ended:
-        if run._pid != os.getpid():
+    if run is not None and not run.ended:
+        if run.inherited:
             return run  # in a forked child: the parent's run, which is silent here
         same = name in (None, run.name) and project in (None, run.settings.project)
         if run_id in (None, run.id) and (same or run is _launched):
@@ -502,6 +81,8 @@ def attach(
     settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
+    if not settings.disabled:
+        _watch_process()
     run.start()
     _current = run
     return run
@@ -559,7 +140,7 @@ def finish(status: str | int | None = None) -> None:
 
 def current() -> Run | None:
     """The run of this process, if one was started and has not ended."""
-    return _current if _current is not None and not _current._ended else None
+    return _current if _current is not None and not _current.ended else None
 
 
 def resumed_at(run_id: str | None, start_step: int) -> None:
@@ -587,46 +168,16 @@ def _no_run(function: str) -> None:
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
 
 
-def _check_model(model: Any) -> None:
-    if model is None:
-        return
-    torch = sys.modules.get("torch")
-    if torch is None or not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {type(model).__name__} {model!r:.80}")
+# ---- forks and the end of the process --------------------------------------------------------------------------------------
 
 
-def _check_optimizer(optimizer: Any) -> None:
-    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
-        kind = type(optimizer).__name__
-        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {kind}: {optimizer!r:.60}")
-
-
-def _as_dict(config: Any) -> dict[str, Any]:
-    if config is None:
-        return {}
-    if isinstance(config, Mapping):
-        return {str(key): value for key, value in config.items()}
-    if dataclasses.is_dataclass(config) and not isinstance(config, type):
-        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
-    if isinstance(config, argparse.Namespace) or type(config).__name__ == "SimpleNamespace":
-        return dict(vars(config))
-    raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {type(config).__name__} {config!r:.80}")
-
-
-def _as_tags(tags: Any) -> list[str]:
-    labels = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
-    wrong = [tag for tag in labels if not isinstance(tag, str) or not tag]
-    if wrong:
-        raise ConfigError(f"tags must be texts, not {wrong[0]!r:.80}")
-    return labels
-
-
-# ---- torch, forks and the end of the process --------------------------------------------------------------------------------
-
-
-def _torch_came() -> None:
-    if state.current is not None:
-        instrument.install()
+def _watch_process() -> None:
+    global _watched
+    if not _watched:
+        _watched = True
+        os.register_at_fork(after_in_child=_forked)
+        atexit.register(_at_exit)
+        _watch_exit()
 
 
 def _forked() -> None:
@@ -649,62 +200,5 @@ def _watch_exit() -> None:
 
 def _at_exit() -> None:
     """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
-    run = _current
-    if run is None or run._ended or run._pid != os.getpid() or run._sender.disabled:
-        return
-    error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-    if error is not None and error is not run._last_value:
-        run._fail(error)
-    elif _exit_status in (None, 0, False):
-        run._end("finished")
-    else:
-        code = _exit_status if isinstance(_exit_status, int) else 1
-        said = "" if isinstance(_exit_status, int) else f": {str(_exit_status)[:500]}"
-        run._end("failed", f"exit code {code}{said}")
-
-
-def _cause(error: BaseException) -> tuple[str, str, str, str]:
-    """State, reason, exception and traceback of a process that an exception ended."""
-    name = type(error).__name__
-    message = str(error)
-    ending = "oom" if _out_of_memory(error) else "failed"
-    first = message.strip().splitlines()[0][:500] if message.strip() else ""
-    return ending, f"{name}: {first}" if first else name, name, _traceback(error)
-
-
-def _out_of_memory(error: BaseException | None) -> bool:
-    seen = 0
-    while error is not None and seen < 8:
-        names = {kind.__name__ for kind in type(error).__mro__}
-        if names & {"OutOfMemoryError", "MemoryError"}:
-            return True
-        text = str(error).lower()
-        if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
-            return True
-        error, seen = error.__cause__ or error.__context__, seen + 1
-    return False
-
-
-def _traceback(error: BaseException, limit: int = 50) -> str:
-    """The traceback as text, like Python's own but by hand: the traceback module imports more when it meets certain frames."""
-    parts: list[str] = []
-    chain: list[BaseException] = []
-    link: BaseException | None = error
-    while link is not None and link not in chain and len(chain) < 8:
-        chain.append(link)
-        link = link.__cause__ or (None if link.__suppress_context__ else link.__context__)
-    for one in reversed(chain):
-        lines = ["Traceback (most recent call last):"]
-        frames = []
-        trace = one.__traceback__
-        while trace is not None:
-            frames.append((trace.tb_frame.f_code, trace.tb_lineno))
-            trace = trace.tb_next
-        for code, number in frames[-limit:]:
-            lines.append(f'  File "{code.co_filename}", line {number}, in {code.co_name}')
-            source = linecache.getline(code.co_filename, number).strip()
-            if source:
-                lines.append(f"    {source}")
-        lines.append(f"{type(one).__name__}: {one}"[:2000])
-        parts.append("\n".join(lines))
-    return "\n\nDuring handling of the above exception, another exception occurred:\n\n".join(parts)[-20_000:]
+    if _current is not None:
+        _current.at_exit(_exit_status)

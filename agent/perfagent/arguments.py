@@ -1,0 +1,59 @@
+"""What `attach` and `init` accept, and what they say of anything else."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from perfagent.errors import ConfigError
+
+__all__ = ["as_dict", "as_tags", "check_model", "check_optimizer", "check_start_step", "check_texts"]
+
+
+def check_model(model: Any) -> None:
+    if model is None:
+        return
+    torch = sys.modules.get("torch")
+    if torch is None or not isinstance(model, torch.nn.Module):
+        raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {type(model).__name__} {model!r:.80}")
+
+
+def check_optimizer(optimizer: Any) -> None:
+    if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
+        kind = type(optimizer).__name__
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {kind}: {optimizer!r:.60}")
+
+
+def check_texts(**texts: tuple[Any, int]) -> None:
+    """what -> what was given (None: nothing), and how many characters it may have."""
+    for what, (text, most) in texts.items():
+        if text is not None and (not isinstance(text, str) or not text.strip() or len(text) > most):
+            raise ConfigError(f"{what} must be text of 1 to {most} characters, not {text!r:.80}")
+
+
+def check_start_step(start_step: Any) -> None:
+    if start_step is not None and (isinstance(start_step, bool) or not isinstance(start_step, int) or start_step < 0):
+        raise ConfigError(f"start_step must be a whole number from 0 on (the first step to come), not {start_step!r:.80}")
+
+
+def as_dict(config: Any) -> dict[str, Any]:
+    if config is None:
+        return {}
+    if isinstance(config, Mapping):
+        return {str(key): value for key, value in config.items()}
+    if dataclasses.is_dataclass(config) and not isinstance(config, type):
+        return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
+    if isinstance(config, argparse.Namespace) or type(config).__name__ == "SimpleNamespace":
+        return dict(vars(config))
+    raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {type(config).__name__} {config!r:.80}")
+
+
+def as_tags(tags: Any) -> list[str]:
+    labels = [tags] if isinstance(tags, str) else list(tags) if isinstance(tags, Iterable) else [tags]
+    wrong = [tag for tag in labels if not isinstance(tag, str) or not tag]
+    if wrong:
+        raise ConfigError(f"tags must be texts, not {wrong[0]!r:.80}")
+    return labels
