@@ -351,8 +351,9 @@ class _Book:
         self.changed_runs[run["id"]] = None
 
 
-def mark_lost(connection: Connection, source_ids: Sequence[str], now: float) -> list[str]:
-    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that changed."""
+def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
+    """Marks active sources as lost, and with them runs that have no other rank in contact. Answers the runs that changed. Their
+    `updated` stays: it says when the run was last heard."""
     active = sources.c.state.in_(("starting", "running", "stuck"))
     rows = connection.execute(select(sources.c.id, sources.c.run).where(sources.c.id.in_(list(source_ids)), active)).all()
     if not rows:
@@ -363,7 +364,7 @@ def mark_lost(connection: Connection, source_ids: Sequence[str], now: float) -> 
         before = connection.execute(select(runs.c.state, runs.c.attempt).where(runs.c.id == run)).one()
         state, reason, ended = _state_of(connection, run, before.attempt)
         if state != before.state:
-            connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended, updated=now))
+            connection.execute(update(runs).where(runs.c.id == run).values(state=state, reason=reason, ended=ended))
             changed.append(run)
     return changed
 

@@ -342,7 +342,7 @@ class Engine:
             lost: list[str] = []
 
             def mark(connection: Connection) -> None:
-                lost[:] = lifecycle.mark_lost(connection, newly, now)
+                lost[:] = lifecycle.mark_lost(connection, newly)
 
             self._commit(changes, mark)
             if lost and self.on_states is not None:

@@ -77,17 +77,18 @@ def test_silence_is_lost_and_a_fresh_frame_brings_the_run_back(shelf) -> None:
         assert silent_sources(connection, BEGIN + 29, 30) == []
         silent = silent_sources(connection, BEGIN + 31, 30)
     assert {(item.run, item.rank, item.contact) for item in silent} == {("r1", 0, BEGIN), ("r1", 1, BEGIN)}
-    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[0].source], BEGIN + 31)) == []
-    assert run_of(shelf)["state"] == "running"  # one rank is still in contact
-    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[1].source], BEGIN + 31)) == ["r1"]
-    assert run_of(shelf)["state"] == "lost"
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[0].source])) == []
+    heard = run_of(shelf)
+    assert heard["state"] == "running"  # one rank is still in contact
+    assert shelf.database.write(lambda connection: mark_lost(connection, [silent[1].source])) == ["r1"]
+    assert (run_of(shelf)["state"], run_of(shelf)["updated"]) == ("lost", heard["updated"])
     shelf.append(frame(2, steps(2), sent=BEGIN + 40), now=BEGIN + 40)
     assert run_of(shelf)["state"] == "running"
 
 
 def test_a_spool_found_later_does_not_bring_a_lost_run_back(shelf) -> None:
     shelf.append(frame(1, state("running"), steps(1), sent=BEGIN))
-    shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"], BEGIN + 31))
+    shelf.database.write(lambda connection: mark_lost(connection, ["r1-1-0"]))
     shelf.append(frame(2, steps(2), sent=BEGIN + 1), now=BEGIN + 3600)
     assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("lost", 2)
 
