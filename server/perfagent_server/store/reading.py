@@ -42,8 +42,8 @@ CUT_NEVER = MAX_STEP
 
 @dataclass(slots=True)
 class View:
-    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by
-    (rank, attempt), those in bundles too."""
+    """What one question sees. attempts: (attempt, last visible step), oldest first; tail: samples by (rank, attempt), from
+    bundles and tail."""
 
     ranks: dict[int, int]  # series id -> rank
     attempts: list[tuple[int, int]]
