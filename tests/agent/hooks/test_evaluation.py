@@ -178,7 +178,7 @@ def test_an_interruption_in_training_mode_is_an_evaluation_every_time(record):
         if number % 4 == 0:
             with torch.no_grad():
                 model(torch.ones(1, 4))
-    assert [number for number, _ in recorded.of("phase/eval_s")] == [5, 9]
+    assert [number for number, _ in of(recorded, "phase/eval_s")] == [5, 9, 12]
 
 
 def test_a_model_that_is_trained_in_evaluation_mode_is_not_evaluated(record):
