@@ -31,7 +31,7 @@ from perfagent.errors import ConfigError
 from perfagent.governor import Governor
 from perfagent.hooks import guard
 from perfagent.hooks.data import timed
-from perfagent.hooks.evaluation import Evaluations
+from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.phases import Span
 from perfagent.hooks.progress import Progress, state
@@ -414,6 +414,7 @@ class Run:
         p = self._progress
         p.ended = True
         p.settle_early(None)
+        after_last_step(p)
         self._investigator.close()
         if self._looks is not None:
             self._looks.close()
