@@ -22,7 +22,7 @@ __all__ = ["receipt_reply", "router"]
 router = APIRouter()
 
 UNWATCHED = {"Perfagent-Watched": "0"}
-"""Tells an agent that no page shows its run: whole frames every two seconds will do."""
+"""Tells an agent that no page shows its run: whole frames every three seconds will do."""
 
 _MEDIA_TYPES = ("application/x-msgpack", "application/msgpack", "application/vnd.msgpack", "application/octet-stream")
 # Decoding more than this takes longer than a loop that serves a thousand agents should be away.
@@ -74,7 +74,7 @@ def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = 
             "content": {"application/json": {"schema": _REPLY_SCHEMA}},
             "headers": {
                 "Perfagent-Watched": {
-                    "description": "`0` while no page shows the run: the agent may send half as often",
+                    "description": "`0` while no page shows the run: the agent may send a third as often",
                     "schema": {"type": "string"},
                 }
             },
