@@ -85,9 +85,13 @@ class Tab:
         """Waits until the JavaScript expression is true in the page."""
         return self.page.wait_for_function(expression, arg=argument, timeout=timeout_s * 1000)
 
-    def drawn(self, at_least: int) -> None:
-        """Waits until so many charts have lines of at least two points."""
-        self.wait(DRAWN, argument=at_least)
+    def drawn(self, at_least: int, *, scrolling_to: str = "") -> None:
+        """Waits until so many charts have lines of at least two points.
+
+        scrolling_to: what is brought into sight meanwhile, again and again: a page that is being built is too short for it.
+        """
+        scroll = f"document.querySelector('{scrolling_to}').scrollIntoView(); " if scrolling_to else ""
+        self.wait(f"n => {{ {scroll}return ({DRAWN})(n); }}", argument=at_least)
 
     def live(self) -> None:
         """Waits until the page has its WebSocket."""

@@ -234,8 +234,7 @@ def test_phone_has_no_horizontal_scroll(site: ServerProcess, tab: OpenTab, run: 
     page = tab(path.format(run=run), width=390, height=844, is_mobile=True, has_touch=True)
     page.wait("() => document.querySelector('.runs tr[data-run], .figure .value')")
     if path != "/":
-        page.page.evaluate("document.querySelector('#run-charts').scrollIntoView()")
-        page.drawn(1)
+        page.drawn(1, scrolling_to="#run-charts")
     assert page.page.evaluate("document.documentElement.scrollWidth") <= 390
 
 
