@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from perfagent.delivery.bell import give_way
 from perfagent.delivery.collecting import Collector, Taken
 from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
@@ -42,7 +43,6 @@ LAST_ROWS_S = 0.25
 UNWATCHED = 3
 """So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
 READ_S = 4.0
-YIELD_S = 1e-4
 MOST_DRAFTED = 4096
 """Notes of one tick that are written down as they were noted; more become columns at once."""
 URGENT = ("alert", "finding", "state")
@@ -215,7 +215,7 @@ class Dispatcher:
         groups: list[Group] = []
         for piece in pieces(drafts):
             if groups:
-                time.sleep(YIELD_S)  # the training thread may be waiting for the interpreter
+                give_way()
             groups += read([piece], self.sender.reader, self._columns, self._lost)
         groups = merge(groups)
         self._tell_refused()

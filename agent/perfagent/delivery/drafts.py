@@ -23,6 +23,8 @@ __all__ = ["Draft", "Read", "is_pressing", "left_behind", "pieces", "read", "row
 
 PIECE_ROWS = 64
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
+PIECE_BYTES = 2**14
+"""Of packed rows, likewise: 0.1 ms for 150 rows of 10 values."""
 _NOTE = len(Note._fields)
 _as_note = tuple.__new__
 
@@ -60,10 +62,15 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
     blocks: list[Packed] = []
+    size = 0
     for draft in drafts:
         rows += draft.rows
         blocks += draft.packed
+        size += sum(len(block.data) for block in draft.packed)
         del draft
+        if size >= PIECE_BYTES:
+            yield Draft([], [], blocks)
+            blocks, size = [], 0
         if len(rows) >= PIECE_ROWS:
             whole = len(rows) - len(rows) % PIECE_ROWS
             for begin in range(0, whole, PIECE_ROWS):
