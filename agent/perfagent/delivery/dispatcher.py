@@ -134,7 +134,7 @@ class Dispatcher:
 
     def _tick(self, now: float) -> None:
         for source in [*self.sender.sources]:
-            if now >= source.due and not source.poll_if_due(now):
+            if not source.poll_if_due(now):
                 self.sender.sources.remove(source)
                 self.sender.tell(
                     f"source {source.name}",

@@ -120,12 +120,16 @@ DEEP_STEP = 4 * 2 * 8 * 8 * (80 * 3 - 1)
 """Its operations on a batch of 4: the first layer's input needs no gradient."""
 
 
-def reading(recorded, looks, optimizer, model):
-    """Trains until a recorded step is over, and the first of its events are read."""
+def reading(record):
+    """Trains until a recorded step is over, and the first of its events are read: the run, its looks, and the look."""
+    model = Deep()
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     for _ in range(20):
         train(recorded, model, optimizer, torch.randn(4, 8), 1)
         if looks.flops.look is not None and looks.flops.look.operators:
-            return looks.flops.look
+            return recorded, looks, looks.flops.look
     raise AssertionError("no step was read")
 
 
@@ -134,10 +138,7 @@ def unread(look):
 
 
 def test_a_large_recording_is_read_in_pieces_and_let_go_as_it_is_read(record):
-    model = Deep()
-    recorded = record(model)
-    looks = with_clock(recorded, Clock(ticks=0.001))
-    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    recorded, looks, look = reading(record)
     left = [unread(look)]
     while left[-1]:
         assert not looks.flops._known
@@ -149,10 +150,7 @@ def test_a_large_recording_is_read_in_pieces_and_let_go_as_it_is_read(record):
 
 
 def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
-    model = Deep()
-    recorded = record(model)
-    looks = with_clock(recorded, Clock(ticks=0.001))
-    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    recorded, looks, look = reading(record)
     assert unread(look)
     recorded.finish()
     looks.poll()
@@ -161,10 +159,7 @@ def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
 
 def test_an_event_of_a_recording_is_asked_for_little(record):
     """Names are judged once each, and shapes are asked of what computes: most of a step's operators do not."""
-    model = Deep()
-    recorded = record(model)
-    looks = with_clock(recorded, Clock(ticks=0.001))
-    look = reading(recorded, looks, torch.optim.SGD(model.parameters(), lr=0.01), model)
+    _, _, look = reading(record)
     events, calls = unread(look), Counter()
     outer = sys.getprofile()
     sys.setprofile(lambda _frame, event, called: calls.update([called.__name__] if event == "c_call" else []))
