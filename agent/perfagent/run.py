@@ -24,7 +24,7 @@ from perfagent.context.console import Console
 from perfagent.context.gathering import Context
 from perfagent.context.process import describe
 from perfagent.cost import log_ns
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.sender import Sender, Source
 from perfagent.device import take
 from perfagent.ending import cause
 from perfagent.errors import ConfigError
@@ -59,6 +59,7 @@ LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
+_monotonic = time.monotonic
 
 
 class Run:
@@ -99,9 +100,11 @@ class Run:
         self._model: weakref.ref[Any] | None = None
         self._cuda_device: int | None = None
         self._looks: Looks | None = None
+        self._look_source: Source | None = None
         self._investigator = self._progress.investigator = Investigator(self._progress, self._sender, self._known_model)
         self._progress.reader.investigator = self._investigator
         self._sender.reader, self._sender.progress = self._progress.reader, self._progress
+        self._progress.off = self._sender.disabled
         self._undo_forward: Any = None
         self._undo_step: Any = None
         self._refused = 0
@@ -127,7 +130,8 @@ class Run:
 
         A value on a GPU is not waited for; what is no number is left out and counted.
         """
-        if self._sender.disabled:
+        p = self._progress
+        if p.off:
             return
         try:
             values = dict(metrics)
@@ -137,7 +141,6 @@ class Run:
         later = not _PLAIN.issuperset(map(type, values.values()))
         if later:
             _snapshot(values)
-        p = self._progress
         if step is not None:
             if type(step) is not int:
                 try:
@@ -154,9 +157,9 @@ class Run:
         if "loss" in values:
             self._explicit_loss(step, values["loss"])
         if later:
-            self._rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
+            p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
         else:
-            self._rows.append((step, time.time(), time.monotonic(), values))
+            p.rows.append((step, 0.0, _monotonic(), values))
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
@@ -262,7 +265,7 @@ class Run:
         memory = MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device)
         self._sender.add_source(memory.poll, every_s=1.0)
         self._sender.imports.append("perfagent.signals.looks")
-        self._sender.add_source(self._look, every_s=0.25)
+        self._look_source = self._sender.add_source(self._look, every_s=0.25)
         self._sender.add_source(self._investigator.poll, every_s=0.4)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
@@ -369,7 +372,9 @@ class Run:
             from perfagent.signals.looks import Looks
 
             self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
-        self._looks.poll()
+        idle_until = self._looks.poll()
+        if self._look_source is not None:
+            self._look_source.due = max(self._look_source.due, idle_until)
 
     # ---- details
 

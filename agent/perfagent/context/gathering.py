@@ -18,12 +18,14 @@ from perfagent.context.techniques import elements, of_model, of_process
 from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.sender import Sender, Source
 
 __all__ = ["Context"]
 
 WAIT_S = 10.0
 AGAIN_S = 5.0
+IDLE_S = 1.0
+"""Between two looks whether there is anything to do, once all is told that was there at the start."""
 _IMPORTED_LATER = ["perfagent.context.environment", "perfagent.context.git", "perfagent.context.packages", "perfagent.redaction"]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
@@ -49,6 +51,7 @@ class Context:
         self.hyperparameters = Hyperparameters()
         self._work: Iterator[bool] = iter(())
         self._complete = True
+        self._source: Source | None = None
         self._told: tuple[Any, ...] = ()
         self._told_techniques: dict[str, Any] = {}
 
@@ -60,7 +63,7 @@ class Context:
         self.hyperparameters.watch_argparse()
         _look(self.hyperparameters, sys._getframe(1))
         self._sender.imports += _IMPORTED_LATER
-        self._sender.add_source(self.poll, every_s=0.25)
+        self._source = self._sender.add_source(self.poll, every_s=0.25)
 
     def first_step(self) -> None:
         """On the training thread, when the first step is over: looks once more, about 0.1 ms."""
@@ -78,6 +81,8 @@ class Context:
         for resting in self._work:
             if (resting and not closing) or self._clock() > until:
                 break
+        if self._complete and self._stepped and self._source is not None:
+            self._source.due = self._clock() + IDLE_S
         if closing and not self._complete:  # no time for the rest
             self._complete = True
             self._tell()

@@ -8,7 +8,7 @@ that live on make the garbage collector run.
 
 from __future__ import annotations
 
-import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perfagent.cost import steps_ns
 from perfagent.delivery.bell import give_way
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import is_pressing, rows_of
+from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.reading import Note
@@ -53,6 +53,7 @@ class Collector:
         self._packer = Packer(columns)
         self._deferred_since = 0.0
         self._calls = self._values = self._steps = self._entries = 0
+        self._epoch = 0.0
         self.pressing = False
         self.newest = 0
 
@@ -65,6 +66,7 @@ class Collector:
         p = self._sender.progress
         plain = p is not None and p.clock is None and not elsewhere()
         settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
+        self._epoch = time.time() - time.monotonic()
         rows: list[Any] = []
         taken = 0
         while taken < most and waiting:
@@ -82,21 +84,21 @@ class Collector:
                 give_way()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         self._account()
-        return Taken(rows, self._packer.take(), taken)
+        packed = self._packer.take()
+        self.pressing = self.pressing or any(map(is_pressing_block, packed))
+        return Taken(rows, packed, taken)
 
     def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
-        """What a user's call logged, numbers of Python's own."""
-        metrics = row[3]
-        try:
-            finite = math.isfinite(sum(metrics.values()))
-        except OverflowError:  # a whole number beyond any float
-            finite = False
-        if not finite:
-            self.pressing = self.pressing or is_pressing(row)
+        """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one clock."""
+        step, wall, monotonic, metrics = row
+        wall = wall or self._epoch + monotonic
         self._calls += 1
         self._values += len(metrics)
-        self.newest = max(self.newest, row[0])
-        if not self._packs(row):
+        if step > self.newest:
+            self.newest = step
+        if not self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
+            row = step, wall, monotonic, metrics
+            self.pressing = self.pressing or is_pressing(row)
             rows.append(row)
 
     def _step(self, row: StepRow, rows: list[Any]) -> None:
@@ -104,7 +106,8 @@ class Collector:
         p = self._sender.progress
         self._steps += 1
         self._entries += len(row[7])
-        self.newest = max(self.newest, row[0])
+        if row[0] > self.newest:
+            self.newest = row[0]
         rows.append(row.with_user_loss(p) if p is not None and p.user_losses else row)
 
     def _account(self) -> None:
@@ -167,6 +170,6 @@ class Collector:
         if len(row) == _OURS:
             return self._packer.add(*row)
         if len(row) == _LOGGED:
-            step, time, monotonic, metrics = row
-            return self._packer.add(step, time, monotonic, (*metrics,), metrics.values())
+            step, wall, monotonic, metrics = row
+            return self._packer.add(step, wall, monotonic, (*metrics,), metrics.values())
         return False

@@ -86,8 +86,8 @@ class Columns:
         self, names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
         columns: Sequence[Sequence[float]],
     ) -> Group | None:  # fmt: skip
-        """The group of rows that are columns already; None where not all of it may be stored."""
-        return _packed(names, steps, times, monotonics, columns) if self.knows(names) else None
+        """The group of rows that are columns of floats already; None where not all of it may be stored."""
+        return _of_columns(names, steps, times, monotonics, columns) if self.knows(names) else None
 
     def checked(self, row: tuple[Any, ...]) -> tuple[Any, ...] | None:
         """A row that is plain data with names and numbers as they may be stored; None where nothing of it may."""
@@ -217,18 +217,19 @@ def _group(names: tuple[str, ...], rows: Sequence[tuple[int, float, float, Colle
     """None where a value is not one of Python's own numbers, or does not fit."""
     try:
         steps, times, monotonics, values = zip(*rows, strict=True)
-        return _packed(names, steps, times, monotonics, [*zip(*values, strict=True)])
+        columns = [*zip(*values, strict=True)]
+        if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
+            return None
+        return _of_columns(names, steps, times, monotonics, columns)
     except (TypeError, OverflowError, ValueError):
         return None
 
 
-def _packed(
+def _of_columns(
     names: tuple[str, ...], steps: Sequence[int], times: Sequence[float], monotonics: Sequence[float],
     columns: Sequence[Sequence[float]],
-) -> Group | None:  # fmt: skip
+) -> Group:  # fmt: skip
     """Raises TypeError, OverflowError or ValueError for what does not fit."""
-    if len(columns) != len(names) or not all(NUMBERS.issuperset(map(type, column)) for column in columns):
-        return None
     return Group(
         step=_little(array("q", steps)),
         time=_little(array("d", times)),

@@ -133,7 +133,7 @@ class Dispatcher:
             self.sender.wake.wait(next_tick - time.monotonic())
 
     def _tick(self, now: float) -> None:
-        for source in [*self.sender.sources]:
+        for source in [source for source in self.sender.sources if now >= source.due]:
             if not source.poll_if_due(now):
                 self.sender.sources.remove(source)
                 self.sender.tell(

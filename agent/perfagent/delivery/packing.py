@@ -9,14 +9,17 @@ collector, which would run in the training loop.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+import math
+import sys
+from array import array
+from collections.abc import Callable, Iterable
 from struct import Struct
 from typing import Any, NamedTuple
 
 from perfagent.delivery.columns import Columns, narrowed
 from perfagent.wire import Group
 
-__all__ = ["Packed", "Packer", "grouped", "rows_in"]
+__all__ = ["Packed", "Packer", "grouped", "is_finite", "rows_in"]
 
 _FIXED = 3
 """Words before the values: step, Unix time, monotonic."""
@@ -30,27 +33,38 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """Packs the rows of one tick, by their names."""
+    """Packs the rows of one tick, by their names. Most rows have the names of the row before."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._shapes: dict[tuple[str, ...], list[bytes]] = {}
+        self._names: tuple[Any, ...] | None = None
+        self._pack: Callable[..., bytes] = _layout(0).pack
+        self._parts: list[bytes] = []
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
         """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they are."""
         try:
-            if not names or not self._columns.knows(names):
+            if names != self._names and not self._turn_to(names):
                 return False
-            data = _layout(len(names)).pack(step, time, monotonic, *values)
+            data = self._pack(step, time, monotonic, *values)
         except Exception:  # noqa: BLE001 - struct.error of what is no number or too large; an object among the names may raise anything
             return False
-        self._shapes.setdefault(names, []).append(data)
+        self._parts.append(data)
+        return True
+
+    def _turn_to(self, names: tuple[Any, ...]) -> bool:
+        if not names or not self._columns.knows(names):
+            return False
+        self._pack, self._parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
+        self._names = names
         return True
 
     def take(self) -> list[Packed]:
         """What was packed since the last time."""
-        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items()]
+        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items() if parts]
         self._shapes.clear()
+        self._names = None
         return taken
 
 
@@ -59,13 +73,21 @@ def grouped(blocks: Iterable[Packed]) -> list[Group]:
     shapes: dict[tuple[str, ...], list[bytes]] = {}
     for names, data in blocks:
         shapes.setdefault(names, []).append(data)
-    return [_group(names, memoryview(b"".join(parts)).cast("q")) for names, parts in shapes.items()]
+    return [_group(names, array("q", b"".join(parts))) for names, parts in shapes.items()]
 
 
-def _group(names: tuple[str, ...], words: memoryview) -> Group:
+def _group(names: tuple[str, ...], words: array[int]) -> Group:
     width = _FIXED + len(names)
     step, time, monotonic, *values = (words[at::width].tobytes() for at in range(width))
     return Group(step, time, monotonic, {name: narrowed(column) for name, column in zip(names, values, strict=True)})
+
+
+def is_finite(block: Packed) -> bool:
+    """Whether all values are; now and then False of some that are, where their sum is beyond a float."""
+    words = array("d", block.data)
+    if sys.byteorder == "big":
+        words.byteswap()
+    return math.isfinite(sum(words))  # a step is a tiny number then, and harmless
 
 
 def rows_in(block: Packed) -> list[tuple[Any, ...]]:

@@ -81,7 +81,7 @@ class Sender:
 
     rows: the training thread appends and does nothing else. A row is `(step, Unix time, monotonic, names, values)` with one
     tuple object of names per shape, or `(step, Unix time, monotonic, metrics)` with what a user logged (a dict that nobody
-    changes afterwards; its values are checked here), or a `Deferred`.
+    changes afterwards; its values are checked here; its time is 0.0 where the monotonic clock has to do), or a `Deferred`.
     counters: rows, samples, dropped, spooled, sent, acked, rejected, failed, ... all since the start.
     on_command: called on the sender thread with each command of a reply.
     """
@@ -91,13 +91,13 @@ class Sender:
         self.rows: deque[AnyRow | Deferred] = deque(maxlen=MAX_ROWS)
         self.counters: dict[str, int] = Counter()
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
+        self.progress: Progress | None = None
+        """Whose steps are among the rows; the session puts its own here."""
         self.disabled = config.disabled
         self.cpu_s = 0.0
         """CPU seconds that both threads have used so far (for the governor)."""
         self.reader = StepReader()
         """Reads what was noted of steps; the session puts its own here."""
-        self.progress: Progress | None = None
-        """Whose steps are among the rows; the session puts its own here."""
         self.logged = (0, 0)
         """log() calls so far, and their values (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)
@@ -125,6 +125,17 @@ class Sender:
             before=lambda: (method := settle()) and method(), after_in_child=lambda: (method := forget()) and method()
         )
 
+    @property
+    def disabled(self) -> bool:
+        """Whether nothing is taken any more. The training thread reads its own copy, which lies beside all else that it needs."""
+        return self._disabled
+
+    @disabled.setter
+    def disabled(self, off: bool) -> None:
+        self._disabled = off
+        if self.progress is not None:
+            self.progress.off = off
+
     # ---- called by the session, on any thread
 
     def start(self) -> None:
@@ -144,9 +155,11 @@ class Sender:
         if not self.disabled:
             self.events.append(Happened(kind, time.time(), step, time.monotonic(), data))
 
-    def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> None:
+    def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> Source:
         """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""
-        self.sources.append(Source(poll, every_s))
+        source = Source(poll, every_s)
+        self.sources.append(source)
+        return source
 
     def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None:
         """`poll` is called on the courier thread between and during requests, and may block for a moment. Once it has answered
@@ -248,7 +261,7 @@ class Sender:
 class Source:
     """A callable that is polled; off after three errors in a row, or when it says that it has nothing to tell.
 
-    due: on the monotonic clock, when it is to be polled next.
+    due: on the monotonic clock, when it is to be polled next. Whoever is polled may put it off.
     """
 
     def __init__(self, poll: Callable[[], bool | None], every_s: float = 0.0) -> None:

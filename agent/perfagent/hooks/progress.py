@@ -36,7 +36,7 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "boundary", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
-        "measure_at", "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth",
+        "measure_at", "off", "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth",
         "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
@@ -44,12 +44,13 @@ class _EveryStep:
 class Progress(_EveryStep):
     """The step in progress.
 
-    rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened: a
-    fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other threads
-    (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop whose last step
-    had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the
-    last step of any optimizer. unusual: the step holds something that only some steps have (clipping, mixed precision, a
-    closure). whole: the optimizer's step is timed from outside of torch's wrapper, and the hooks inside have nothing to do.
+    rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened:
+    a fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other
+    threads (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop
+    whose last step had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the last
+    step of any optimizer. off: nobody takes what is noted any more. unusual: the step holds something that only some steps
+    have (clipping, mixed precision, a closure). whole: the optimizer's step is timed from outside of torch's wrapper, and the
+    hooks inside have nothing to do.
     """
 
     __slots__ = (
@@ -92,7 +93,7 @@ class Progress(_EveryStep):
     def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
         self.thread = get_ident()
         self.trace: list[Entry] = []
-        self.opened = self.plain = False
+        self.opened = self.plain = self.off = False
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perfagent.samplers.folders import EVERY_S, FolderSampler
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.sender import Sender, Source
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.host import HostReader
     from perfagent.samplers.process import ProcessReader, WorkerReader
@@ -76,6 +76,7 @@ class Sampler:
         self.period_s = self._config.sample_s
         """The governor may stretch it."""
         self._next = 0.0
+        self._source: Source | None = None
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._started = clock()
         self._lock_fd = -1
@@ -88,12 +89,12 @@ class Sampler:
 
     def install(self) -> None:
         self._sender.imports += _IMPORTS
-        self._sender.add_source(self.poll)
+        self._source = self._sender.add_source(self.poll)
         self._sender.add_slow_source(self.poll_gpu)
         self._sender.add_slow_source(self.folders.poll, every_s=EVERY_S)
 
     def poll(self) -> None:
-        """On the sender thread, at every tick."""
+        """On the sender thread, at every tick while memory is tight, else once a period."""
         now = self._clock()
         readers = self._readers or self._open()
         if now < self._next:
@@ -111,6 +112,8 @@ class Sampler:
         self._tell_if_hung(now)
         values.update(self._allocator())
         self._emit(values)
+        if self._source is not None and not readers.host.tight:
+            self._source.due = self._next
 
     def _open(self) -> _Readers:
         from perfagent.samplers.host import HostReader

@@ -52,12 +52,13 @@ class Looks:
         self._kind = ""
         self._budget = sender.config.overhead_budget_pct / 100.0
 
-    def poll(self) -> None:
-        """Some times a second, on the sender's thread. Mostly there is nothing to do: no look is under way, none is due."""
+    def poll(self) -> float:
+        """Some times a second, on the sender's thread. Gives the time (of its clock) before which there is nothing to do."""
         if self._look is not None:
             self._finish_look()
         elif self._clock() >= self._ask_at and not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
             self._begin_look()
+        return self._ask_at
 
     def close(self) -> None:
         """The run ends. On the thread that trains, or that ends it."""

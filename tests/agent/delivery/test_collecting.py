@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -43,10 +44,10 @@ def step(number: int, loss: float = 0.5) -> StepRow:
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
     progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 3
-    sender.rows.extend([step(1), (1, 0.0, 0.0, {"a": 1.0}), step(2), Waits(), step(3)])
+    sender.rows.extend([step(1), (1, 5.0, 6.0, {"a": 1.0}), step(2), Waits(), step(3)])
     taken = collector.collect(1.0, last=False)
     assert [note.step for note in taken.rows] == [1, 2]
-    assert [rows_in(block) for block in taken.packed] == [[(1, 0.0, 0.0, ("a",), (1.0,))]]
+    assert [rows_in(block) for block in taken.packed] == [[(1, 5.0, 6.0, ("a",), (1.0,))]]
     assert taken.total == 3
     assert len(sender.rows) == 2
 
@@ -73,6 +74,23 @@ def test_every_call_of_log_is_counted_with_its_values(sender: Any, collector: Co
     taken = collector.collect(1.0, last=False)
     assert sender.logged == (2, 4)
     assert [block.names for block in taken.packed] == [("a", "b"), ("c",)]
+
+
+def test_when_a_user_logged_is_worked_out_from_the_monotonic_clock(sender: Any, collector: Collector) -> None:
+    unix, monotonic = time.time(), time.monotonic()
+    sender.rows.extend([(1, 0.0, monotonic - 0.1, {"a": 1.0}), (2, 0.0, monotonic, {"a": 10**400})])
+    taken = collector.collect(1.0, last=False)
+    ((_, packed, *_),) = rows_in(taken.packed[0])
+    ((_, other, *_),) = taken.rows
+    assert packed == pytest.approx(unix - 0.1, abs=0.05)
+    assert other == pytest.approx(unix, abs=0.05)
+
+
+def test_rows_of_changing_names_keep_their_values(sender: Any, collector: Collector) -> None:
+    sender.rows.extend((n, 1.0, 1.0, {"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})}) for n in range(12))
+    rows = [row for block in collector.collect(1.0, last=False).packed for row in rows_in(block)]
+    found = {row[0]: dict(zip(row[3], row[4], strict=True)) for row in rows}
+    assert found == {n: {"a" if n % 3 else "b": float(n), **({"c": 2.0} if n % 2 else {})} for n in range(12)}
 
 
 @pytest.mark.parametrize(
