@@ -80,7 +80,7 @@ class Collector:
                 break
             waiting.popleft()
             taken += 1
-            if not taken % _AT_A_TIME:
+            if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
                 give_way()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         self._account()

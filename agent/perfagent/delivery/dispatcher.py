@@ -42,6 +42,8 @@ HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
 UNWATCHED = 3
 """So much rarer are frames while no page shows the run. What is urgent, and what a page's visitor finds, is as new as ever."""
+REST_S = 1.0
+"""While all is well: how long it is not asked whether something is to be sent, unless somebody rings."""
 READ_S = 4.0
 MOST_DRAFTED = 4096
 """Notes of one tick that are written down as they were noted; more become columns at once."""
@@ -95,6 +97,8 @@ class Dispatcher:
         self._failures = 0
         self._retry_at = 0.0
         self._last_cut = 0.0
+        self._rest_until = 0.0
+        """Nothing is to be sent before, unless somebody rings."""
         self._last_sent = 0.0
         self._last_sync = self._last_read = 0.0
         self._courier_at = 0.0
@@ -120,6 +124,8 @@ class Dispatcher:
                 importlib.import_module(name)
         self.sender.settled.set()
         next_tick = self._last_sent = time.monotonic()
+        self._rest_until = 0.0
+        rung = True
         while not self.sender.disabled:
             now = time.monotonic()
             if self.sender.closing_at is not None:
@@ -128,9 +134,10 @@ class Dispatcher:
             if now >= next_tick:
                 next_tick = max(next_tick + self.sender.config.spool_tick_s, now)
                 self._tick(now)
-            self._advance(now)
+            if rung or self._urgent or self.sender.flushes or now >= self._rest_until:
+                self._advance(now)
             self.sender.cpu_s = time.thread_time() + (self._courier.cpu_s if self._courier is not None else 0.0)
-            self.sender.wake.wait(next_tick - time.monotonic())
+            rung = self.sender.wake.wait(next_tick - time.monotonic())
 
     def _tick(self, now: float) -> None:
         for source in [source for source in self.sender.sources if now >= source.due]:
@@ -264,6 +271,7 @@ class Dispatcher:
     # ---- deciding what to send
 
     def _advance(self, now: float) -> None:
+        self._rest_until = 0.0
         courier = self._courier
         if courier is not None:
             while courier.answers:
@@ -307,6 +315,8 @@ class Dispatcher:
             self._send(self.spool.empty(), None, now)
         elif self._failures == 0 and self.sender.counters["acked_frames"]:
             self._send_orphan(now)
+        if self._busy is None and not self._failures and self.sender.identity.settled:
+            self._rest_until = min(self._last_cut + pause_s, self._last_sent + HEARTBEAT_S, now + REST_S)
 
     def _send(self, outgoing: Outgoing, spool: Spool | None, now: float) -> None:
         try:
