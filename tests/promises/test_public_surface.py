@@ -70,6 +70,12 @@ def test_the_wire_needs_only_the_standard_library_and_msgspec() -> None:
     assert set(json.loads(run_python(code))) <= {"msgspec", "perfagent", "typing_extensions"}
 
 
+def test_an_agent_does_not_load_what_only_servers_and_readers_need() -> None:
+    loaded = run_python("import sys, perfagent.delivery.dispatcher; print(*sys.modules)").split()
+    assert "perfagent.wire.query" not in loaded
+    assert run_python("from perfagent.wire import *; print(RunSummary.__module__)").split() == ["perfagent.wire.query"]
+
+
 def test_arrows_between_packages_point_one_way() -> None:
     command = [pathlib.Path(sys.executable).parent / "lint-imports", "--no-cache"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=120)

@@ -12,7 +12,6 @@ from __future__ import annotations
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -33,8 +32,7 @@ EVENT_KINDS = ("state", "context", "alert", "phase", "log", "finding", "profile"
 Column = bytes | Sequence[float] | Sequence[int]
 
 
-@dataclass(slots=True)
-class Group:
+class Group(msgspec.Struct):
     """Samples that share their rows: `values[name][i]` was measured at `step[i]`, `time[i]`, `monotonic[i]`.
 
     step: int64 (n,); time: float64 (n,), Unix seconds; monotonic: float64 (n,), seconds of the source's monotonic clock;
@@ -48,7 +46,7 @@ class Group:
     step: bytes
     time: bytes
     monotonic: bytes
-    values: dict[str, bytes] = field(default_factory=dict)
+    values: dict[str, bytes] = {}
 
     def __post_init__(self) -> None:
         if type(self.step) is not bytes:
@@ -95,19 +93,17 @@ class Group:
         return _unpack("d" if len(raw) == 8 * self.rows else "f", raw)
 
 
-@dataclass(slots=True, kw_only=True)
-class Event:
+class Event(msgspec.Struct, kw_only=True):
     """Something that happened once. kind: one of EVENT_KINDS; time: Unix seconds; data: by kind (docs/wire.md)."""
 
     kind: str
     time: float
     step: int | None = None
     monotonic: float | None = None
-    data: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = {}
 
 
-@dataclass(slots=True, kw_only=True)
-class Frame:
+class Frame(msgspec.Struct, kw_only=True):
     """One delivery of one source.
 
     run: the run's id; source: unique id of the sending process; attempt: which start of the job (any increasing integer;
@@ -121,8 +117,8 @@ class Frame:
     attempt: int
     rank: int
     seq: int
-    groups: list[Group] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    groups: list[Group] = []
+    events: list[Event] = []
     name: str | None = None
     sent: float | None = None
     version: int = WIRE_VERSION

@@ -12,8 +12,9 @@ of layers, a series says of the whole: `grad/norm`, `update/ratio`, `dead/share`
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
 from typing import Literal
+
+import msgspec
 
 __all__ = ["CATALOGUE", "FAMILIES", "PHASES", "Metric", "metric", "parts_of", "whole_of"]
 
@@ -21,8 +22,7 @@ OverRanks = Literal["mean", "sum", "max", "min"]
 Better = Literal["higher", "lower", "neither"]
 
 
-@dataclass(frozen=True, slots=True)
-class Metric:
+class Metric(msgspec.Struct, frozen=True):
     """name: as on the wire; title: as on a chart; unit: "" when there is none; over_ranks: how ranks become one value.
 
     root_of: the series in which ranks send their parts where none of them knows the value (sharded gradients): it is then the
@@ -227,15 +227,13 @@ FAMILIES: dict[str, Metric] = {
     )
 }  # fmt: skip
 
-_NODE_GPU = re.compile(r"node_gpu\d+/")
-
 
 def metric(name: str) -> Metric:
     """The catalogue's row for a name; a node's other GPUs (`node_gpu3/power_w`) read like the rank's own."""
     row = CATALOGUE.get(name)
     if row is not None:
         return row
-    own = CATALOGUE.get(_NODE_GPU.sub("gpu/", name)) if name.startswith("node_gpu") else None
+    own = CATALOGUE.get(re.sub(r"node_gpu\d+/", "gpu/", name)) if name.startswith("node_gpu") else None
     if own is not None:
         return Metric(name, f"{own.title} ({name.partition('/')[0]})", own.unit, own.meaning, own.better, own.over_ranks)
     group, slash, layer = name.partition("/")
