@@ -11,7 +11,6 @@ import os
 import zlib
 from collections import Counter, deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -42,8 +41,7 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(tuple[int, list[Part]])
 
 
-@dataclass(slots=True)
-class Kept:
+class Kept(msgspec.Struct):
     """A whole frame that waits. blob: its bytes while it is in memory; else it is part `part` of the record at `offset`."""
 
     seq: int

@@ -10,8 +10,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
+
+import msgspec
 
 from perfagent.delivery.bell import Bell
 from perfagent.delivery.transport import Answer, judge
@@ -29,8 +30,7 @@ SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
 
-@dataclass(slots=True)
-class Job:
+class Job(msgspec.Struct):
     """One request for the courier. spool is None for a sign of life, which nobody repeats."""
 
     body: bytes

@@ -23,7 +23,6 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -69,8 +68,7 @@ class SpoolBusyError(Exception):
     """Another process owns this source: its flock is held."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Header:
+class Header(msgspec.Struct, kw_only=True):
     """Whose samples these are: first record of every file, and again when the run's id becomes known."""
 
     source: str
@@ -91,8 +89,7 @@ class Header:
     """The last state, where the process wrote one before it ended."""
 
 
-@dataclass(slots=True)
-class State:
+class State(msgspec.Struct):
     """What must survive although it changes with every frame. marked: the frame sent last, which holds the ticks after
     `mark_from` up to `mark_upto`; acked: everything up to this frame is with the server."""
 
@@ -107,8 +104,7 @@ _header_decoder = msgspec.msgpack.Decoder(Header)
 BAD_RECORD = (msgspec.DecodeError, ValueError, RecursionError, zlib.error)
 
 
-@dataclass(slots=True)
-class _Growing:
+class _Growing(msgspec.Struct):
     """The file of one kind that is being written."""
 
     suffix: str

@@ -21,7 +21,6 @@ import math
 import os
 import time
 from collections import Counter
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +64,7 @@ KEEP_S = 60.0
 QUARANTINE_BYTES = 16 * 2**20
 
 
-@dataclass(slots=True)
-class Outgoing:
+class Outgoing(msgspec.Struct):
     """One frame on its way: number and content never change once it was handed out."""
 
     seq: int
@@ -78,20 +76,18 @@ class Outgoing:
         return sum(group.samples for group in self.groups)
 
 
-@dataclass(slots=True)
-class _Pending:
+class _Pending(msgspec.Struct):
     """Ticks that belong to no frame yet. drafts: those that are not read yet, encoded."""
 
-    drafts: list[bytes] = field(default_factory=list)
-    groups: list[Group] = field(default_factory=list)
-    events: list[Event] = field(default_factory=list)
+    drafts: list[bytes] = []
+    groups: list[Group] = []
+    events: list[Event] = []
     size: int = 0
     last: int = 0
     since: float = math.inf
 
 
-@dataclass(slots=True)
-class _Tick:
+class _Tick(msgspec.Struct):
     number: int
     groups: list[Group]
     events: list[Event]

@@ -20,7 +20,6 @@ import time
 import urllib.request
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 from typing import Any, Protocol
 from urllib.parse import unquote, urlsplit
@@ -39,8 +38,7 @@ MIN_PAUSE_S, MAX_PAUSE_S = 1.0, 300.0
 UNAUTHORIZED_PAUSE_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Reply:
+class Reply(msgspec.Struct, frozen=True):
     """What came back: status, headers in lower case, body."""
 
     status: int
@@ -59,8 +57,7 @@ class Transport(Protocol):
         """In a forked child: let go of the socket without a word to the server."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What to do with a frame after its reply.
 
     kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused" (never
@@ -341,7 +338,6 @@ class _DeadlineReader(io.RawIOBase):
         return self._sock.recv_into(buffer)
 
 
-@dataclass
 class RecordingTransport:
     """A transport for tests: keeps every frame it was given and answers from a script, then as our server does.
 
@@ -349,11 +345,12 @@ class RecordingTransport:
     frames that were acknowledged, by (source, seq), each once, as the server's ledger does.
     """
 
-    answers: list[Reply | Exception] = field(default_factory=list)
-    frames: list[Frame] = field(default_factory=list)
-    stored: dict[tuple[str, int], Frame] = field(default_factory=dict)
-    commands: list[dict[str, Any]] = field(default_factory=list)
-    closed: bool = False
+    def __init__(self, answers: list[Reply | Exception] | None = None) -> None:
+        self.answers = answers if answers is not None else []
+        self.frames: list[Frame] = []
+        self.stored: dict[tuple[str, int], Frame] = {}
+        self.commands: list[dict[str, Any]] = []
+        self.closed = False
 
     def post(self, body: bytes, *, encoding: str | None = None, deadline_s: float = DEADLINE_S) -> Reply:  # noqa: ARG002
         if encoding == "deflate":

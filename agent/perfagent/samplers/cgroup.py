@@ -5,9 +5,8 @@ In a container the host's /proc/meminfo shows memory that the container may neve
 
 from __future__ import annotations
 
-import re
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from perfagent.samplers.kernel_file import KernelFile
 
@@ -19,8 +18,7 @@ _CACHE_S = 5.0
 _NEAR = 0.7
 
 
-@dataclass(frozen=True, slots=True)
-class ControlGroup:
+class ControlGroup(NamedTuple):
     """The files of one group; a path is None where the group has no such file."""
 
     usage: Path | None
@@ -175,8 +173,9 @@ def _number(path: Path) -> int | None:
 
 def _count(text: bytes | None, name: bytes) -> int | None:
     """The number behind a name at the start of a line."""
-    found = re.search(rb"^" + name + rb" (\d+)$", text, re.MULTILINE) if text is not None else None
-    return None if found is None else int(found[1])
+    _, _, rest = (b"\n" + (text or b"")).partition(b"\n" + name + b" ")
+    number = rest.partition(b"\n")[0]
+    return int(number) if number.isdigit() else None
 
 
 def _field(path: Path | None, names: tuple[str, ...]) -> int | None:
