@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import string
 from collections.abc import Iterable
 
-from perfagent.redaction.names import HIDDEN, WORDS, may_stay, random_looking, secret_key, weak_key
+from perfagent.redaction.names import HIDDEN, WORDS, compiled, may_stay, random_looking, secret_key, weak_key
 from perfagent.redaction.values import hide_known
 
 __all__ = ["redacted_arguments", "redacted_lines", "redacted_text"]
@@ -16,28 +17,25 @@ MAX_VALUE, MAX_RANDOM = 5_000, 220
 MAX_READ = 200_000
 """Characters of one text that are looked at; of what is longer, the beginning and the end are."""
 
-_OPTION, _NAME = re.compile(r"--?[A-Za-z][\w.-]*"), re.compile(r"[\w./@-]{1,300}")
-_USERINFO = re.compile(r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}):[^\s/'\"]+@")
-_ALONE = re.compile(r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^\s/@:'\"]{20,}@")
-_QUERY = re.compile(
-    r"(?P<lead>[?&](?:sig|signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+", re.IGNORECASE
+_OPTION, _NAME = r"--?[A-Za-z][\w.-]*", r"[\w./@-]{1,300}"
+_USERINFO = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}):[^\s/'\"]+@"
+_ALONE = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^\s/@:'\"]{20,}@"
+_QUERY = r"(?i)(?P<lead>[?&](?:sig|signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+"
+_HEADER = (
+    r"(?i)(?P<name>(?:proxy-)?authorization|x-[a-z-]*(?:key|token)|(?:set-)?cookie)"
+    r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*['\"]?)(?P<value>[^\n'\"]+)"
 )
-_HEADER = re.compile(
-    r"(?P<name>(?:proxy-)?authorization|x-[a-z-]*(?:key|token)|(?:set-)?cookie)"
-    r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*['\"]?)(?P<value>[^\n'\"]+)",
-    re.IGNORECASE,
-)
-_SCHEME = re.compile(r"\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)", re.IGNORECASE)
-_ASSIGNMENT = re.compile(
-    r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=>|:=|==|=|:)\s{0,20})(?=\S)"
-)
-_FLAG = re.compile(r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+)(?=[^\s-])")
-_VALUE = re.compile(r"\\\"[^\"\n]*?\\\"|[rbfu]?'(?:[^'\\\n]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n]|\\.)*+\"|[^\s;&'\"]++")
+_SCHEME = r"(?i)\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
+_ASSIGNMENT = r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=>|:=|==|=|:)\s{0,20})(?=\S)"
+_FLAG = r"(?<!\S)(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+)(?=[^\s-])"
+_VALUE = r"\\\"[^\"\n]*?\\\"|[rbfu]?'(?:[^'\\\n]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n]|\\.)*+\"|[^\s;&'\"]++"
 _QUOTES = ("'", '"')
-_NEXT_NAME = re.compile(r",['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:]")
-_LOGIN = re.compile(
+_NEXT_NAME = r",['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:]"
+_LOGIN = (
     r"(?P<lead>\blogin\s+\S+\s+password\s+)\S+|(?P<curl>\bcurl\b[^\n|;]{0,300}?\s(?:-u|--user)[ =]?['\"]?[^\s:'\"]+:)[^\s'\"]+"
 )
+_WORD_CHARACTERS = frozenset(string.ascii_letters + string.digits + "._+/@-")
+"""A text of these alone is one word: nothing in it has a value, so it can only be a secret by itself."""
 
 
 def redacted_text(text: str) -> str:
@@ -80,22 +78,26 @@ def _ends(text: str, room: int) -> tuple[str, int]:
 
 def _hide(text: str) -> str:
     text = hide_known(text)
+    if _WORD_CHARACTERS.issuperset(text):
+        return text
     if "://" in text:
-        text = _USERINFO.sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
-        text = _ALONE.sub(rf"\g<scheme>{HIDDEN}@", text)
-        text = _QUERY.sub(rf"\g<lead>{HIDDEN}", text)
+        if "@" in text:
+            text = compiled(_USERINFO).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
+            text = compiled(_ALONE).sub(rf"\g<scheme>{HIDDEN}@", text)
+        if "=" in text:
+            text = compiled(_QUERY).sub(rf"\g<lead>{HIDDEN}", text)
     lower = text.lower()
     if any(word in lower for word in WORDS):
         if ":" in text or "=" in text or "," in text:
             if "authorization" in lower or "cookie" in lower or "x-" in lower:
-                text = _HEADER.sub(_hide_header, text)
+                text = compiled(_HEADER).sub(_hide_header, text)
             text = _hide_values(_ASSIGNMENT, text)
         if "-" in text:
             text = _hide_values(_FLAG, text)
         if "bearer" in lower or "basic" in lower or "token " in lower:
-            text = _SCHEME.sub(_hide_scheme, text)
+            text = compiled(_SCHEME).sub(_hide_scheme, text)
     if "login" in lower or "curl" in lower:
-        text = _LOGIN.sub(lambda match: (match["lead"] or match["curl"]) + HIDDEN, text)
+        text = compiled(_LOGIN).sub(lambda match: (match["lead"] or match["curl"]) + HIDDEN, text)
     return text
 
 
@@ -106,11 +108,12 @@ def _hide_header(match: re.Match[str]) -> str:
     return f"{match['name']}{match['gap']}{HIDDEN}"
 
 
-def _hide_values(pattern: re.Pattern[str], text: str) -> str:
+def _hide_values(pattern: str, text: str) -> str:
     """Names and values, one after the other; what is no secret is looked into: `client = Client(api_key="x")`."""
     parts: list[str] = []
+    search = compiled(pattern).search
     done = at = 0
-    while (match := pattern.search(text, at)) is not None:
+    while (match := search(text, at)) is not None:
         at, name = match.end(), match["name"].lstrip("-")
         if not (secret_key(name) or weak_key(name)):
             continue
@@ -122,13 +125,13 @@ def _hide_values(pattern: re.Pattern[str], text: str) -> str:
 
 
 def _value_at(text: str, at: int, limit: int) -> str:
-    match = _VALUE.match(text, at, at + limit)
+    match = compiled(_VALUE).match(text, at, at + limit)
     if match is None:
         return ""
     value = match[0]
     if value.endswith(_QUOTES):
         return value
-    following = _NEXT_NAME.search(value)  # `api_key=x,lr=0.1`
+    following = compiled(_NEXT_NAME).search(value)  # `api_key=x,lr=0.1`
     return (value[: following.start()] if following else value).rstrip(",)]}.")
 
 
@@ -153,18 +156,19 @@ def _hide_scheme(match: re.Match[str]) -> str:
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     """A command line without secrets: `--api-key=X` and `--api-key X` by name, long random words by their entropy."""
     result: list[str] = []
+    option, in_name = compiled(_OPTION).fullmatch, compiled(_NAME).fullmatch
     hide_next = ""
     for argument in arguments:
         name, hide_next = hide_next, ""
-        if name and not _OPTION.fullmatch(argument):
+        if name and not option(argument):
             result.append(argument if may_stay(name, argument) else HIDDEN)
             continue
         name, equals, value = argument.partition("=")
         bare = name.lstrip("-+~")
-        if _OPTION.fullmatch(name) and secret_key(bare):
+        if option(name) and secret_key(bare):
             result.append(argument if not equals or may_stay(bare, value) else f"{name}={HIDDEN}")
             hide_next = "" if equals else bare
-        elif equals and _NAME.fullmatch(bare) and ((secret_key(bare) and not may_stay(bare, value)) or random_looking(value)):
+        elif equals and in_name(bare) and ((secret_key(bare) and not may_stay(bare, value)) or random_looking(value)):
             result.append(f"{name}={HIDDEN}")
         else:
             result.append(HIDDEN if random_looking(argument) else redacted_text(argument))

@@ -6,12 +6,14 @@ Each kind has a marker, a piece of text that is in every such secret: most lines
 
 from __future__ import annotations
 
-import functools
 import re
 
-from perfagent.redaction.names import HIDDEN
+from perfagent.redaction.names import HIDDEN, compiled
 
 __all__ = ["hide_known"]
+
+SHORTEST = 15
+"""Characters of the shortest secret that any of the patterns knows."""
 
 _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     # private keys, also when the end, or the beginning, was cut off
@@ -76,13 +78,9 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
 
 def hide_known(text: str) -> str:
     """The text without what has the form of a known kind of secret."""
+    if len(text) < SHORTEST:
+        return text
     for markers, pattern in _KINDS:
         if markers in text if isinstance(markers, str) else any(marker in text for marker in markers):
-            text = _compiled(pattern).sub(HIDDEN, text)
+            text = compiled(pattern, re.DOTALL).sub(HIDDEN, text)
     return text
-
-
-@functools.cache
-def _compiled(pattern: str) -> re.Pattern[str]:
-    """Compiled when it is first needed: all together they take as long as the sender's other imports."""
-    return re.compile(pattern, re.DOTALL)
