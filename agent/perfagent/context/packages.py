@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 __all__ = ["installed"]
 
-_FOLDER = re.compile(r"(?P<name>[A-Za-z0-9._-]+?)(?:-(?P<version>[0-9][^-]*))?(?:-py[0-9.]+)?\.(?:dist-info|egg-info)")
+_FOLDER = r"(?P<name>[A-Za-z0-9._-]+?)(?:-(?P<version>[0-9][^-]*))?(?:-py[0-9.]+)?\.(?:dist-info|egg-info)"
 
 
 def installed(path: Sequence[str] | None = None) -> Iterator[dict[str, str]]:
@@ -33,12 +33,16 @@ def _in(folder: str) -> Iterator[tuple[str, str]]:
     except OSError:  # a zip file, or nothing at all
         return
     for name, path in names:
-        match = _FOLDER.fullmatch(name)
-        if match is None:
-            continue
-        version = match["version"] or _written_version(path)
-        if version:
-            yield re.sub(r"[-_.]+", "-", match["name"]).lower(), version
+        package, _, version = name.removesuffix(".dist-info").partition("-")
+        if package.isidentifier() and package.isascii() and version[:1].isdecimal() and version.isascii() and "-" not in version:
+            found = package, version  # as nearly all are, and no pattern is needed
+        else:
+            match = re.fullmatch(_FOLDER, name)
+            if match is None:
+                continue
+            found = match["name"], match["version"] or _written_version(path) or ""
+        if found[1]:
+            yield re.sub(r"[-_.]+", "-", found[0]).lower(), found[1]
 
 
 def _written_version(path: str) -> str | None:

@@ -95,6 +95,15 @@ def test_the_remote_is_the_one_that_the_branch_is_pushed_to(tree: Path) -> None:
     assert repository(tree).remote() == "/srv/fork"
 
 
+def test_a_configuration_that_was_written_by_hand_is_read(tree: Path) -> None:
+    (tree / ".git" / "config").write_text(
+        'stray = 1\n; a comment\n[core]\n\tFileMode=false\n\tbare\n# another\n[remote "a=b"]\n URL = ssh://x/y=z\n'
+        '\tfetch = +refs/heads/*:refs/remotes/a/*\n\n[remote "empty"]\n[core]\n\tautocrlf = input\n[broken\n'
+    )
+    assert repository(tree)._config()["core"] == {"filemode": "false", "bare": "", "autocrlf": "input", "[broken": ""}
+    assert repository(tree).remote() == "ssh://x/y=z"
+
+
 def edited(tree: Path) -> None:
     (tree / "a" / "model.py").write_text("# another\n")
 
