@@ -43,7 +43,7 @@ _ABOUT = _words(
 )
 LOSS_WORDS = {"whole": _WHOLE, "evaluated": _EVALUATED, "about": _ABOUT}
 """The words of the rule, for one who applies it elsewhere: the dashboard does, in the browser."""
-_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORD = r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+"
 
 
 @lru_cache(maxsize=16_384)
@@ -53,7 +53,7 @@ def loss_kind(name: str) -> Literal["whole", "part", ""]:
         return "whole"
     if "loss" not in name.lower() or name in CATALOGUE or name.partition("/")[0] + "/" in FAMILIES:
         return ""
-    words = {part for word in _WORD.findall(name) for part in _unglued(word.lower())}
+    words = {part for word in re.findall(_WORD, name) for part in _unglued(word.lower())}
     if not words & {"loss", "losses"} or words & (_EVALUATED | _ABOUT):
         return ""
     return "whole" if words - {"loss", "losses"} <= _WHOLE else "part"

@@ -16,8 +16,8 @@ UNUSUAL = "\u212a\u017f\u0130\u0131é\0\n"
 """The Kelvin sign and the long s, which fold to k and s, and what else patterns read in ways of their own."""
 PIECES = (
     *BY_NAME, *ORDINARY_NAMES[:40], *(piece for piece, _ in names._KINDS), *names._WEAK_ENDS, *BY_VALUE.values(), *UNUSUAL,
-    "Basic ", "bearer ", "login ", "curl -u ", "x-", "://", "://user:word@", "?sig=", "--", "-", "_", ".", ":", "=", ",", ", ", " ",
-    "'", '"', "/", "@", "plainword", "1.2",
+    "Basic ", "bearer ", "login ", "curl -u ", "x-", "://", "://user:word@", "?sig=", "--", "-", "_", ".", ":", "=", ",",
+    ", ", " ", "'", '"', "/", "@", "plainword", "1.2",
 )  # fmt: skip
 some_text = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=8).map("".join)
 

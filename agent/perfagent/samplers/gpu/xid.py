@@ -44,7 +44,7 @@ MEANINGS = {
 }
 _XID_EVENT = 0x8
 _MOST_A_POLL = 16
-_LINE = re.compile(rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)")
+_LINE = rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)"
 
 
 class Xid(NamedTuple):
@@ -127,5 +127,5 @@ class KernelLog:
                 break
             if not record:
                 break
-            found.extend((match[1].decode("ascii"), int(match[2])) for match in _LINE.finditer(record))
+            found.extend((match[1].decode("ascii"), int(match[2])) for match in re.finditer(_LINE, record))
         return found
