@@ -149,13 +149,18 @@ class Run:
                     self._refuse(step)
                     return
             p.early_step = max(p.early_step, step + 1)
+            if "loss" in values:
+                self._explicit_loss(step, values["loss"])
         elif p.seen_backward:
             step = p.completed + p.opened
+            loss = values.get("loss")
+            if type(loss) is float:
+                p.user_losses[step] = loss
+            elif "loss" in values:
+                self._explicit_loss(step, loss)
         else:
             p.log_early(EarlyLog(time.time(), time.monotonic(), values))
             return
-        if "loss" in values:
-            self._explicit_loss(step, values["loss"])
         if later:
             p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
         else:

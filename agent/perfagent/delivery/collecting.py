@@ -30,6 +30,8 @@ __all__ = ["Collector", "Taken"]
 DEFERRED_S = 60.0
 _AT_A_TIME = 32
 """Rows that are taken in 0.1 ms."""
+_LOSSES_KEPT = 100
+"""Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are forgotten."""
 _LOGGED, _OURS = 4, 5
 """Fields of a row as a user logged it, and of one with its names, from a sampler: a few each second."""
 
@@ -54,6 +56,7 @@ class Collector:
         self._deferred_since = 0.0
         self._calls = self._values = self._steps = self._entries = 0
         self._epoch = 0.0
+        self._newest_step = 0
         self.pressing = False
         self.newest = 0
 
@@ -84,6 +87,7 @@ class Collector:
                 give_way()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         self._account()
+        self._forget_losses()
         packed = self._packer.take()
         self.pressing = self.pressing or any(map(is_pressing_block, packed))
         return Taken(rows, packed, taken)
@@ -106,9 +110,17 @@ class Collector:
         p = self._sender.progress
         self._steps += 1
         self._entries += len(row[7])
+        self._newest_step = row[0]
         if row[0] > self.newest:
             self.newest = row[0]
         rows.append(row.with_user_loss(p) if p is not None and p.user_losses else row)
+
+    def _forget_losses(self) -> None:
+        losses = {} if self._sender.progress is None else self._sender.progress.user_losses
+        if len(losses) > _LOSSES_KEPT:
+            for step in [*losses]:  # a copy: the training thread may be adding to them
+                if step < self._newest_step:
+                    losses.pop(step, None)
 
     def _account(self) -> None:
         """For the agent's account of its own cost."""
@@ -141,6 +153,7 @@ class Collector:
         """What can be written down of a row that had to be asked."""
         p = self._sender.progress
         if isinstance(head, StepRow) and p is not None:
+            self._newest_step = head.step
             if head.plain(p):
                 return head.note(p)
             self._before_row()  # notes are read in the order of their steps

@@ -165,11 +165,7 @@ class StepRow(NamedTuple):
         return _as_note(Note, (*self[:5], self._user_loss(p), *self[6:]))
 
     def _user_loss(self, p: Progress) -> float | None:
-        losses = p.user_losses
-        for step in [*losses]:  # a copy first: the training thread may be adding to it
-            if step < self.step:
-                losses.pop(step, None)
-        return losses.pop(self.step, None)
+        return p.user_losses.pop(self.step, None)
 
     def row(self, p: Progress) -> Row:
         """The finished row; once, when ready. For what cannot be written down before."""

@@ -68,6 +68,16 @@ def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, coll
     assert sender.counters["dropped"] == 1
 
 
+def test_losses_of_steps_that_never_came_are_forgotten(sender: Any, collector: Collector) -> None:
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 1001
+    progress.user_losses.update(dict.fromkeys(range(1, 1003), 0.5))
+    sender.rows.append(step(1000))
+    (note,) = collector.collect(1.0, last=False).rows
+    assert note.user_loss == 0.5
+    assert [*progress.user_losses] == [1001, 1002]
+
+
 def test_every_call_of_log_is_counted_with_its_values(sender: Any, collector: Collector) -> None:
     sender.rows.append((1, 0.0, 0.0, {"a": 1.0, "b": 2}))
     sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
