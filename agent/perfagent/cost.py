@@ -1,4 +1,4 @@
-"""What the hooks cost the training thread: counted, not measured, since two reads of a clock cost as much as a hook does.
+"""What the agent costs, as far as it is counted and not measured: two reads of a clock cost as much as a hook does.
 
 The unit is a stamp: one tuple with the time in it, appended. What a stamp takes is measured once in each process, on the
 sender's thread; how many of them a hook is worth comes from benchmarks/overhead/timing.py, which measures whole loops. A hook in
@@ -10,13 +10,17 @@ from __future__ import annotations
 import time
 from collections import deque
 
-__all__ = ["log_ns", "stamp_ns", "steps_ns"]
+__all__ = ["log_ns", "stamp_ns", "steps_ns", "telling_ns"]
 
 _STEP, _ENTRY = 105, 32
 """Stamps that completing a step is worth, and each entry of its trace."""
 _LOG, _VALUE = 45, 4
 """Stamps that a log() call is worth, and each of its values."""
+_TOLD, _LAYER = 3000, 10
+"""Stamps that telling one measured step is worth, on the sender's thread, and each of its layers: it has series that the steps
+before and after it do not have. Measured as the CPU of that thread with a pass in every tenth step, and with none."""
 _BLOCKS, _STAMPS = 9, 100
+_USUAL_NS = 100.0
 _measured_ns = 0.0
 
 
@@ -45,3 +49,8 @@ def steps_ns(steps: int, entries: int) -> float:
 def log_ns(calls: int, values: int) -> float:
     """Of so many log() calls with so many values in all."""
     return stamp_ns() * (_LOG * calls + _VALUE * values)
+
+
+def telling_ns(layers: int) -> float:
+    """Of telling what a pass over the gradients of so many layers found. Measures nothing: it is asked for between two steps."""
+    return (_measured_ns or _USUAL_NS) * (_TOLD + _LAYER * layers)

@@ -33,30 +33,33 @@ class Governor:
         self._left = self._budget
         self.clock = clock
         self._started = clock()
-        self._own_ns, self._pass_ns = 0.0, 0
+        self._own_ns = self._pass_ns = 0.0
         self._threads_s = 0.0
 
     def set_budget(self, budget_pct: float) -> None:
         """Another share of the step time, from the next report on."""
         self._budget = budget_pct / 100.0
 
-    def period(self, pass_ns: int, step_ns: int) -> int:
-        """Every how many steps a pass of that cost may run, when a step takes step_ns. Called on the training thread."""
+    def period(self, pass_ns: float, step_ns: int) -> int:
+        """Every how many steps a pass of that cost may run, when a step takes step_ns. Called on the training thread.
+
+        pass_ns: what it costs all threads.
+        """
         if step_ns <= 0:
             return 1
         return min(_MOST_STEPS, max(1, math.ceil(pass_ns / (self._left * step_ns))))
 
-    def report(self, own_ns: float, pass_ns: int, threads_s: float) -> float | None:
+    def report(self, own_ns: float, pass_ns: float, threads_s: float) -> float | None:
         """Share of the time in percent since the last report; None when it is too early for the next.
 
-        own_ns: total time of the hooks on the training thread, gradient passes included; pass_ns: of it, the passes;
-        threads_s: total CPU of the agent's threads. Called on the sender's thread.
+        own_ns: total time of the hooks on the training thread, gradient passes included; threads_s: total CPU of the agent's
+        threads; pass_ns: of both, what the passes cost. Called on the sender's thread.
         """
         elapsed = self.clock() - self._started
         if elapsed < _WINDOW_S:
             return None
         own, passes, threads = (own_ns - self._own_ns) / 1e9, (pass_ns - self._pass_ns) / 1e9, threads_s - self._threads_s
         self._own_ns, self._pass_ns, self._threads_s, self._started = own_ns, pass_ns, threads_s, self.clock()
-        fixed = (own - passes + threads) / elapsed
+        fixed = max(0.0, own + threads - passes) / elapsed  # part of what the passes cost is an estimate
         self._left = max(self._budget - fixed, _LEAST_SHARE * self._budget)
         return 100.0 * (own + threads) / elapsed

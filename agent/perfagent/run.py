@@ -367,7 +367,7 @@ class Run:
         if p.early and p.early[0].waits_too_long():
             p.settle_early(None)
         own_ns = p.hooks_ns + log_ns(*self._sender.logged) + p.pass_ns
-        share = self._governor.report(own_ns, p.pass_ns, self._sender.cpu_s)
+        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
         if share is None:
             return
         self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from perfagent.cost import telling_ns
 from perfagent.governor import Governor
 
 
@@ -45,3 +46,19 @@ def test_a_report_covers_at_least_a_second():
     governor = Governor(0.5, clock)
     clock.now = 0.9
     assert governor.report(1, 0, 0.0) is None
+
+
+def test_telling_of_a_pass_is_charged_to_it_and_grows_with_its_layers():
+    few, many = telling_ns(7), telling_ns(306)
+    assert 10_000 < few < many < 100_000_000
+    governor = Governor(0.5, Clock())
+    assert governor.period(70_000 + few, 12_000_000) > governor.period(70_000, 12_000_000)
+
+
+def test_what_was_estimated_of_passes_never_makes_a_budget_larger():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    before = governor.period(1_000_000, 100_000_000)
+    clock.now = 2.0
+    governor.report(own_ns=0.0, pass_ns=1e12, threads_s=0.0)
+    assert governor.period(1_000_000, 100_000_000) == before

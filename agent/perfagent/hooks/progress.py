@@ -85,6 +85,7 @@ class Progress(_EveryStep):
         "skipped",
         "steppers",
         "stream",
+        "telling_ns",
         "told_phases",
         "unscaled",
         "user_losses",
@@ -114,6 +115,7 @@ class Progress(_EveryStep):
         self.step_end = 0
         self.last: StepRow | None = None
         self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
+        self.telling_ns = 0.0  # and what telling of it costs the sender's
         self.hooks_ns = 0.0  # and all else, counted by the sender's
         # loss
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so

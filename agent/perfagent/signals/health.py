@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from perfagent.cost import telling_ns
 from perfagent.device import Value
 from perfagent.hooks.account import BACKWARD
 from perfagent.signals.dead_units import DeadShares, DeadUnits
@@ -108,7 +109,9 @@ class Health:
             self._extra_ns += time.perf_counter_ns() - started
             p.pass_ns += self._extra_ns
         extra, self._extra_ns = self._extra_ns, 0
-        period = p.governor.period(self._cost_ns + extra, step_ns)
+        telling = telling_ns(len(self._plan.layers.names) if self._plan is not None else 1)
+        p.telling_ns += telling
+        period = p.governor.period(self._cost_ns + extra + telling, step_ns)
         if self._plan is not None and self._plan.world > 1:
             period = 1 << (period - 1).bit_length()
             p.measure_at = (p.completed // period + 1) * period
