@@ -6,9 +6,9 @@ __all__ = ["REMEDIES", "data_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
-        "Stop the run: every later step works with damaged weights. Go back to the last checkpoint before this step and skip the "
-        "batch; if it comes back, lower the learning rate, clip the gradient norm (1.0 is usual), use bf16 instead of fp16, and "
-        "look for log(0), division by zero or a bad sample in that batch."
+        "Every later step works with damaged weights: stop the run if it still trains, go back to the last checkpoint before "
+        "this step and skip the batch; if it comes back, lower the learning rate, clip the gradient norm (1.0 is usual), use "
+        "bf16 instead of fp16, and look for log(0), division by zero or a bad sample in that batch."
     ),
     "nonfinite_gradient": (
         "Do not step on these gradients: clip_grad_norm_(..., error_if_nonfinite=True) or GradScaler skips such a step. If it "
