@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import faulthandler
 import functools
 import json
 import os
@@ -19,6 +20,7 @@ import select
 import signal
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,7 +41,7 @@ def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], 
     """A process for each environment, all at once, to their ends. folder: where they work, and where their output is kept.
 
     What must be set before an interpreter starts is not: PYTHONHASHSEED and the like; OMP_NUM_THREADS is 1.
-    Raises AssertionError with their output when they do not end in time.
+    Raises AssertionError with their output, and the stacks of their threads, when they do not end in time.
     """
     folder.mkdir(parents=True, exist_ok=True)
     job = _job()
@@ -47,6 +49,9 @@ def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], 
     assert job.stdout is not None
     print(json.dumps({"arguments": arguments, "environments": environments, "folder": str(folder)}), file=job.stdin, flush=True)
     ready, _, _ = select.select([job.stdout], [], [], timeout_s)
+    if not ready:
+        os.killpg(job.pid, signal.SIGUSR1)
+        time.sleep(1.0)  # they write their stacks
     said = [
         tuple((folder / f"{stream}-{number}.txt").read_text("utf-8", "replace") for stream in ("out", "err"))
         for number in range(len(environments))
@@ -93,6 +98,7 @@ def start(job: dict[str, Any], number: int) -> int:
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(job["environments"][number])
+    faulthandler.register(signal.SIGUSR1)
     sys.argv = job["arguments"]
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
     runpy.run_path(sys.argv[0], run_name="__main__")
