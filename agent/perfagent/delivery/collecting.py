@@ -116,6 +116,7 @@ class Collector:
         rows.append(row.with_user_loss(p) if p is not None and p.user_losses else row)
 
     def _forget_losses(self) -> None:
+        """Of steps before those that have come. Looked through once a tick: once a row took quadratic time in fast loops."""
         losses = {} if self._sender.progress is None else self._sender.progress.user_losses
         if len(losses) > _LOSSES_KEPT:
             for step in [*losses]:  # a copy: the training thread may be adding to them

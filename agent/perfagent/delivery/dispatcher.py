@@ -124,8 +124,7 @@ class Dispatcher:
                 importlib.import_module(name)
         self.sender.settled.set()
         next_tick = self._last_sent = time.monotonic()
-        self._rest_until = 0.0
-        rung = True
+        rung = True  # after an error too: what was to be sent has to be asked for again
         while not self.sender.disabled:
             now = time.monotonic()
             if self.sender.closing_at is not None:

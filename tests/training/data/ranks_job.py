@@ -40,7 +40,7 @@ def main() -> None:
     weights = float(sum(parameter.detach().double().sum() for parameter in model.parameters()))
     print(json.dumps({"steps": loop.step_count, "seen": seen, "weights": weights}), flush=True)
     dist.destroy_process_group()
-    os._exit(0)  # dropping the model drops torch's gloo group, which waits for its threads with the GIL that one of them may want
+    os._exit(0)  # the model drops torch's gloo group, and hung in that: its stacks show one of torch's threads without the GIL
 
 
 if __name__ == "__main__":
