@@ -38,8 +38,8 @@ def child() -> None:
         perfagent.log({"child": 1.0})
         perfagent.alert("from a child")
         perfagent.finish()
-    assert not [thread for thread in threading.enumerate() if thread.name.startswith("perfagent")]
-    assert not [name for name in open_files() if "/spool/" in name]
+    assert not (alive := [thread for thread in threading.enumerate() if thread.name.startswith("perfagent")]), alive
+    assert not (left := [name for name in open_files() if "/spool/" in name]), left
 
 
 def open_files() -> list[str]:
@@ -56,8 +56,8 @@ def fork_once() -> bool:
         code = 1
         try:
             child()
-            assert len([*Path("/proc/self/task").iterdir()]) == 1
-            assert not [name for name in open_files() if "socket" in name]
+            assert len(tasks := [*Path("/proc/self/task").iterdir()]) == 1, tasks
+            assert not (left := [name for name in open_files() if "socket" in name]), left
             code = 0
         except BaseException as error:
             os.write(2, repr(error).encode())

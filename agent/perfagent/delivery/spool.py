@@ -130,7 +130,7 @@ class Spool:
         read: Read = left_behind,
     ) -> None:
         """read: makes groups of drafts."""
-        self.folder, self.header, self.recording = folder, header, recording
+        self.folder, self.recording = folder, recording
         self._read = read
         self.counters: Counter[str] = Counter()
         self.files = Segments(folder, header, self.counters)
@@ -147,6 +147,11 @@ class Spool:
         self._not_on_disk = 0
         """The last tick that the disk did not take."""
 
+    @property
+    def header(self) -> Header:
+        """Whose samples these are."""
+        return self.files.header
+
     # ---- opening
 
     def create(self) -> bool:
@@ -157,13 +162,17 @@ class Spool:
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, and FileNotFoundError
         when the folder holds no source."""
-        found = owner(folder)
-        header = found or Header(source=folder.name, project="default", rank=0, server=None)
-        spool = cls(folder, header, max_bytes=max_bytes, recording=recording)
+        if not numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
+            raise FileNotFoundError(f"{folder} holds no samples of perfagent")
+        unknown = Header(source=folder.name, project="default", rank=0, server=None)
+        spool = cls(folder, unknown, max_bytes=max_bytes, recording=recording)
         try:
             spool.files.lock()
-            if not folder.is_dir() or (found is None and not numbered(folder, "ticks", "frames")):
-                raise FileNotFoundError(f"{folder} holds no samples of perfagent")
+            found = owner(folder)
+            if found is None and not numbered(folder, "ticks", "frames"):
+                spool.remove()  # whoever had it has deleted it meanwhile; the lock is ours
+                raise FileNotFoundError(f"{folder} holds no samples of perfagent any more")
+            spool.files.header = found or unknown
             spool.files.take_over()
             spool._recover()
         except BaseException:
@@ -555,8 +564,9 @@ class Spool:
         """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it."""
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
-                if path.suffix in (".ticks", ".frames", ".thin") or path.name in ("state", "lock"):
+                if path.suffix in (".ticks", ".frames", ".thin") or path.name == "state":
                     path.unlink()
+            (self.folder / "lock").unlink()  # the last: from here on it is anybody's
             self.folder.rmdir()
         self.abandon()
 

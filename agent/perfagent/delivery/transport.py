@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import http.client
 import io
-import os
 import select
 import socket
 import ssl
@@ -26,6 +25,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from perfagent.delivery.sockets import Dialer
 from perfagent.errors import ServerUnreachable
 from perfagent.wire import Frame, decode
 
@@ -146,15 +146,6 @@ def is_loopback(host: str | None) -> bool:
     return host is not None and (host == "localhost" or host == "::1" or host.startswith("127."))
 
 
-def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
-    """As socket.getaddrinfo; an IP address is not looked up, since the look-up opens sockets that nobody can know of."""
-    for family, target in ((socket.AF_INET, (host, port)), (socket.AF_INET6, (host, port, 0, 0))):
-        with contextlib.suppress(OSError):
-            socket.inet_pton(family, host)
-            return [(family, socket.SOCK_STREAM, 0, "", target)]
-    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
-
-
 class HttpTransport:
     """POSTs to `{server}/api/v1/ingest` over one kept connection.
 
@@ -171,7 +162,7 @@ class HttpTransport:
         self._key = api_key
         self.idle = idle
         self._connection: http.client.HTTPConnection | None = None
-        self._opening: socket.socket | None = None
+        self._dialer = Dialer()
         self._context: ssl.SSLContext | None = None
         self.loopback = is_loopback(self._host)
 
@@ -239,31 +230,10 @@ class HttpTransport:
             connection = http.client.HTTPConnection(host, port, timeout=timeout)
             if proxy:
                 self._target, self._proxy_headers = f"http://{self._host_header}{self._path}", proxy[2]
-        connection._create_connection = self._open  # type: ignore[attr-defined]  # http.client's own place for another one
+        connection._create_connection = self._dialer.connect  # type: ignore[attr-defined]  # http.client's own place for another one
         connection.connect()
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
-
-    def _open(self, address: tuple[str, int], timeout: float, _: object = None) -> socket.socket:
-        """socket.create_connection, but the socket is known from its first moment: a fork may come while it connects."""
-        error: OSError | None = None
-        until = time.monotonic() + timeout
-        found = _addresses(*address)
-        for tried, (family, kind, protocol, _name, target) in enumerate(found):
-            try:
-                sock = self._opening = socket.socket(family, kind, protocol)
-            except OSError as failed:  # a kernel without IPv6
-                error = failed
-                continue
-            try:  # an address that swallows everything leaves time for the others
-                sock.settimeout(max(0.001, (until - time.monotonic()) / (len(found) - tried)))
-                sock.connect(target)
-            except OSError as failed:
-                error = failed
-                sock.close()
-            else:
-                return sock
-        raise error or OSError(f"no address found for {address[0]}")
 
     def _proxy(self) -> tuple[str, int, dict[str, str]] | None:
         """(host, port, headers) of the proxy that the environment names for this server, as curl and requests read it."""
@@ -291,11 +261,10 @@ class HttpTransport:
 
     def abandon(self) -> None:
         connection, self._connection = self._connection, None
-        opening, self._opening = self._opening, None
-        for sock in (connection.sock if connection is not None else None, opening):
-            if sock is not None and sock.fileno() >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(sock.detach())
+        if connection is not None and connection.sock is not None:
+            with contextlib.suppress(OSError):
+                connection.sock.detach()  # or the object closes, some day, whatever has that number by then
+        self._dialer.forked()
 
 
 def _forget_response(connection: http.client.HTTPConnection) -> None:

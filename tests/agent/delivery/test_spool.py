@@ -211,6 +211,33 @@ def sample_spool(folder: Path, ticks: int = 4) -> Path:
 
 
 @pytest.mark.fault
+def test_a17_a_source_that_its_owner_deletes_while_it_is_opened_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "s"
+    sample_spool(folder)
+    lock = segments.Segments.lock
+
+    def deleted_meanwhile(files: segments.Segments) -> None:
+        for path in folder.iterdir():
+            path.unlink()
+        lock(files)  # makes the file again, so that the owner cannot delete the folder any more
+
+    monkeypatch.setattr(segments.Segments, "lock", deleted_meanwhile)
+    with pytest.raises(FileNotFoundError, match="any more"):
+        Spool.open(folder)
+    assert not folder.exists()
+
+
+@pytest.mark.fault
+def test_a17_a_folder_that_a_process_just_makes_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "s").mkdir()
+    with pytest.raises(FileNotFoundError, match="holds no samples"):
+        Spool.open(tmp_path / "s")
+    assert list((tmp_path / "s").iterdir()) == []
+
+
+@pytest.mark.fault
 def test_a16_truncated_at_every_offset_the_whole_records_before_are_read(tmp_path: Path) -> None:
     original = sample_spool(tmp_path / "whole").read_bytes()
     offsets = [offset for offset, kind, _ in segments.records(original) if kind == segments.TICK]

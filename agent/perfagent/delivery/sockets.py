@@ -1,0 +1,94 @@
+"""Connections that a forked child can always let go of.
+
+A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so the server
+goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet: `os.fork` therefore waits
+until it has (microseconds), and what was opened is known by descriptor and inode, whatever object wraps it by then (TLS makes
+another one).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from typing import Any
+
+__all__ = ["Dialer"]
+
+_WAIT_S = 0.1
+"""A fork waits no longer, whatever is wrong with us."""
+
+
+class _ForkGate:
+    """A lock that a fork takes in its parent, and gives back in parent and child: its holder is never forked half way."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self._forking = 0
+        os.register_at_fork(before=self._close, after_in_parent=self._open, after_in_child=self._open)
+
+    def _close(self) -> None:
+        if self.lock.acquire(timeout=_WAIT_S):
+            self._forking = threading.get_ident()
+
+    def _open(self) -> None:
+        if self._forking == threading.get_ident():  # not when the wait was in vain: then it is another thread's
+            self._forking = 0
+            self.lock.release()
+
+
+_gate = _ForkGate()
+
+
+class Dialer:
+    """Opens one connection at a time."""
+
+    def __init__(self) -> None:
+        self._opened = (-1, 0)
+        """(descriptor, inode) of the newest socket."""
+
+    def connect(self, address: tuple[str, int], timeout: float, _source: object = None) -> socket.socket:
+        """As socket.create_connection, with a timeout for all addresses together. Raises OSError."""
+        error: OSError | None = None
+        until = time.monotonic() + timeout
+        found = _addresses(*address)
+        for tried, (family, kind, protocol, _name, target) in enumerate(found):
+            try:
+                sock = self._socket(family, kind, protocol)
+            except OSError as failed:  # a kernel without IPv6
+                error = failed
+                continue
+            try:  # an address that swallows everything leaves time for the others
+                sock.settimeout(max(0.001, (until - time.monotonic()) / (len(found) - tried)))
+                sock.connect(target)
+            except OSError as failed:
+                error = failed
+                sock.close()
+            else:
+                return sock
+        raise error or OSError(f"no address found for {address[0]}")
+
+    def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
+        with _gate.lock:
+            sock = socket.socket(family, kind, protocol)
+            self._opened = sock.fileno(), os.fstat(sock.fileno()).st_ino
+        return sock
+
+    def forked(self) -> None:
+        """In a forked child: closes what this process inherited of it, without a word to the other side."""
+        fd, inode = self._opened
+        self._opened = (-1, 0)
+        with contextlib.suppress(OSError):
+            if fd >= 0 and os.fstat(fd).st_ino == inode:
+                os.close(fd)
+
+
+def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:
+    """As socket.getaddrinfo; an IP address is not looked up, since the look-up opens sockets that nobody can know of."""
+    for family, target in ((socket.AF_INET, (host, port)), (socket.AF_INET6, (host, port, 0, 0))):
+        with contextlib.suppress(OSError):
+            socket.inet_pton(family, host)
+            return [(family, socket.SOCK_STREAM, 0, "", target)]
+    return list(socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
