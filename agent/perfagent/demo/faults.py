@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["FAULTS", "LATER", "Fault", "bad_batch", "bad_loss", "breaks", "named", "stall"]
 
-STALL_S = 0.05  # how long the loader of data-stall sleeps for each batch
+STALL_S = 0.15  # how long the loader of data-stall sleeps for each batch: longer than a step, on a slow machine as well
 SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes its median
 
 

@@ -74,6 +74,20 @@ def test_more_that_brings_nothing_ends_the_search() -> None:
     assert not _enough(took(1.0, 0.9, 0.5, 0.2), None)
 
 
+class BusyAtFirst(Slow):
+    """As if something else had had the machine during the first trial."""
+
+    begun = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.begun += torch.utils.data.get_worker_info() is None
+        return super().__getitem__(index) if self.begun > 64 else (time.sleep(0.005), index)[1]
+
+
+def test_a_machine_that_was_busy_during_the_first_trial_costs_no_processes() -> None:
+    assert find_num_workers(loader_of(BusyAtFirst(0.0)), [0, 2], batches=7, most_s=3.0) == 0
+
+
 class Starved(Dataset[int]):
     """Works in the main process only."""
 

@@ -51,7 +51,8 @@ def find_num_workers(
     batches come in that time.
 
     The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends early when
-    more workers bring nothing. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers
+    more workers bring nothing; before any worker is recommended, the loader without them gets a second chance, since a machine
+    that was busy for a moment must not cost processes for good. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers
     and for a loader without batches, and the loader's own error when none of the candidates works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
@@ -85,15 +86,22 @@ def search_num_workers(
                     break
                 if _enough(trials, step_s):
                     break
+            first = trials[0]
+            if first.workers == 0 and first.seconds is not None and _fewest(trials, step_s):
+                trials[0] = WorkersTrial(0, min(first.seconds, _measure(make_loader, 0, batches, most_s)))
     finally:
         restore_random_state(before)
-    working = [(trial.workers, trial.seconds) for trial in trials if trial.seconds is not None]
-    if not working:
-        assert problem is not None
+    if problem is not None and all(trial.seconds is None for trial in trials):
         raise problem
+    return _fewest(trials, step_s), trials
+
+
+def _fewest(trials: Sequence[WorkersTrial], step_s: float | None) -> int:
+    """The fewest workers that are as good as the best, or good enough for a step."""
+    working = [(trial.workers, trial.seconds) for trial in trials if trial.seconds is not None]
     best = min(seconds for _, seconds in working)
     wanted = best / NEAR if step_s is None else max(step_s, best)
-    return min(workers for workers, seconds in working if seconds <= wanted), trials
+    return min(workers for workers, seconds in working if seconds <= wanted)
 
 
 def _candidates(given: Sequence[int] | None) -> list[int]:
