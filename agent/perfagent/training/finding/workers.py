@@ -50,10 +50,11 @@ def find_num_workers(
     the start of the workers. step_s: what a training step takes without its data; with it, the fewest workers are chosen whose
     batches come in that time.
 
-    The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends early when
-    more workers bring nothing; before any worker is recommended, the loader without them gets a second chance, since a machine
-    that was busy for a moment must not cost processes for good. Puts the random generators back. Raises ConfigError for candidates that are no numbers of workers
-    and for a loader without batches, and the loader's own error when none of the candidates works.
+    The first batches are not counted: they wait for the processes to start. A loader that ends is begun again. Ends early
+    when more workers bring nothing; before any worker is recommended, the loader without them gets a second chance, since a
+    machine that was busy for a moment must not cost processes for good. Puts the random generators back. Raises ConfigError
+    for candidates that are no numbers of workers and for a loader without batches, and the loader's own error when none of
+    the candidates works.
     """
     return search_num_workers(make_loader, candidates, batches=batches, most_s=most_s, step_s=step_s)[0]
 
