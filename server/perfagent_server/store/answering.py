@@ -83,11 +83,9 @@ class Answers:
                 if before is None or newest[:3] >= before[:3]:
                     best[keys[series_id]] = newest
             for (rank, _), (attempt, step, time, at, group) in newest_in_tail(connection, run).items():
-                for name, column in group.values.items():
+                for name, value in zip(group.names, group.row(at), strict=True):
                     held = best.get((name, rank))
                     if held is None or (attempt, step, time) >= held[:3]:
-                        width = len(column) // group.rows
-                        value = float(np.frombuffer(column, f"<f{width}", 1, at * width)[0])
                         best[name, rank] = (attempt, step, time, value)
             for (name, rank), (attempt, step, _, _) in list(best.items()):
                 if step > top.get(attempt, CUT_NEVER):  # the newest sample belongs to what a later attempt has started again

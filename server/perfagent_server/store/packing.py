@@ -116,7 +116,7 @@ def pack(connection: Connection, rows: Sequence[TailRow], place: Place, known: d
     for row in rows:
         if row.samples:
             for group in unpack_tail(row.frame):
-                sent.setdefault(tuple(group.values), []).append((group, row.received))
+                sent.setdefault(group.names, []).append((group, row.received))
     kinds = _with_bundles(connection, sent, place, known, work)
     holders: dict[str, int] = {}
     for names in kinds:
@@ -170,7 +170,7 @@ def _with_bundles(
     kinds: dict[tuple[str, ...], list[tuple[TailGroup, float]]] = {}
     for rows, values in pieces.values():
         names = orders.get(frozenset(values), tuple(values))
-        group = TailGroup(0, rows.step.tobytes(), rows.time.tobytes(), {name: values[name] for name in names})
+        group = TailGroup.of(rows.step.tobytes(), rows.time.tobytes(), {name: values[name] for name in names})
         kinds.setdefault(names, []).append((group, 0.0))
     for names, groups in sent.items():
         kinds.setdefault(names, []).extend(groups)
@@ -197,7 +197,7 @@ def _matrices(
     rows = [group.rows for group, _ in groups]
     if not np.isfinite(time).all():  # a clock that says NaN: the time at which the frame came is the next best
         time = np.where(np.isfinite(time), time, np.repeat([received for _, received in groups], rows))
-    batches = [_Batch.of(key, alike) for key, alike in itertools.groupby([group for group, _ in groups], _lengths)]
+    batches = [_Batch.of(key, alike) for key, alike in itertools.groupby([group for group, _ in groups], _shape)]
     wide = {at for batch in batches for at, width in enumerate(batch.widths) if width == 8}
     matrices: list[tuple[list[str], Values]] = []
     for width, members in ((4, [at for at in range(len(names)) if at not in wide]), (8, sorted(wide))):
@@ -208,8 +208,8 @@ def _matrices(
     return step, time, matrices
 
 
-def _lengths(group: TailGroup) -> tuple[int, list[int]]:
-    return group.rows, list(map(len, group.values.values()))
+def _shape(group: TailGroup) -> tuple[int, bytes]:
+    return group.rows, group.widths
 
 
 @dataclass(slots=True)
@@ -218,27 +218,30 @@ class _Batch:
     bytes a value of each column."""
 
     rows: int
-    widths: list[int]
-    columns: list[list[bytes]]  # of each group
+    widths: bytes
+    groups: list[TailGroup]
 
     @classmethod
-    def of(cls, lengths: tuple[int, list[int]], groups: Iterable[TailGroup]) -> _Batch:
-        rows, sizes = lengths
-        return cls(rows, [size // rows for size in sizes], [list(group.values.values()) for group in groups])
+    def of(cls, shape: tuple[int, bytes], groups: Iterable[TailGroup]) -> _Batch:
+        return cls(*shape, list(groups))
 
     def matrix(self, members: Sequence[int], width: int) -> Values:
         """(members, rows of all groups) of these columns, in float32 (width 4) or float64 (8)."""
-        kind = f"<f{width}"
-        if len(members) == 1:
-            return self._column(members[0]).astype(kind, copy=False)[None]
-        if any(self.widths[at] != width for at in members):
-            return np.stack([self._column(at).astype(kind) for at in members])
-        raw = b"".join([columns[at] for columns in self.columns for at in members])
-        found = np.frombuffer(raw, kind).reshape(len(self.columns), len(members), self.rows)
+        raw = b"".join([group.values for group in self.groups])
+        shape = (len(self.groups), len(members), self.rows)
+        if len(members) == len(self.widths) == self.widths.count(width):
+            found = np.frombuffer(raw, f"<f{width}").reshape(shape)
+        else:
+            found = np.empty(shape, f"<f{width}")
+            words = np.frombuffer(raw, "<u4").reshape(len(self.groups), -1)
+            sizes = np.frombuffer(self.widths, np.uint8).astype(np.int64) * self.rows // 4  # words of each column
+            starts = np.cumsum(sizes) - sizes
+            for each in set(self.widths):
+                of = [at for at, member in enumerate(members) if self.widths[member] == each]
+                span = np.arange(self.rows * each // 4)
+                places = starts[[members[at] for at in of]][:, None] + span
+                found[:, of] = words.take(places.ravel(), axis=1).view(f"<f{each}").reshape(shape[0], len(of), shape[2])
         return found.transpose(1, 0, 2).reshape(len(members), -1)
-
-    def _column(self, at: int) -> Values:
-        return np.frombuffer(b"".join([columns[at] for columns in self.columns]), f"<f{self.widths[at]}")
 
 
 def _place(connection: Connection, rows: _Rows, place: Place, work: Work) -> None:

@@ -185,7 +185,7 @@ def newest_in_tail(connection: Connection, run: str) -> dict[tuple[int, tuple[st
         for group in unpack_tail(row.frame):
             step, time, at = newest(group)
             time = time if math.isfinite(time) else row.received
-            key = (row.rank, tuple(group.values))
+            key = (row.rank, group.names)
             held = best.get(key)
             if held is None or (row.attempt, step, time) >= held[:3]:
                 best[key] = (row.attempt, step, time, at, group)
@@ -357,7 +357,7 @@ def _tail_samples(connection: Connection, run: str, name: str, rank: int | None)
     found: dict[tuple[int, int], list[tuple[TailGroup, bytes, float]]] = {}
     for row in connection.execute(statement.order_by(tail.c.id)):
         for group in unpack_tail(row.frame):
-            column = group.values.get(name)
+            column = group.column(name)
             if column is not None:
                 found.setdefault((row.rank, row.attempt), []).append((group, column, row.received))
     return {key: _joined(pieces) for key, pieces in found.items()}

@@ -1,23 +1,30 @@
 """What a tail row holds of a frame: groups and events, much as they came.
 
 The time on the sender's monotonic clock is left out, for nothing behind the acknowledgement reads it, and so are the steps of
-rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes. The rest
-is not packed any further: that takes as much time as writing less of it saves.
+rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes. The
+values of a group lie behind each other, apart from their names: those are mostly the names of the frame before, and making
+two thousand strings takes longer than all else. The rest is not packed any further: that takes as much time as writing less of
+it saves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import msgspec
 import numpy as np
 
+from perfagent.errors import WireError
 from perfagent.wire import Event, Group
 from perfagent_server.store.cells import Floats, Ints
 
 __all__ = ["TailGroup", "last_step", "newest", "pack_tail", "step_range", "unpack_tail", "unpack_whole"]
 
 _FEW = 64  # rows: below this numpy costs more than it saves
+_VERSION = 2
+_PAIR = 0x92  # what msgpack begins an array of two with, as frames did that have no version
 
 
 class Ticks(msgspec.Struct, array_like=True):
@@ -28,27 +35,32 @@ class Ticks(msgspec.Struct, array_like=True):
     every: int
 
 
-class TailGroup(msgspec.Struct, array_like=True):
+@dataclass(frozen=True, slots=True)
+class TailGroup:
     """A group as it lies in the tail: the checks of wire.Group were made when it came. first: the first step of rows whose
-    steps follow each other, and then `step` is empty. stamps: the times, or with `ticks` what each difference is off theirs."""
+    steps follow each other, and then `step` is empty. stamps: the times, or with `ticks` what each difference is off theirs.
+    widths: bytes a value, 4 or 8, of each name; values: their columns, each of `rows` values, behind each other."""
 
     first: int
     step: bytes
     stamps: bytes
-    values: dict[str, bytes]
+    names: tuple[str, ...]
+    widths: bytes
+    values: bytes
     ticks: Ticks | None = None
+
+    @classmethod
+    def of(cls, step: bytes, time: bytes, columns: dict[str, bytes]) -> TailGroup:
+        """step, time: columns of int64 and float64."""
+        return cls(0, step, time, tuple(columns), *_behind_each_other(columns, len(time) // 8))
 
     @property
     def rows(self) -> int:
-        return len(self.stamps) // 8 if self.ticks is None else self.ticks.rows
+        return _rows(self.stamps, self.ticks)
 
     @property
     def steps(self) -> Ints:
         return np.frombuffer(self.step, "<i8") if self.step else np.arange(self.first, self.first + self.rows)
-
-    @property
-    def last_step(self) -> int:
-        return int(np.frombuffer(self.step, "<i8").max()) if self.step else self.first + self.rows - 1
 
     @property
     def times(self) -> Floats:
@@ -60,29 +72,121 @@ class TailGroup(msgspec.Struct, array_like=True):
         np.add(off, self.ticks.every, out=bits[1:], dtype="<i8")
         return bits.cumsum().view("<f8")
 
+    def columns(self) -> list[bytes]:
+        """The values of each name, in the order of the names."""
+        rows, values, start = self.rows, self.values, 0
+        found = []
+        for width in self.widths:
+            end = start + width * rows
+            found.append(values[start:end])
+            start = end
+        return found
+
+    def column(self, name: str) -> bytes | None:
+        """The values of a name; None when it is not there."""
+        if name not in self.names:
+            return None
+        at = self.names.index(name)
+        start = sum(self.widths[:at]) * self.rows
+        return self.values[start : start + self.widths[at] * self.rows]
+
+    def row(self, at: int) -> list[float]:
+        """The values of a row, in the order of the names."""
+        rows = self.rows
+        if self.widths.count(self.widths[0]) == len(self.widths):
+            values = np.frombuffer(self.values, f"<f{self.widths[0]}")
+            return [float(value) for value in values[at::rows].astype("<f8").tolist()]
+        pairs = zip(self.columns(), self.widths, strict=True)
+        return [float(np.frombuffer(column, f"<f{width}", 1, at * width)[0]) for column, width in pairs]
+
     def whole(self) -> Group:
         """The group as readers behind the acknowledgement know it: its monotonic times are its times."""
         time = self.times.tobytes()
-        return Group(self.steps.tobytes(), time, time, self.values)
+        return Group(self.steps.tobytes(), time, time, dict(zip(self.names, self.columns(), strict=True)))
+
+
+class _Stored(msgspec.Struct, array_like=True):
+    """A TailGroup whose names are not looked at yet."""
+
+    first: int
+    step: bytes
+    stamps: bytes
+    names: msgspec.Raw
+    widths: bytes
+    values: bytes
+    ticks: Ticks | None = None
+
+    def group(self) -> TailGroup:
+        return TailGroup(self.first, self.step, self.stamps, _names(bytes(self.names)), self.widths, self.values, self.ticks)
+
+
+class _Unversioned(msgspec.Struct, array_like=True):
+    """A group in frames without a version."""
+
+    first: int
+    step: bytes
+    stamps: bytes
+    values: dict[str, bytes]
+    ticks: Ticks | None = None
+
+    def group(self) -> TailGroup:
+        widths, values = _behind_each_other(self.values, _rows(self.stamps, self.ticks))
+        return TailGroup(self.first, self.step, self.stamps, tuple(self.values), widths, values, self.ticks)
 
 
 _encoder = msgspec.msgpack.Encoder()
-_whole_decoder = msgspec.msgpack.Decoder(tuple[list[TailGroup], list[Event]])
-_group_decoder = msgspec.msgpack.Decoder(tuple[list[TailGroup], msgspec.Raw])
+_decoder = msgspec.msgpack.Decoder(tuple[int, list[_Stored], msgspec.Raw])
+_unversioned_decoder = msgspec.msgpack.Decoder(tuple[list[_Unversioned], msgspec.Raw])
+_names_decoder = msgspec.msgpack.Decoder(tuple[str, ...])
+_events_decoder = msgspec.msgpack.Decoder(list[Event])
+
+
+@functools.lru_cache(maxsize=128)
+def _names(encoded: bytes) -> tuple[str, ...]:
+    return _names_decoder.decode(encoded)
 
 
 def pack_tail(groups: Sequence[Group], events: Sequence[Event]) -> bytes:
-    return _encoder.encode(([_packed(group) for group in groups], events))
+    return _encoder.encode((_VERSION, [_packed(group) for group in groups], events))
 
 
 def unpack_tail(frame: bytes) -> list[TailGroup]:
-    """The groups only."""
-    return _group_decoder.decode(frame)[0]
+    """The groups only. Raises WireError for a frame that a newer version wrote."""
+    return [group.group() for group in _parts(frame)[0]]
 
 
 def unpack_whole(frame: bytes) -> tuple[list[Group], list[Event]]:
-    groups, events = _whole_decoder.decode(frame)
-    return [group.whole() for group in groups], events
+    groups, events = _parts(frame)
+    return [group.group().whole() for group in groups], _events_decoder.decode(events)
+
+
+def _parts(frame: bytes) -> tuple[Sequence[_Stored | _Unversioned], msgspec.Raw]:
+    if frame[0] == _PAIR:
+        return _unversioned_decoder.decode(frame)
+    version, groups, events = _decoder.decode(frame)
+    if version != _VERSION:
+        raise WireError(f"tail rows of format {version} are not known here; upgrade perfagent")
+    return groups, events
+
+
+def last_step(frame: bytes) -> int:
+    """Highest step of a frame; -1 without samples."""
+    return max((_last_step(group) for group in _parts(frame)[0]), default=-1)
+
+
+def _last_step(group: _Stored | _Unversioned) -> int:
+    if group.step:
+        return int(np.frombuffer(group.step, "<i8").max())
+    return group.first + _rows(group.stamps, group.ticks) - 1
+
+
+def _rows(stamps: bytes, ticks: Ticks | None) -> int:
+    return len(stamps) // 8 if ticks is None else ticks.rows
+
+
+def _behind_each_other(columns: Mapping[str, bytes], rows: int) -> tuple[bytes, bytes]:
+    """Widths and values of a TailGroup."""
+    return bytes([len(column) // rows for column in columns.values()]), b"".join(columns.values())
 
 
 def step_range(group: Group) -> tuple[int, int]:
@@ -94,11 +198,6 @@ def step_range(group: Group) -> tuple[int, int]:
     return int(steps.min()), int(steps.max())
 
 
-def last_step(frame: bytes) -> int:
-    """Highest step of a frame; -1 without samples."""
-    return max((group.last_step for group in unpack_tail(frame)), default=-1)
-
-
 def newest(group: TailGroup) -> tuple[int, float, int]:
     """Step, time and row of the newest sample of a group."""
     steps, times = group.steps, group.times
@@ -108,15 +207,15 @@ def newest(group: TailGroup) -> tuple[int, float, int]:
     return int(steps[row]), float(times[row]), row
 
 
-def _packed(group: Group) -> TailGroup:
-    if group.rows < _FEW:
-        return TailGroup(0, group.step, group.time, group.values)
-    first, step = 0, group.step
-    steps = np.frombuffer(step, "<i8")
-    if int(steps[-1]) - int(steps[0]) == len(steps) - 1 and (steps[1:] - steps[:-1] == 1).all():
-        first, step = int(steps[0]), b""
-    stamps, ticks = _ticking(group.time)
-    return TailGroup(first, step, stamps, group.values, ticks)
+def _packed(group: Group) -> _Stored:
+    first, step, stamps, ticks = 0, group.step, group.time, None
+    if group.rows >= _FEW:
+        steps = np.frombuffer(step, "<i8")
+        if int(steps[-1]) - int(steps[0]) == len(steps) - 1 and (steps[1:] - steps[:-1] == 1).all():
+            first, step = int(steps[0]), b""
+        stamps, ticks = _ticking(group.time)
+    names = msgspec.Raw(_encoder.encode(list(group.values)))
+    return _Stored(first, step, stamps, names, *_behind_each_other(group.values, group.rows), ticks)
 
 
 def _ticking(time: bytes) -> tuple[bytes, Ticks | None]:

@@ -4,8 +4,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from perfagent.errors import WireError
 from perfagent.wire import Group
-from perfagent_server.store.tail import pack_tail, unpack_tail, unpack_whole
+from perfagent_server.store.tail import last_step, pack_tail, unpack_tail, unpack_whole
 
 _REGULAR = 1.79e9 + 0.25 * np.arange(640)
 
@@ -46,9 +47,29 @@ def test_steps_with_gaps_and_without_come_back(count: int) -> None:
         assert unpack_whole(pack_tail([sent], []))[0] == [sent]
 
 
-def test_rows_written_before_times_were_packed_are_still_read() -> None:
+@pytest.mark.parametrize("count", [3, 100])
+@pytest.mark.parametrize("kinds", [("<f4",) * 5, ("<f8",) * 5, ("<f4", "<f8", "<f4", "<f8", "<f8")])
+def test_columns_come_back_of_whatever_width(count: int, kinds: tuple[str, ...]) -> None:
+    columns = {f"name{at}": (np.arange(count) + 1000 * at).astype(kind).tobytes() for at, kind in enumerate(kinds)}
+    sent = Group(np.arange(count).tobytes(), _REGULAR[:count].tobytes(), _REGULAR[:count].tobytes(), columns)
+    frame = pack_tail([sent], [])
+    assert unpack_whole(frame) == ([sent], [])
+    assert last_step(frame) == count - 1
+    (kept,) = unpack_tail(frame)
+    assert kept.names == tuple(columns)
+    assert [kept.column(name) for name in columns] == list(columns.values())
+    assert kept.column("name") is None
+    assert kept.row(2) == [2.0 + 1000 * at for at in range(5)]
+
+
+def test_rows_written_before_frames_had_a_version_are_still_read() -> None:
     sent = _group(np.arange(100), _REGULAR[:100])
     old = msgspec.msgpack.encode(([(0, b"", sent.time, sent.values)], []))
     assert unpack_whole(old) == ([sent], [])
     (kept,) = unpack_tail(old)
-    assert (kept.rows, kept.last_step, kept.times.tobytes()) == (100, 99, sent.time)
+    assert (kept.rows, last_step(old), kept.times.tobytes()) == (100, 99, sent.time)
+
+
+def test_rows_of_a_newer_version_are_refused_in_words() -> None:
+    with pytest.raises(WireError, match="format 3"):
+        unpack_tail(msgspec.msgpack.encode((3, [], [])))
