@@ -23,13 +23,26 @@ pools cannot be taken down in a fork (a segmentation fault in the collector, onc
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
 
 
+def optimizers_alive() -> list[object]:
+    torch = sys.modules.get("torch")
+    return [] if torch is None else [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
+
+
 def pytest_collection_finish() -> None:
     """An optimizer made while tests are collected, as a parameter of one, lives through all of them, and in each of their
     trainings it is a candidate for the one whose steps count."""
-    torch = sys.modules.get("torch")
-    alive = [] if torch is None else [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]
-    if alive:
+    if alive := optimizers_alive():
         raise pytest.UsageError(f"made while tests were collected: {alive}; make it inside of the test")
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_optimizer_is_left() -> Iterator[None]:
+    """So is one that a file of tests, or we ourselves, hold on to."""
+    before = [id(optimizer) for optimizer in optimizers_alive()]
+    yield
+    gc.collect()
+    left = [optimizer for optimizer in optimizers_alive() if id(optimizer) not in before]
+    assert not left, "something still refers to these, though their tests are over"
 
 
 @pytest.fixture(autouse=True)

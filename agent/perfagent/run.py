@@ -354,11 +354,15 @@ class Run:
         self._watch_again()
 
     def _watch_again(self) -> None:
+        self._take_off()
+        self._watch_model()
+
+    def _take_off(self) -> None:
+        """The patches of model and optimizer."""
         for undo in (self._undo_forward, self._undo_step):
             if undo is not None:
                 undo()
         self._undo_forward = self._undo_step = None
-        self._watch_model()
 
     # ---- on the sender's thread
 
@@ -434,9 +438,7 @@ class Run:
         if state.current is p:
             state.current = None
             instrument.remove()
-        for undo in (self._undo_forward, self._undo_step):
-            if undo is not None:
-                undo()
+        self._take_off()
         if self._console is not None:
             self._console.close()
         self._context.close()

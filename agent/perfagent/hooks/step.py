@@ -245,13 +245,17 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     owner.step = not_traced(step)
     keep_out_of_frames()
 
+    where, ours = weakref.ref(owner), weakref.ref(step)  # a run must not keep an optimizer that its loop has dropped
+
     def undo() -> None:
-        if owner.__dict__.get("step") is not step:
-            return  # patched on top of us: ours stays below, and passes through
+        patched: Any = where()
+        patch: Any = ours()
+        if patched is None or patch is None or patched.__dict__.get("step") is not patch:
+            return  # gone, or patched on top of us: ours stays below, and passes through
         if inherited:
-            del owner.step
+            del patched.step
         else:
-            owner.step = original
+            patched.step = patch.__wrapped__
 
     return undo
 

@@ -19,7 +19,7 @@ from perfagent.hooks import guard
 from perfagent.session import Run
 
 STEPS = 5
-LATE_S = 0.1
+LATE_S = 0.2
 
 
 def model() -> nn.Sequential:

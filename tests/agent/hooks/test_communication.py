@@ -13,8 +13,8 @@ from builders import free_port, job_environment
 from preloaded import run
 
 HERE = Path(__file__).parent
-LATE_S = 0.1
-SLACK_S = 0.04
+LATE_S = 0.2
+SLACK_S = 0.08
 EXCHANGES = ("ddp", "fsdp2", "by_hand", "by_hand_at_once")
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+
 import pytest
 import torch
 from torch import nn
@@ -272,3 +275,17 @@ def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     assert [step for step, _ in steps] == list(range(1, 13))
     missing = [step for step, values in steps if "phase/forward_s" not in values]
     assert missing == ([1] if named else [1, 5, 9]), "of a model that was not named, the first step finds it"
+
+
+def test_an_optimizer_that_the_loop_drops_is_gone_while_the_run_goes_on(record):
+    """A scheduler puts a `step` of its own on the instance, which is what is patched then."""
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    recorded = record(model)
+    train(model, optimizer, 3, log=scheduler.step)
+    assert recorded.run._undo_step is not None
+    dropped = weakref.ref(optimizer)
+    del optimizer, scheduler
+    gc.collect()
+    assert dropped() is None

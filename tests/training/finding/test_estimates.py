@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import random
 import sys
@@ -396,3 +397,13 @@ def test_a_configuration_of_transformers_is_enough(capsys: pytest.CaptureFixture
     assert figures["trainable"] < 0.2 * figures["parameters"]
     with pytest.raises(ConfigError, match="no configuration"):
         run_command("--config", str(tmp_path / "nothing"))
+
+
+def test_nothing_of_the_simulation_is_left() -> None:
+    """A rival of the user's own optimizer, were it left: attach() looks among the living."""
+    model = nn.Linear(8, 4)
+    estimate_memory(model, torch.zeros(2, 8), optimizer="adamw")
+    with pytest.raises(ConfigError):
+        estimate_memory(model, torch.zeros(2, 8), optimizer="adamw", loss=lambda output, batch: None)
+    gc.collect()
+    assert not [thing for thing in gc.get_objects() if issubclass(type(thing), torch.optim.Optimizer)]

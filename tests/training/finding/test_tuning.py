@@ -22,13 +22,16 @@ from perfagent.training.finding.tuning import TuningStep, tune
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):
-    """Each sample waits 10 ms, as for a disk."""
+    """Each sample waits, as for a disk."""
+
+    def __init__(self, wait_s: float = 0.01) -> None:
+        self.wait_s = wait_s
 
     def __len__(self) -> int:
         return 256
 
     def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
-        time.sleep(0.01)
+        time.sleep(self.wait_s)
         return torch.full((8,), float(index)), torch.tensor(index % 4)
 
 
@@ -49,7 +52,7 @@ def state_of(job: TuningJob) -> str:
 
 
 def test_workers_are_found_for_data_that_waits_and_everything_is_put_back() -> None:
-    job = slow_job()
+    job = slow_job(dataset=Slow(0.03))  # far more than a step takes, on a busy machine as well
     before = state_of(job)
     heard: list[TuningStep] = []
     report = tune(job, steps=6, rounds=1, largest_batch=4, told=heard.append)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -81,9 +81,9 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
         trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
         if not trainable:
             raise ConfigError("no parameter of the model requires a gradient: unfreeze some, or use lora=8")
-        step = _Step(plan, account, model, batch, twin, trainable)
-        step.run(1)
-        saved = step.run(2)
+        with _Step(plan, account, model, batch, twin, trainable) as step:
+            step.run(1)
+            saved = step.run(2)
         weights = account.live("weights")
         layers = [sum(p.nbytes for p in module.parameters(recurse=False)) for module in model.modules()]
     return Simulated(
@@ -97,16 +97,16 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
     )
 
 
-class _Step:
-    """One step over the copies, told to the books phase by phase."""
+class _Step(ExitStack):
+    """One step over the copies, told to the books phase by phase. On leaving, its hooks are taken off the parameters: a hook that
+    leads back to its parameter is a circle which the garbage collector does not see."""
 
     def __init__(
         self, plan: Plan, account: Account, model: nn.Module, batch: Any, twin: Twin, trainable: list[nn.Parameter]
     ) -> None:
+        super().__init__()
         self._plan, self._account, self._model, self._batch, self._trainable = plan, account, model, batch, trainable
         self._masters: dict[nn.Parameter, nn.Parameter] = {}
-        for parameter in trainable:
-            parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
         with account.making("optimizer"):
             if plan.zero_stage:
                 self._masters = {p: nn.Parameter(torch.empty_like(p, dtype=torch.float32)) for p in trainable}
@@ -115,6 +115,9 @@ class _Step:
             self._optimizer = optimizer_for(plan.optimizer, of, twin, fresh=plan.lora is not None)
         if plan.on_cuda:
             _several_at_once(self._optimizer)
+        for parameter in trainable:
+            handle = parameter.register_post_accumulate_grad_hook(self._accumulated)  # type: ignore[no-untyped-call]
+            self.callback(handle.remove)
 
     def run(self, number: int) -> int:
         """Answers what the last forward pass left behind for the backward pass, in bytes."""
