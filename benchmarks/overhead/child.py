@@ -42,13 +42,14 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--tracker", required=True, choices=TRACKERS)
     parser.add_argument("--steps", type=int, default=1000)
+    parser.add_argument("--workload", default="mlp")
     options = parser.parse_args()
 
     folder = Path(tempfile.mkdtemp(prefix="perfagent-bench-"))
     os.chdir(folder)
     me = psutil.Process()
     adapter: Adapter = TRACKERS[options.tracker].adapter()
-    workload = make("mlp")
+    workload = make(options.workload)
     for _ in range(10):
         workload.step()
     rss, threads = me.memory_info().rss, me.num_threads()

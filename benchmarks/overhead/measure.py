@@ -1,8 +1,11 @@
 """What monitoring costs the training process, perfagent beside its peers: interleaved rounds, fresh processes, medians.
 
-    PYTHONPATH=benchmarks python benchmarks/overhead/measure.py [--quick] [--rounds N] [--trackers a,b] [--write]
+    PYTHONPATH=benchmarks python benchmarks/overhead/measure.py [--quick] [--workload deep] [--rounds N] [--trackers a,b]
+        [--write]
 
---write puts the table into docs/benchmarks.md. The environments are built once below --folder (a temporary one by default).
+--workload: `mlp`, small steps in which every microsecond shows (the default), or `deep`, the steps of a transformer. --write puts
+the table into docs/benchmarks.md, one for each workload. The environments are built once below --folder (a temporary one by
+default).
 """
 
 from __future__ import annotations
@@ -29,6 +32,8 @@ import tables
 from adapters import TRACKERS
 
 HERE = Path(__file__).resolve().parent
+SECTIONS = {"mlp": "overhead", "deep": "overhead-deep"}
+"""Where in docs/benchmarks.md the table of a workload is."""
 
 
 def free_port() -> int:
@@ -92,6 +97,7 @@ def run_child(
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="two short rounds: to see that it works, not to quote")
+    parser.add_argument("--workload", choices=SECTIONS, default="mlp")
     parser.add_argument("--rounds", type=int)
     parser.add_argument("--steps", type=int)
     parser.add_argument("--trackers", default=",".join(TRACKERS))
@@ -100,7 +106,7 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="keep the figures of every round here")
     options = parser.parse_args()
     rounds = options.rounds or (2 if options.quick else 5)
-    steps = options.steps or (200 if options.quick else 1000)
+    steps = options.steps or (200 if options.quick else 1000 if options.workload == "mlp" else 300)
     wanted = [name.strip() for name in options.trackers.split(",")]
     if unknown := set(wanted) - set(TRACKERS):
         parser.error(f"unknown trackers {sorted(unknown)}; these are: {', '.join(TRACKERS)}")
@@ -113,9 +119,10 @@ def main() -> int:
         servers = {"none": "http://127.0.0.1:9", "live": url, "absent": f"http://127.0.0.1:{free_port()}"}
         server_cpu_s = 0.0
         server_steps = 0
-        total, done = rounds * (len(wanted) + 2), 0
+        ours = ["timing", "isolated"] if options.workload == "mlp" else ["timing"]
+        total, done = rounds * (len(wanted) + len(ours)), 0
         for number in range(rounds):
-            order = [*wanted, "timing", "isolated"]
+            order = [*wanted, *ours]
             random.Random(number).shuffle(order)
             for name in order:
                 done += 1
@@ -134,7 +141,7 @@ def main() -> int:
                 before = sum(server.cpu_times()[:2])
                 result = run_child(
                     "child.py",
-                    ["--tracker", name, "--steps", str(steps)],
+                    ["--tracker", name, "--steps", str(steps), "--workload", options.workload],
                     environment=environments.python(options.folder, TRACKERS[name].environment),
                     server=servers[TRACKERS[name].server],
                     state=state,
@@ -149,7 +156,7 @@ def main() -> int:
     text = report(figures, timing, isolated, server_cpu_s / server_steps * 1e6 if server_steps else None, rounds, steps)
     print(text)
     if options.write:
-        tables.replace("overhead", text)
+        tables.replace(SECTIONS[options.workload], text)
     return 0 if timing and all(figures.values()) else 1
 
 
@@ -221,7 +228,7 @@ def report(
             + ", ".join(f"{place} {middle(isolated, f'{place}_stamp_us'):.1f}" for place in places[:3])
             + ".",
         ]
-    if timing:
+    if timing and isolated:
         floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
         lines += [
             "",
