@@ -314,6 +314,8 @@ def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | No
     while look.read_some():
         pass
     shares = _causal_shares(look) if causal is None else causal
+    if False in look.operators and True in look.operators:
+        look.operators[False].close_by(look.operators[True])
     ways = {backward: count(operators, shares) for backward, operators in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways.get(True, Counted())
     products, attention = behind.products, behind.attention

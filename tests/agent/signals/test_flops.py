@@ -137,6 +137,26 @@ def test_convolutions_are_counted_as_torch_does(record):
     assert counted.total == by_torch(model, lambda m: m(x).square().mean()) > 0
 
 
+@pytest.mark.parametrize(
+    "last",
+    [
+        lambda: nn.Conv2d(8, 3, 3, padding=1),
+        lambda: nn.Conv2d(8, 8, 3, padding=1),  # as the one before: its result is seen there
+        lambda: nn.Conv2d(8, 3, 3, stride=2),
+        lambda: nn.Conv2d(8, 8, 3, stride=2, padding=1),  # so is another one
+        lambda: nn.ConvTranspose2d(8, 3, 4, stride=2, padding=1),
+    ],
+    ids=["to channels", "as before", "strided", "as before but strided", "transposed"],
+)
+def test_a_model_may_end_with_a_convolution_as_those_that_make_pictures_do(record, last):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1), nn.ReLU(), last())
+    x = torch.randn(2, 3, 16, 16)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert not counted.unknown
+    assert counted.total == by_torch(model, lambda m: m(x).square().mean()) > 0
+
+
 def test_grouped_convolutions_count_their_own_channels_only(record):
     """torch's counter takes the gradient of the weight for an ungrouped one."""
     model = nn.Sequential(nn.Conv2d(4, 8, 3, groups=2), nn.ReLU(), nn.Conv2d(8, 8, 3, padding=1, groups=8), nn.Flatten())
