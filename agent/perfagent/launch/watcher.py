@@ -162,14 +162,18 @@ class _Watch:
 
     def _speaks_for_trainer(self) -> bool:
         if self._told["world_size"] > 1 or self._trainers_folder() is not None:
-            if self._own is not None:
-                self._own.remove()
-                self._own = None
+            self._be_silent()
             return False
         if self._config.record is None:
             self._say("running", "")
             self._deliver(self._own, time.monotonic() + 2.0)
         return True
+
+    def _be_silent(self) -> None:
+        """The trainer speaks for itself, after all."""
+        if self._own is not None:
+            self._own.remove()
+            self._own = None
 
     def _say(self, state: str, reason: str, *, final: bool = False) -> None:
         from perfagent.wire import Event
@@ -211,18 +215,15 @@ class _Watch:
     def _tell(self, ending: Ending) -> None:
         known = truth(ending)
         spool = self._take_over()
-        if spool is None:
-            if self._told["world_size"] > 1 or known is None:
-                return
+        if spool is not None:
+            self._be_silent()
+            if known is not None and _needs(spool.header, known[0]):
+                self._correct(spool, known, ending)
+        elif self._told["world_size"] > 1 or known is None:
+            return
+        else:
             self._say(*known, final=True)
             spool = self._own
-        elif known is not None and _needs(spool.header, known[0]):
-            from perfagent.wire import Event
-
-            data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
-            if known[1]:
-                data["reason"] = known[1]
-            spool.append([], [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)], now=time.monotonic())
         if spool is None:
             return
         if self._config.record is not None:
@@ -232,6 +233,15 @@ class _Watch:
             spool.remove()
         else:
             spool.close(final=known[0] if known else "")
+
+    def _correct(self, spool: Spool, known: tuple[str, str], ending: Ending) -> None:
+        """What the trainer itself could not say, or took for something else."""
+        from perfagent.wire import Event
+
+        data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
+        if known[1]:
+            data["reason"] = known[1]
+        spool.append([], [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)], now=time.monotonic())
 
     def _take_over(self) -> Spool | None:
         """The trainer's spool, once its lock is free; None when it never had one."""

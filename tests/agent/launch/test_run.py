@@ -189,6 +189,19 @@ def test_a_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: I
     until(lambda: not list(spool.iterdir()), why="the watcher left the folder behind")
 
 
+def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(tmp_path: Path, server: IngestServer) -> None:
+    """By then the watcher has spoken for it, in a source of its own."""
+    (tmp_path / "train.py").write_text("import time\ntime.sleep(6)\n" + TRAIN.format(end=""))
+    done = subprocess.run(
+        [*PERFAGENT, "train.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120
+    )
+    assert done.returncode == 0
+    assert ended(server) == "finished"
+    assert len({frame.source for frame in server.frames}) == 2
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
+
+
 @pytest.mark.fault
 @pytest.mark.parametrize(
     ("end", "state", "reason"),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -17,7 +16,6 @@ def nothing_failed() -> Iterator[None]:
     from perfagent.rootcause.containment import problems
 
     problems.clear()
-    gc.collect()  # what another test left of torch.utils.checkpoint would be taken for this one's
     torch.manual_seed(7)
     yield
     assert not problems, problems

@@ -155,8 +155,8 @@ def held_bytes(model, x):
     def pack(tensor):
         if tensor.untyped_storage().data_ptr() not in own:
             held[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        living.append(tensor)
-        return tensor
+        living.append(tensor.detach())  # with its graph it would be held for good: by the node that it is a part of
+        return living[-1]
 
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         loss = model(x)
