@@ -137,14 +137,14 @@ def _kind(name: str) -> int:
 class Operators:
     """What ran in all forward passes of a step, or in all backward passes: how often each operator that computes did.
 
-    unknown: names of those whose arithmetic cannot be told. open: convolutions of which it cannot be told yet, since the shape of
-    their result was not seen: what takes it lies outside of the model.
+    unknown: names of those whose arithmetic cannot be told. unseen: convolutions of which it cannot be told yet: the shape of
+    their result was not seen, since what takes it lies outside of the model.
     """
 
     def __init__(self, *, backward: bool) -> None:
         self.ran: Counter[Op] = Counter()
         self.unknown: set[str] = set()
-        self.open: Counter[Op] = Counter()
+        self.unseen: Counter[Op] = Counter()
         self._backward = backward
         self._kinds: dict[str, int] = {}
         self._begin_thread()
@@ -163,7 +163,7 @@ class Operators:
         self._read(events[: -_SOME - 1 : -1])
         del events[-_SOME:]
         if not events:
-            self.open.update(each.op for each in self._open)
+            self.unseen.update(each.op for each in self._open)
             self._settle_last(last=True)  # its input is the batch, which needs no gradient
             self._begin_thread()
 
@@ -211,7 +211,7 @@ class Operators:
         try:
             out = convolution.result_in(shapes)
         except (IndexError, ValueError):
-            self.open[convolution.op] += 1
+            self.unseen[convolution.op] += 1
             return True
         if out is not None:
             self.ran[convolution.op._replace(shapes=(*convolution.op.shapes[:2], out))] += 1
@@ -219,7 +219,7 @@ class Operators:
 
     def close_by(self, backward: Operators) -> None:
         """Takes the shapes of results that were not seen from the gradients of the same inputs and weights."""
-        for op in [*self.open]:
+        for op in [*self.unseen]:
             same = [
                 (op._replace(shapes=(*op.shapes[:2], other.shapes[0])), times)
                 for other, times in backward.ran.items()
@@ -227,7 +227,7 @@ class Operators:
             ]
             left = {found for found, times in same if times > self.ran[found]}
             if len(left) == 1:  # with more, they differ in their strides, and the one that was not seen may be either
-                self.ran[left.pop()] += self.open.pop(op)
+                self.ran[left.pop()] += self.unseen.pop(op)
 
     def _settle_last(self, *, last: bool) -> None:
         if self._last is not None:
@@ -264,7 +264,7 @@ class _Convolution:
 
 def count(operators: Operators, causal: Mapping[tuple[Any, Any], float]) -> Counted:
     """causal: (shape of the query, shape of the key) -> share of the pairs that are needed; absent: all."""
-    counted = Counted(unknown=operators.unknown.union(op.name for op in operators.open))
+    counted = Counted(unknown=operators.unknown.union(op.name for op in operators.unseen))
     for op, times in operators.ran.items():
         try:
             _add(counted, op, times, causal)

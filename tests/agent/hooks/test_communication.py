@@ -14,7 +14,7 @@ from preloaded import run
 
 HERE = Path(__file__).parent
 LATE_S = 0.2
-SLACK_S = 0.08
+SLACK_S = 0.04
 EXCHANGES = ("ddp", "fsdp2", "by_hand", "by_hand_at_once")
 
 

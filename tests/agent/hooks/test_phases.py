@@ -6,7 +6,6 @@ import copy
 import io
 import time
 import weakref
-from statistics import median
 
 import pytest
 import torch
@@ -75,12 +74,9 @@ def test_a_loader_that_sleeps_is_data_wait(record):
     waits = recorded.of("phase/data_s")
     assert [number for number, _ in waits] == [1, 2, 3, 4]
     naps = iter([seconds for seconds in napped if seconds >= LONG_S])
-    excess = []
     for _, seconds in waits:
         own = next(naps) + next(naps)
-        assert own <= seconds
-        excess.append(seconds / own - 1.0)
-    assert median(excess) <= 0.05, "a preempted step is not the rule"
+        assert own <= seconds <= 1.05 * own + 0.001
 
 
 def test_without_a_loader_there_is_no_data_series_and_own_batching_is_other(record):
