@@ -23,7 +23,7 @@ from perfagent.config import AgentConfig
 from perfagent.context.console import Console
 from perfagent.context.gathering import Context
 from perfagent.context.process import describe
-from perfagent.cost import log_ns
+from perfagent.cost import log_ns, steps_ns
 from perfagent.delivery.sender import Sender, Source
 from perfagent.device import take
 from perfagent.ending import cause
@@ -370,7 +370,7 @@ class Run:
         p = self._progress
         if p.early and p.early[0].waits_too_long():
             p.settle_early(None)
-        own_ns = p.hooks_ns + log_ns(*self._sender.logged) + p.pass_ns
+        own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
         if share is None:
             return

@@ -7,6 +7,7 @@ with the same type, descriptor and isatty(), and every character still goes wher
 from __future__ import annotations
 
 import contextlib
+import math
 import re
 import sys
 import time
@@ -15,7 +16,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.sender import Sender, Source
 
 __all__ = ["Console"]
 
@@ -37,6 +38,7 @@ class Console:
     def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sender, self._clock = sender, clock
         self._streams: list[_Stream] = []
+        self._source: Source | None = None
         self._budget = float(LINES_PER_S)
         self._refilled = clock()
         self.left_out = 0
@@ -47,17 +49,22 @@ class Console:
             if target is None or getattr(target, _MARKER, None) is not None:
                 continue
             stream = _Stream(name, target)
-            if stream.watch(lambda: self._sender.disabled):
+            if stream.watch(lambda: self._sender.disabled, self._rouse):
                 self._streams.append(stream)
         if self._streams:
-            self._sender.add_source(self.poll)
+            self._source = self._sender.add_source(self.poll, every_s=math.inf)
+
+    def _rouse(self) -> None:
+        """Something was printed. On whatever thread printed it: two assignments."""
+        if self._source is not None:
+            self._source.due = self._sender.sources_due = 0.0
 
     def close(self) -> None:
         for stream in self._streams:
             stream.release()
 
     def poll(self) -> None:
-        """On the sender thread: whole lines become events; a progress bar is looked at as it stands, once a second at most."""
+        """On the sender thread, at the tick after something was printed: whole lines become events."""
         if not any(stream.pieces for stream in self._streams):
             return
         now = self._clock()
@@ -84,13 +91,15 @@ class _Stream:
         self._rest = ""
         self._key_lines = 0
 
-    def watch(self, off: Callable[[], bool]) -> bool:
+    def watch(self, off: Callable[[], bool], rouse: Callable[[], None]) -> bool:
+        """rouse: called after each write. False where the target cannot be watched."""
         write, pieces = self._target.write, self.pieces
 
         def seen(text: str, /) -> Any:
             result = write(text)
             if not off():
                 pieces.append(text)
+                rouse()
             return result
 
         try:

@@ -1,9 +1,10 @@
 """Rows leave the deque of the training thread: what can be written down of each, with as little work as possible.
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
-what is done with it. So each row is looked at once. One of the usual kinds, a user's or a plain step, is packed (packing.py) or
-is a note as it stands; any other is asked by itself. What was taken is written down (drafts.py) and let go of, since objects
-that live on make the garbage collector run.
+what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what
+the usual rows need, a user's with the names of the one before or a plain step, stands in one loop: the former is packed
+(packing.py), the latter is a note as it stands. Any other is asked by itself. What was taken is written down (drafts.py) and let
+go of, since objects that live on make the garbage collector run.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.cost import steps_ns
 from perfagent.delivery.bell import give_way
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
-from perfagent.delivery.packing import Packed, Packer
+from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
@@ -44,6 +44,9 @@ class Taken(NamedTuple):
     total: int
 
 
+_NOTHING = Taken([], [], 0)
+
+
 class Collector:
     """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are read first.
 
@@ -54,7 +57,7 @@ class Collector:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._packer = Packer(columns)
         self._deferred_since = 0.0
-        self._calls = self._values = self._steps = self._entries = 0
+        self._calls = self._values = 0
         self._epoch = 0.0
         self._newest_step = 0
         self.pressing = False
@@ -65,20 +68,36 @@ class Collector:
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
         self.pressing = False
-        self._calls = self._values = self._steps = self._entries = 0
+        if not most:
+            return _NOTHING
         p = self._sender.progress
         plain = p is not None and p.clock is None and not elsewhere()
         settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
-        self._epoch = time.time() - time.monotonic()
+        losses = p.user_losses if p is not None else {}
+        packer, newest = self._packer, self.newest
+        self._epoch = epoch = time.time() - time.monotonic()
+        self._calls = self._values = steps = entries = taken = 0
         rows: list[Any] = []
-        taken = 0
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
             if kind is tuple and len(row) == _LOGGED:
-                self._logged(row, rows)
+                step, wall, monotonic, metrics = row
+                self._calls += 1
+                self._values += len(metrics)
+                if step > newest:
+                    newest = step
+                try:  # as in Packer.add, which does the same for any names
+                    if (*metrics,) != packer.names:
+                        raise TypeError
+                    packer.parts.append(packer.pack(step, wall or epoch + monotonic, monotonic, *metrics.values()))
+                except Exception:  # noqa: BLE001
+                    self._logged(row, rows)
             elif kind is StepRow and plain and row[0] < settled and row[8] is None and row[3] == 1 and type(row[7]) is list:
-                self._step(row, rows)
+                steps += 1
+                entries += len(row[7])
+                self._newest_step = row[0]
+                rows.append(row.with_user_loss(p) if losses else row)
             elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
@@ -86,49 +105,37 @@ class Collector:
             if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
                 give_way()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
-        self._account()
-        self._forget_losses()
-        packed = self._packer.take()
-        self.pressing = self.pressing or any(map(is_pressing_block, packed))
+        self.newest = max(newest, self.newest, self._newest_step)
+        self._account(steps, entries)
+        if len(losses) > _LOSSES_KEPT:
+            self._forget(losses)
+        packed = packer.take()
+        if not all(map(is_finite, packed)):
+            self.pressing = self.pressing or any(map(is_pressing_block, packed))
         return Taken(rows, packed, taken)
 
     def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
         """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one clock."""
         step, wall, monotonic, metrics = row
         wall = wall or self._epoch + monotonic
-        self._calls += 1
-        self._values += len(metrics)
-        if step > self.newest:
-            self.newest = step
         if not self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
             row = step, wall, monotonic, metrics
             self.pressing = self.pressing or is_pressing(row)
             rows.append(row)
 
-    def _step(self, row: StepRow, rows: list[Any]) -> None:
-        """A plain step, which is a note as it stands."""
-        p = self._sender.progress
-        self._steps += 1
-        self._entries += len(row[7])
-        self._newest_step = row[0]
-        if row[0] > self.newest:
-            self.newest = row[0]
-        rows.append(row.with_user_loss(p) if p is not None and p.user_losses else row)
-
-    def _forget_losses(self) -> None:
+    def _forget(self, losses: dict[int, float]) -> None:
         """Of steps before those that have come. Looked through once a tick: once a row took quadratic time in fast loops."""
-        losses = {} if self._sender.progress is None else self._sender.progress.user_losses
-        if len(losses) > _LOSSES_KEPT:
-            for step in [*losses]:  # a copy: the training thread may be adding to them
-                if step < self._newest_step:
-                    losses.pop(step, None)
+        for step in [*losses]:  # a copy: the training thread may be adding to them
+            if step < self._newest_step:
+                losses.pop(step, None)
 
-    def _account(self) -> None:
+    def _account(self, steps: int, entries: int) -> None:
         """For the agent's account of its own cost."""
-        before, p = self._sender.logged, self._sender.progress
-        self._sender.logged = before[0] + self._calls, before[1] + self._values
-        if self._steps and p is not None:
-            p.hooks_ns += steps_ns(self._steps, self._entries)
+        sender = self._sender
+        calls, values = sender.logged
+        sender.logged = calls + self._calls, values + self._values
+        before, its_entries = sender.stepped
+        sender.stepped = before + steps, its_entries + entries
 
     def _ask(self, head: Any, rows: list[Any], now: float, *, last: bool) -> bool:
         """Takes a row that may have to be waited for. False while it has."""

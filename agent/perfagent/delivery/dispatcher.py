@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import logging
+import math
 import os
 import random
 import sys
@@ -139,14 +140,8 @@ class Dispatcher:
             rung = self.sender.wake.wait(next_tick - time.monotonic())
 
     def _tick(self, now: float) -> None:
-        for source in [source for source in self.sender.sources if now >= source.due]:
-            if not source.poll_if_due(now):
-                self.sender.sources.remove(source)
-                self.sender.tell(
-                    f"source {source.name}",
-                    logging.WARNING,
-                    f"perfagent: {source.name} failed three times and is off: {source.error}",
-                )
+        if now >= self.sender.sources_due:
+            self._poll_sources(now)
         asked = [*self.sender.flushes]  # before what they ask for is drained: rows of a later one may come too late
         self._drain(now)
         if now - self._last_read >= READ_S:
@@ -156,6 +151,20 @@ class Dispatcher:
         if now - self._last_sync >= 1.0 and (self._failures or self.sender.config.record is not None):
             self._last_sync = now
             self.spool.sync()  # while the server takes everything within a second, power loss is its concern
+
+    def _poll_sources(self, now: float) -> None:
+        sources = self.sender.sources
+        self.sender.sources_due = math.inf  # first: what becomes due from here on is not overlooked
+        for source in [source for source in sources if now >= source.due]:
+            if not source.poll_if_due(now):
+                sources.remove(source)
+                self.sender.tell(
+                    f"source {source.name}",
+                    logging.WARNING,
+                    f"perfagent: {source.name} failed three times and is off: {source.error}",
+                )
+        due = min((source.due for source in sources), default=math.inf)
+        self.sender.sources_due = min(self.sender.sources_due, due)
 
     def _drain(self, now: float, *, last: bool = False) -> None:
         """last: rows that are still on the device are given up."""

@@ -23,6 +23,8 @@ __all__ = ["Packed", "Packer", "grouped", "is_finite", "rows_in"]
 
 _FIXED = 3
 """Words before the values: step, Unix time, monotonic."""
+_MOST_SHAPES = 32
+"""Of which the names are kept from tick to tick."""
 
 
 class Packed(NamedTuple):
@@ -33,38 +35,46 @@ class Packed(NamedTuple):
 
 
 class Packer:
-    """Packs the rows of one tick, by their names. Most rows have the names of the row before."""
+    """Packs the rows of one tick, by their names. Most rows have the names of the row before.
+
+    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong.
+    """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
         self._shapes: dict[tuple[str, ...], list[bytes]] = {}
-        self._names: tuple[Any, ...] | None = None
-        self._pack: Callable[..., bytes] = _layout(0).pack
-        self._parts: list[bytes] = []
+        self.names: tuple[Any, ...] | None = None
+        self.pack: Callable[..., bytes] = _layout(0).pack
+        self.parts: list[bytes] = []
 
     def add(self, step: int, time: float, monotonic: float, names: tuple[Any, ...], values: Iterable[Any]) -> bool:
         """False, and nothing happened, where not all are numbers that fit, or not all names may be stored as they are."""
         try:
-            if names != self._names and not self._turn_to(names):
+            if names != self.names and not self._turn_to(names):
                 return False
-            data = self._pack(step, time, monotonic, *values)
+            data = self.pack(step, time, monotonic, *values)
         except Exception:  # noqa: BLE001 - struct.error of what is no number or too large; an object among the names may raise anything
             return False
-        self._parts.append(data)
+        self.parts.append(data)
         return True
 
     def _turn_to(self, names: tuple[Any, ...]) -> bool:
         if not names or not self._columns.knows(names):
             return False
-        self._pack, self._parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
-        self._names = names
+        self.pack, self.parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
+        self.names = names
         return True
 
     def take(self) -> list[Packed]:
-        """What was packed since the last time."""
-        taken = [Packed(names, b"".join(parts)) for names, parts in self._shapes.items() if parts]
-        self._shapes.clear()
-        self._names = None
+        """What was packed since the last time. The names stay, since those of the next tick will be the same."""
+        taken = []
+        for names, parts in self._shapes.items():
+            if parts:
+                taken.append(Packed(names, b"".join(parts)))
+                parts.clear()
+        if len(self._shapes) > _MOST_SHAPES:
+            self._shapes.clear()
+            self.names = None
         return taken
 
 

@@ -100,8 +100,12 @@ class Sender:
         """Reads what was noted of steps; the session puts its own here."""
         self.logged = (0, 0)
         """log() calls so far, and their values (for the governor)."""
+        self.stepped = (0, 0)
+        """Plain steps so far, and the entries of their traces (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)
         self.sources: list[Source] = []
+        self.sources_due = 0.0
+        """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so here."""
         self.slow_sources: list[Source] = []
         self.imports: list[str] = []
         """Modules that sources need: imported before `settled`, since a fork or Ctrl-C must not meet an import of ours."""
@@ -159,6 +163,7 @@ class Sender:
         """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""
         source = Source(poll, every_s)
         self.sources.append(source)
+        self.sources_due = 0.0
         return source
 
     def add_slow_source(self, poll: Callable[[], bool | None], *, every_s: float = 0.5) -> None:

@@ -8,7 +8,8 @@ measure of what is found here: the same names, the same values to the last bit.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from itertools import compress, groupby
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -150,25 +151,24 @@ def _divided(reader: StepReader, block: Block, rare: Sequence[dict[str, float] |
     """Takes the rows that hold something rare out of the block."""
     names, steps, times, monotonics, columns = block
     investigator = reader.investigator
-    told = {
-        at: dict(zip(names, [column[at] for column in columns], strict=True)) | more
-        for at, more in enumerate(rare)
-        if more is not None
-    }
     if investigator is not None:
-        newest = -investigator.history_steps
-        recent = zip(*[column[newest:] for column in columns], strict=True)
-        known = [dict(zip(names, values, strict=True)) for values in recent]
-        for at, more in enumerate(rare[newest:]):
-            known[at] |= more or {}
-        investigator.judged_sound([*zip(steps[newest:], known, strict=True)])
-    apart = [at for at, more in enumerate(rare) if more is not None]
-    if not apart:
+        investigator.judged_sound(steps, names, partial(_newest, block, rare, investigator.history_steps))
+    if rare.count(None) == len(rare):
         return block, []
+    apart = [at for at, more in enumerate(rare) if more is not None]
+    told = {at: dict(zip(names, [column[at] for column in columns], strict=True)) | (rare[at] or {}) for at in apart}
     rows = [(steps[at], times[at], monotonics[at], interned((*told[at],)), [*told[at].values()]) for at in apart]
     usual = [more is None for more in rare]
     kept = [[*compress(column, usual)] for column in (times, monotonics, *columns)]
     return Block(names, [*compress(steps, usual)], kept[0], kept[1], kept[2:]), rows
+
+
+def _newest(block: Block, rare: Sequence[dict[str, float] | None], most: int) -> list[tuple[int, Mapping[str, float]]]:
+    """The last steps of a block by themselves, with their values."""
+    recent = zip(*[column[-most:] for column in block.columns], strict=True)
+    told = [dict(zip(block.names, values, strict=True)) for values in recent]
+    known = [values | (more or {}) for values, more in zip(told, rare[-most:], strict=True)]
+    return [*zip(block.steps[-most:], known, strict=True)]
 
 
 def _are_floats(column: Sequence[Any]) -> bool:

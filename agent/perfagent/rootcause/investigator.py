@@ -46,6 +46,7 @@ class Investigator:
     def __init__(self, progress: Progress, sender: Sender, model: Callable[[], Any]) -> None:
         self.progress, self.sender, self.model = progress, sender, model
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
+        self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None  # what came last; see judged_sound
         self.set_sample_period: Callable[[float], None] | None = None
         self._told_oom = 0  # id() of the exception that was looked into: it passes through several hooks on its way out
         self._incoming: deque[Task] = deque()
@@ -108,6 +109,7 @@ class Investigator:
 
     def judged(self, step: int, values: Mapping[str, float]) -> None:
         """The values of a completed step, those of a device included, in the order of steps."""
+        self._fold()
         self._recent.append((step, values))
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
@@ -120,11 +122,21 @@ class Investigator:
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
 
-    def judged_sound(self, newest: Sequence[tuple[int, Mapping[str, float]]]) -> None:
-        """The same for the newest of many steps in none of which anything is wrong."""
-        self._recent.extend(newest)
-        step, values = newest[-1]
-        self._watchful = self._watchful or ("loss" in values and step > self._bad_step)
+    def judged_sound(
+        self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
+    ) -> None:
+        """The same for many steps in none of which anything is wrong. newest: gives the last `history_steps` of them, on any
+        thread; called only when somebody asks for them, or when fewer steps follow."""
+        if len(steps) < self.history_steps:
+            self._fold()
+        self._unfolded = newest
+        self._watchful = self._watchful or ("loss" in names and steps[-1] > self._bad_step)
+
+    def _fold(self) -> None:
+        newest = self._unfolded
+        if newest is not None:
+            self._recent.extend(newest())
+            self._unfolded = None  # last: a thread that asks meanwhile finds a step twice, never not at all
 
     def obey(self, command: Mapping[str, Any]) -> None:
         """A command of the server's reply."""
@@ -155,8 +167,11 @@ class Investigator:
 
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any thread."""
+        newest = self._unfolded
+        known = dict([*self._recent, *(newest() if newest is not None else ())])
         return [
-            {"step": step, **{name: values[name] for name in _KEPT if name in values}} for step, values in list(self._recent)
+            {"step": step, **{name: values[name] for name in _KEPT if name in values}}
+            for step, values in [*known.items()][-self.history_steps :]
         ]
 
     def at_step(self, step: int) -> dict[str, float]:

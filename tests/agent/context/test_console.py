@@ -3,9 +3,11 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
+from builders import until
 
 from perfagent.config import AgentConfig
 from perfagent.context.console import Console
@@ -146,3 +148,25 @@ def test_x10_a_private_key_printed_over_several_ticks_is_never_kept(tmp_path: Pa
     console.poll()
     console.close()
     assert lines(sender) == ["loading [redacted]", "step 1: loss 0.5"]
+
+
+def test_a_line_after_a_silence_is_told_at_the_next_tick(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    told: list[str] = []
+    polled: list[None] = []
+    monkeypatch.setattr(sender, "event", lambda kind, data: told.extend(data["lines"]))
+    monkeypatch.setattr(console, "poll", lambda: (polled.append(None), Console.poll(console)))
+    console.install()
+    sender.start()
+    try:
+        print("first")
+        assert until(lambda: told == ["first"])
+        before = len(polled)
+        time.sleep(0.5)  # three ticks
+        assert len(polled) == before, "polled although nothing was printed"
+        print("second")
+        assert until(lambda: told == ["first", "second"])
+    finally:
+        console.close()
+        sender.close("")

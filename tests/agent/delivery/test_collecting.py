@@ -27,7 +27,7 @@ class Waits:
 @pytest.fixture
 def sender(tmp_path: Path) -> Any:
     made = RecordingSender(tmp_path)
-    made.logged, made.counters = (0, 0), Counter()  # type: ignore[attr-defined]
+    made.logged, made.stepped, made.counters = (0, 0), (0, 0), Counter()  # type: ignore[attr-defined]
     return made
 
 
@@ -50,6 +50,8 @@ def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collecto
     assert [rows_in(block) for block in taken.packed] == [[(1, 5.0, 6.0, ("a",), (1.0,))]]
     assert taken.total == 3
     assert len(sender.rows) == 2
+    assert sender.stepped == (2, 8)
+    assert sender.logged == (1, 1)
 
 
 def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:

@@ -72,6 +72,22 @@ def test_what_is_not_plain_is_left_to_those_who_look_closer(step: int, names: tu
     assert packer.take() == []
 
 
+def test_names_are_kept_from_tick_to_tick_and_no_more_of_them_than_a_few() -> None:
+    packer = Packer(Columns())
+    for tick in range(3):
+        for shape in range(50):
+            assert packer.add(tick, 1.0, 2.0, (f"m{shape}",), (float(shape),))
+        assert packer.add(tick, 1.0, 2.0, ("m0",), (0.5,))
+        taken = {block.names: [row[4] for row in rows_in(block)] for block in packer.take()}
+        assert taken == {("m0",): [(0.0,), (0.5,)]} | {(f"m{shape}",): [(float(shape),)] for shape in range(1, 50)}
+    assert packer.take() == []
+    assert packer.names is None, "fifty shapes were to be forgotten"
+    assert packer.add(9, 1.0, 2.0, ("m0",), (1.0,))
+    assert [block.names for block in packer.take()] == [("m0",)]
+    assert packer.names == ("m0",)
+    assert packer.take() == []
+
+
 def test_series_beyond_what_a_run_may_have_are_counted_and_left_out() -> None:
     columns = Columns(max_series=1)
     assert columns.knows(("a",))

@@ -315,6 +315,17 @@ def test_two_thousand_and_one_series_give_one_warning(
 
 
 @pytest.mark.fault
+def test_a_source_that_has_put_itself_off_is_polled_as_soon_as_somebody_makes_it_due(sender: Sender) -> None:
+    polled: list[float] = []
+    source = sender.add_source(lambda: polled.append(time.monotonic()), every_s=math.inf)
+    other: list[None] = []
+    sender.add_source(lambda: other.append(None), every_s=0.2)
+    assert until(lambda: len(other) >= 3)
+    assert len(polled) == 1, "others were polled meanwhile"
+    source.due = sender.sources_due = 0.0
+    assert until(lambda: len(polled) == 2)
+
+
 def test_a21_a_source_that_raises_is_switched_off_after_three_times(
     sender: Sender, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
