@@ -24,8 +24,7 @@ __all__ = ["Context"]
 
 WAIT_S = 10.0
 AGAIN_S = 5.0
-IDLE_S = 1.0
-"""Between two looks whether there is anything to do, once all is told that was there at the start."""
+"""Between two looks whether anything has changed, once all is told that was there at the start."""
 _IMPORTED_LATER = ["perfagent.context.environment", "perfagent.context.git", "perfagent.context.packages", "perfagent.redaction"]
 PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
@@ -82,7 +81,7 @@ class Context:
             if (resting and not closing) or self._clock() > until:
                 break
         if self._complete and self._stepped and self._source is not None:
-            self._source.due = self._clock() + IDLE_S
+            self._source.due = self._clock() + AGAIN_S
         if closing and not self._complete:  # no time for the rest
             self._complete = True
             self._tell()

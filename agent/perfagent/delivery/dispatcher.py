@@ -51,7 +51,7 @@ MOST_DRAFTED = 4096
 URGENT = ("alert", "finding", "state")
 GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
-TELL_GONE_S = 0.5
+TELL_GONE_S = 1.0
 COMMAND_ERRORS = 3
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.signals.memory import allocator
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.sender import Sender, Source
     from perfagent.hooks.progress import Progress
 
 __all__ = ["MemoryTable", "table"]
@@ -53,7 +53,11 @@ class MemoryTable:
     ) -> None:
         self._sender, self._progress, self._model, self._device, self._clock = sender, progress, model, device, clock
         self._next = 0.0
+        self._source: Source | None = None
         self._told: dict[str, int] = {}
+
+    def install(self) -> None:
+        self._source = self._sender.add_source(self.poll, every_s=1.0)
 
     def poll(self) -> None:
         p = self._progress
@@ -61,6 +65,8 @@ class MemoryTable:
         if now < self._next or p.completed < FROM_STEP or p.primary is None:
             return
         self._next = now + EVERY_S
+        if self._source is not None:
+            self._source.due = time.monotonic() + EVERY_S
         optimizer = p.primary()
         if optimizer is None:
             return
