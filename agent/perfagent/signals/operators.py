@@ -170,14 +170,12 @@ class Operators:
     def _read(self, events: list[Any]) -> None:
         kinds, inside = self._kinds, self._inside
         for event in events:
-            what = event.kind()
-            if what == "pop":
+            name = event.name()
+            if not name:  # only the end of an operator has none; asking for the kind as well takes half as much again
                 inside -= inside > 0
-            elif what == "push":
-                if inside:
-                    inside += 1
-                    continue
-                name = event.name()
+            elif inside:
+                inside += 1
+            else:
                 kind = kinds.get(name)
                 if kind is None:
                     kind = kinds[name] = _kind(name)
