@@ -88,10 +88,12 @@ class Collector:
                 if step > newest:
                     newest = step
                 try:  # as in Packer.add, which does the same for any names
-                    if (*metrics,) != packer.names:
-                        raise TypeError
-                    packer.parts.append(packer.pack(step, wall or epoch + monotonic, monotonic, *metrics.values()))
+                    usual = (*metrics,) == packer.names
+                    if usual:
+                        packer.parts.append(packer.pack(step, wall or epoch + monotonic, monotonic, *metrics.values()))
                 except Exception:  # noqa: BLE001
+                    usual = False
+                if not usual:
                     self._logged(row, rows)
             elif kind is StepRow and plain and row[0] < settled and row[8] is None and row[3] == 1 and type(row[7]) is list:
                 steps += 1
