@@ -15,8 +15,8 @@ __all__ = ["Governor"]
 
 _MOST_STEPS = 1000
 """Gradients are measured at least this often, whatever they cost."""
-_LEAST_SHARE = 0.2
-"""Of the budget, kept for gradients even when the rest uses all of it."""
+_LEAST_SHARE = 0.1
+"""Of the budget, kept for gradients even when the rest uses all of it: at steps of 6 ms a look or two each second."""
 _WINDOW_S = 1.0
 
 

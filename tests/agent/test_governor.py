@@ -32,6 +32,14 @@ def test_what_the_threads_take_is_not_there_for_gradients():
     assert governor.period(1_000_000, 100_000_000) > before
 
 
+def test_a_tenth_of_the_budget_is_left_for_gradients_where_the_rest_takes_all():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    clock.now = 10.0
+    assert governor.report(own_ns=500_000_000, pass_ns=0, threads_s=0.5) == pytest.approx(10.0)
+    assert governor.period(pass_ns=400_000, step_ns=6_400_000) == 125, "0.05 % of 6.4 ms: 3.2 µs a step"
+
+
 def test_passes_count_as_overhead_but_not_against_themselves():
     clock = Clock()
     governor = Governor(0.5, clock)

@@ -17,6 +17,7 @@ from array import array
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from operator import itemgetter
 from statistics import median
 from typing import Any
 
@@ -34,6 +35,21 @@ TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
+
+
+_Part = tuple[Sequence[int], Sequence[float], Sequence[float]]
+"""Steps, values and times of a series in one group."""
+
+
+def _in_step_order(parts: Sequence[_Part]) -> _Part:
+    """A series that is in several groups of a frame (some steps have more to tell than others) as though it were in one: a step
+    that comes after a later one would be taken for late."""
+    if len(parts) == 1:
+        return parts[0]
+    rows = [row for part in parts for row in zip(*part, strict=True)]
+    rows.sort(key=itemgetter(0))
+    steps, values, times = zip(*rows, strict=True)
+    return steps, values, times
 
 
 def _root_of_sum(values: Sequence[float]) -> float:
@@ -325,6 +341,7 @@ class Window:
     def take(self, rank: int, groups: Iterable[Group]) -> list[str]:
         """Reads the series that rules need. Gives the names that may have steps to judge, in the order of judging."""
         touched: set[str] = set()
+        parts: dict[str, list[_Part]] = {}
         groups = list(groups)
         self._follow_losses(groups)
         for group in groups:
@@ -348,12 +365,13 @@ class Window:
                 if track is None:
                     track = self.tracks[shown] = Track(name)
                 if track.source == name:
-                    track.take(rank, steps, values, times, self.now, self.world_size)
-                    touched.add(shown)
+                    parts.setdefault(shown, []).append((steps, values, times))
             if utilization:
                 self._note_busy(group.column(UTILIZATION), times)
                 touched.add(UTILIZATION)
-        return self.close(touched)
+        for shown, found in parts.items():
+            self.tracks[shown].take(rank, *_in_step_order(found), self.now, self.world_size)
+        return self.close(touched | parts.keys())
 
     def _follow_losses(self, groups: Sequence[Group]) -> None:
         """Begins the tracks of training losses by other names than `loss`: not too many, and of parts only where no whole is."""

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from judging import fired, frame, state
 
+from perfagent.wire import Group
 from perfagent_server.alerts.life import Change
 from perfagent_server.rules.evaluator import Evaluator
 from perfagent_server.rules.window import PATIENCE_S
@@ -157,3 +158,34 @@ def test_one_rank_that_holds_all_the_parts_needs_no_other() -> None:
     track = evaluator.window.track("grad/norm")
     assert track is not None
     assert track.last(5) == [3.0, 5.0]
+
+
+def test_steps_that_have_more_to_tell_than_others_are_judged_with_them_in_order() -> None:
+    """Steps whose gradients were looked at come in a group of their own, behind the others of the frame."""
+    evaluator = Evaluator("r")
+    times = [1_700_000_000.0 + step for step in range(1, 41)]
+    for begin in range(1, 41, 8):
+        usual = [step for step in range(begin, begin + 8) if step % 2]
+        rare = [step for step in range(begin, begin + 8) if not step % 2]
+        groups = []
+        for steps, more in ((usual, {}), (rare, {"grad/norm": [1.0] * len(rare)})):
+            at = [times[step - 1] for step in steps]
+            values = {"loss": [1.0 / step for step in steps], "step_time_s": [0.2] * len(steps), **more}
+            groups.append(Group(steps, at, at, values))  # type: ignore[arg-type]
+        evaluator.take(Stored(begin, "r", 1, 0, "s", begin, times[begin + 6], groups, []))
+    tracks = evaluator.window.tracks
+    assert tracks["loss"].steps == tracks["step_time_s"].steps == [*range(1, 41)]
+    assert tracks["loss"].values == [1.0 / step for step in range(1, 41)]
+    assert tracks["grad/norm"].steps == [*range(2, 41, 2)]
+    assert tracks["loss"].total == 40
+
+
+def test_a_step_that_is_in_two_groups_of_a_frame_counts_once() -> None:
+    evaluator = Evaluator("r")
+    groups = [
+        Group([3, 5], [1.0, 2.0], [1.0, 2.0], {"loss": [0.3, 0.5]}),  # type: ignore[arg-type,dict-item]
+        Group([4, 5], [1.5, 2.0], [1.5, 2.0], {"loss": [0.4, 0.5], "lr": [0.1, 0.1]}),  # type: ignore[arg-type,dict-item]
+    ]
+    evaluator.take(Stored(1, "r", 1, 0, "s", 1, 2.0, groups, []))
+    assert evaluator.window.tracks["loss"].steps == [3, 4, 5]
+    assert evaluator.window.tracks["loss"].total == 3
