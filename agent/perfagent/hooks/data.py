@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 from perfagent.hooks.account import DATA
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.release import SharedBatches
 from perfagent.signals.throughput import Measure, reader
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
@@ -50,6 +51,8 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             return batch
         try:
             size = p.readers[loader](batch)
+            if getattr(self, "_num_workers", 0):
+                _watch_release(p, loader, batch)
             p.trace.append((DATA, began, now(), loader, size))  # our share is in the wait, as in a timer round the loader
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
@@ -75,6 +78,14 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
             p.trace.append((DATA, began, now(), 0, None))
 
     return __iter__
+
+
+def _watch_release(p: Progress, loader: int, batch: Any) -> None:
+    batches = p.shared.get(loader)
+    if batches is None:
+        p.shared.clear()  # a new iterator for each epoch; of the one before, what is left is the loop's
+        batches = p.shared[loader] = SharedBatches(p, loader)
+    batches.watch(batch)
 
 
 def _fetch_before_training(p: Progress) -> None:
