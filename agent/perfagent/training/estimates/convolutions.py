@@ -99,8 +99,8 @@ def _reordered_backward(gradient: Tensor, inputs: Tensor, weight: Tensor, option
     of the others in oneDNN's order."""
     if _last(inputs):
         return weight.nbytes
-    if any(step > 1 for step in options.dilation):  # read and written as they lie
-        return inputs.nbytes if wanted[0] else 0
+    if any(step > 1 for step in options.dilation) and "AVX512" not in torch.backends.cpu.get_cpu_capability():
+        return inputs.nbytes if wanted[0] else 0  # without those instructions they are read and written as they lie
     of_inputs, of_gradient = _orders(inputs, gradient, options)
     read = of_gradient if not options.transposed else _copied(gradient, of_gradient)
     strided = not options.transposed and any(step > 1 for step in options.stride)
