@@ -119,13 +119,17 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
         height: int = 2200,
         scheme: str = "light",
         server: ServerProcess | None = None,
+        before: str = "",
         **more: Any,
     ) -> Tab:
+        """before: a script that runs in the page before its own."""
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **more
         )
         contexts.append(context)
         opened = Tab(context.new_page())
+        if before:
+            opened.page.add_init_script(before)
         tabs.append(opened)
         opened.page.goto((server or site).url + path)
         return opened

@@ -53,6 +53,33 @@ def test_new_run_appears_and_its_values_move_without_a_fetch_of_the_list(site: S
     assert len([request for request in page.requests if request.startswith("/api/v1/runs?")]) == before
 
 
+def shows_loss(name: str) -> str:
+    """Whether the line of the run of that name shows a text as its loss."""
+    return f"""text => [...document.querySelectorAll('.runs tr')].some(line =>
+      line.querySelector('.name')?.textContent === '{name}' && line.querySelector('.of-loss').textContent === text)"""
+
+
+SLOW_TO_ASK = """
+const send = WebSocket.prototype.send;
+let asked = 0;
+WebSocket.prototype.send = function (text) {
+  if (asked++ === 0) send.call(this, text);
+  else setTimeout(() => send.call(this, text), 1500);
+};
+"""
+"""All that a page asks for after its first question reaches the server late."""
+
+
+def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    for step in (1, 2):
+        log(site, run, step, project=run, sft__avg_loss=3.0)
+    page = tab("/", before=SLOW_TO_ASK)
+    page.live()
+    page.wait(shows_loss(run), argument="3")
+    log(site, run, 3, project=run, sft__avg_loss=7.25)
+    page.wait(shows_loss(run), argument="7.25")
+
+
 def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(site: ServerProcess, tab: OpenTab, run: str) -> None:
     name = f"twin-{run}"
     for one in (f"{run}-a", f"{run}-b"):
@@ -61,11 +88,9 @@ def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(site: Serv
         log(site, run, step, project=run, sft__avg_loss=3.0)
     page = tab("/")
     page.live()
-    own = f"""text => [...document.querySelectorAll('.runs tr')].some(line =>
-      line.querySelector('.name')?.textContent === '{run}' && line.querySelector('.of-loss').textContent === text)"""
-    page.wait(own, argument="3")
+    page.wait(shows_loss(run), argument="3")
     log(site, run, 3, project=run, sft__avg_loss=7.25)
-    page.wait(own, argument="7.25")
+    page.wait(shows_loss(run), argument="7.25")
     for one in (f"{run}-a", f"{run}-b"):
         assert one in page.page.locator(f"{row(one)} small").first.inner_text()
 

@@ -96,10 +96,14 @@
       if (this.filled) return;
       this.filled = true;
       this.asked = performance.now();
+      const heard = this.page.heard;
+      const turn = (this.turn = {});
       const path = `/runs/${encodeURIComponent(this.summary.run)}`;
       const latestAndTrend = async () => {
         const latest = await pa.api(`${path}/latest`);
+        if (this.turn !== turn) throw new Error("asked again meanwhile");
         this.lossName = pa.lossOf(Object.keys(latest));
+        this.heard = heard.has(this.lossName);
         this.page.follow(this.lossName);
         for (const name of [...NAMES, this.lossName]) if (latest[name]) this.values[name] = pa.num(latest[name].value);
         this.showValues();
@@ -153,6 +157,8 @@
     constructor() {
       this.rows = new Map();
       this.losses = new Set(); // by the names that scripts gave them
+      this.sent = []; // names that the server was asked for, by message, and has not confirmed yet
+      this.heard = new Set(); // those that it has: what comes from then on is not missed
       this.state = new URLSearchParams(location.search).get("state") ?? "";
       this.projectName = new URLSearchParams(location.search).get("project") ?? "";
       this.text = new URLSearchParams(location.search).get("q") ?? "";
@@ -174,10 +180,20 @@
         { rootMargin: "200px" },
       );
       this.feed = new pa.Feed({
-        subscription: () => ({ runs: [], names: [...NAMES, ...this.losses], bands: true }),
+        subscription: () => {
+          const names = [...NAMES, ...this.losses];
+          this.sent.push(names);
+          return { runs: [], names, bands: true };
+        },
         onMessage: (message) => this.#message(message),
         onOpen: (again) => again && this.load(),
-        onState: pa.showFeed,
+        onState: (state, since) => {
+          if (state !== "live") {
+            this.sent = [];
+            this.heard = new Set();
+          }
+          pa.showFeed(state, since);
+        },
       });
       this.clock = setInterval(() => {
         for (const row of this.rows.values()) {
@@ -250,7 +266,18 @@
       return row;
     }
 
+    /** What was asked for before the server listened for it may be old by now, and nobody will tell. */
+    #listens() {
+      this.heard = new Set(this.sent.shift());
+      for (const row of this.rows.values()) {
+        if (!row.filled || row.heard || !this.heard.has(row.lossName)) continue;
+        row.filled = false;
+        if (row.visible) row.fill();
+      }
+    }
+
     #message(message) {
+      if (message.subscribed) this.#listens();
       if (message.lagged) this.load();
       if (message.run) {
         const known = this.rows.has(message.run.run);
