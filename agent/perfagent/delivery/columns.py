@@ -240,13 +240,12 @@ def _of_columns(
 
 def pack(values: Sequence[float]) -> bytes:
     """Little-endian bytes: float32 where every value is exactly a float32 (NaN payloads included), else float64."""
-    wide = _little(array("d", values))
-    return narrowed(wide) if values and _fits(values[0]) else wide  # durations and rates are spared conversions
+    return narrowed(_little(array("d", values)))
 
 
 def narrowed(wide: bytes) -> bytes:
     """Little-endian float64 as float32 where every value is exactly one."""
-    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):
+    if wide and not _fits(_DOUBLE.unpack_from(wide)[0]):  # a column of durations shows it at once, and is spared conversions
         return wide
     values = array("d", wide)
     if _BIG_ENDIAN:

@@ -81,10 +81,9 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _watch_release(p: Progress, loader: int, batch: Any) -> None:
-    batches = p.shared.get(loader)
-    if batches is None:
-        p.shared.clear()  # a new iterator for each epoch; of the one before, what is left is the loop's
-        batches = p.shared[loader] = SharedBatches(p, loader)
+    batches = p.shared
+    if batches is None or batches.loader != loader:  # a new iterator for each epoch; of the one before nothing is kept
+        batches = p.shared = SharedBatches(p, loader)
     batches.watch(batch)
 
 

@@ -150,7 +150,7 @@ class Progress(_EveryStep):
         self.early_step = start_step + 1 if start_step else 0
         self.fetched = False
         self.readers: dict[int, Any] = {}
-        self.shared: dict[int, Any] = {}  # of a loader with workers: its batches, which lie in shared memory (release.py)
+        self.shared: Any = None  # of a loader with workers: its batches, which lie in shared memory (release.py)
         self.ended = False
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:

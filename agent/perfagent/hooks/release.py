@@ -32,10 +32,10 @@ _Held = dict[int, tuple[Any, Any]]
 class SharedBatches:
     """Those of one loader's iterator, of a loader with workers. loader: as the entries of the trace name it."""
 
-    __slots__ = ("__weakref__", "_before", "_loader", "_newest", "_progress")
+    __slots__ = ("__weakref__", "_before", "_newest", "_progress", "loader")
 
     def __init__(self, p: Progress, loader: int) -> None:
-        self._progress, self._loader = p, loader
+        self._progress, self.loader = p, loader
         self._before: _Held = {}
         self._newest: _Held = {}
 
@@ -61,7 +61,7 @@ class SharedBatches:
         if state.current is not p or p.thread != get_ident() or not p.trace:
             return
         entry = p.trace[-1]
-        if entry[0] == DATA and entry[3] == self._loader and began - entry[2] < _AT_ONCE_NS:
+        if entry[0] == DATA and entry[3] == self.loader and began - entry[2] < _AT_ONCE_NS:
             p.trace[-1] = (DATA, entry[1], now(), entry[3], entry[4])
 
 

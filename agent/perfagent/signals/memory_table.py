@@ -66,7 +66,7 @@ class MemoryTable:
             return
         self._next = now + EVERY_S
         if self._source is not None:
-            self._source.due = time.monotonic() + EVERY_S
+            self._source.due = self._next
         optimizer = p.primary()
         if optimizer is None:
             return
