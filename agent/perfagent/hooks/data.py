@@ -8,6 +8,7 @@ that call super() are counted once. The call that ends an epoch counts as wait t
 from __future__ import annotations
 
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar
@@ -15,7 +16,7 @@ from typing import Any, TypeVar
 from perfagent.hooks.account import DATA
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.release import SharedBatches
+from perfagent.hooks.release import Release
 from perfagent.signals.throughput import Measure, reader
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
@@ -37,6 +38,9 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         p.opened = True  # what is logged from now on belongs to the next step
         if not p.seen_backward:
             _fetch_before_training(p)
+        release = p.release
+        if release is not None and release.held:
+            release.settle()
         try:
             batch = original(self)
         except BaseException:
@@ -51,8 +55,12 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             return batch
         try:
             size = p.readers[loader](batch)
-            if getattr(self, "_num_workers", 0):
-                _watch_release(p, loader, batch)
+            if release is None:
+                release = p.release = Release(p)
+            if release.rest:
+                release.rest -= 1
+            else:
+                release.watch(self, batch, sys._getframe(1))
             p.trace.append((DATA, began, now(), loader, size))  # our share is in the wait, as in a timer round the loader
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
@@ -78,13 +86,6 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
             p.trace.append((DATA, began, now(), 0, None))
 
     return __iter__
-
-
-def _watch_release(p: Progress, loader: int, batch: Any) -> None:
-    batches = p.shared
-    if batches is None or batches.loader != loader:  # a new iterator for each epoch; of the one before nothing is kept
-        batches = p.shared = SharedBatches(p, loader)
-    batches.watch(batch)
 
 
 def _fetch_before_training(p: Progress) -> None:

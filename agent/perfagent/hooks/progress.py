@@ -78,11 +78,11 @@ class Progress(_EveryStep):
         "pass_ns",
         "primary",
         "reader",
+        "release",
         "scaled",
         "scaler_scale",
         "scaling",
         "seen_backward",
-        "shared",
         "skipped",
         "steppers",
         "stream",
@@ -150,7 +150,7 @@ class Progress(_EveryStep):
         self.early_step = start_step + 1 if start_step else 0
         self.fetched = False
         self.readers: dict[int, Any] = {}
-        self.shared: Any = None  # of a loader with workers: its batches, which lie in shared memory (release.py)
+        self.release: Any = None  # what the loop lets go of where it takes the next batch (release.py)
         self.ended = False
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:

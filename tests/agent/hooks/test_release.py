@@ -1,157 +1,293 @@
-"""Batches of workers: letting go of one is part of waiting for the next, and nothing is held longer than the loop holds it."""
+"""Letting go of a batch is part of waiting for the next: measured on some batches, added to the wait of the others."""
 
 from __future__ import annotations
 
 import gc
+import os
+import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from perfagent.governor import Governor
+from perfagent.hooks import release as subject
 from perfagent.hooks.account import DATA, FORWARD
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.release import SharedBatches
+from perfagent.hooks.release import Release
 
-LOADER = 7
+WORKER = SimpleNamespace(_num_workers=1)
+COST_NS = 5_000_000
+SIZE = 1 << 20
+
+
+class Loop:
+    """A loop over batches as the hooks see it; `at` is when the wait for the newest batch seemed to end."""
+
+    def __init__(self, p: Progress, iterator: Any = WORKER) -> None:
+        self.progress, self.iterator, self.at = p, iterator, 0
+        self.release = p.release = Release(p)
+
+    def fetch(self, batch: Any) -> Any:
+        """As the hook in the iterator's `__next__` does."""
+        self.release.settle()
+        if self.release.rest:
+            self.release.rest -= 1
+        else:
+            self.release.watch(self.iterator, batch, sys._getframe(1))
+        began = self.at = now()
+        self.progress.trace.append((DATA, began, began, id(self.iterator), (2, 0, False)))
+        return batch
+
+    def lengthened_ns(self) -> int:
+        """By how much the latest wait for data is longer than until the iterator returned."""
+        waits = [entry[2] for entry in self.progress.trace if entry[0] == DATA]
+        return waits[-1] - self.at
+
+    def measured(self) -> None:
+        """What a tensor of SIZE bytes costs is known, and the next batches are none of those that are measured."""
+        self.release._costs.note(SIZE, COST_NS)
+        self.release._loader = id(self.iterator)
+        self.release._seen = 100
 
 
 @pytest.fixture
-def progress(monkeypatch: pytest.MonkeyPatch) -> Progress:
+def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
     made = Progress([], Governor(0.5))  # type: ignore[arg-type]
     monkeypatch.setattr(state, "current", made)
-    return made
-
-
-def fetched(p: Progress, batches: SharedBatches, batch: object) -> int:
-    """As the hook does; the answer is when the wait seemed to end."""
-    batches.watch(batch)
-    began = ended = now()
-    p.trace.append((DATA, began, ended, LOADER, (2, 0, False)))
-    return ended
-
-
-def pair() -> list[torch.Tensor]:
-    return [torch.zeros(4), torch.ones(4)]
+    return Loop(made)
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """A busy machine may do something else between two lines of a test."""
-    monkeypatch.setattr("perfagent.hooks.release._AT_ONCE_NS", 10**10)
+    monkeypatch.setattr(subject, "_AT_ONCE_NS", 10**10)
+
+
+def tensor(size: int = SIZE) -> torch.Tensor:
+    return torch.zeros(size, dtype=torch.uint8)
+
+
+def mapped() -> int:
+    return Path("/proc/self/maps").read_text().count("torch_")
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_wait_lasts_until_all_tensors_of_the_batch_before_are_gone(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    x, y = batch = pair()
-    fetched(progress, batches, batch)
-    del batch
-    new = pair()
-    ended = fetched(progress, batches, new)
-    x = new[0]
-    once = progress.trace[-1][2]
-    y = new[1]
-    twice = progress.trace[-1]
-    assert ended < once < twice[2]
-    assert twice == (DATA, ended, twice[2], LOADER, (2, 0, False))
+def test_the_wait_lasts_until_the_last_tensor_is_given_back(loop: Loop) -> None:
+    loop.measured()
+    for number in range(3):
+        x, y = loop.fetch((tensor(), tensor()))
+        if number:
+            assert loop.lengthened_ns() == pytest.approx(now() - loop.at + COST_NS, abs=COST_NS / 2)
+            assert loop.progress.trace[-1][3:] == (id(WORKER), (2, 0, False))
     del x, y
 
 
 @pytest.mark.usefixtures("patient")
-def test_tensors_are_found_in_nested_batches(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    batch = {"inputs": pair(), "labels": torch.zeros(1), "names": ["a", "b"]}
-    fetched(progress, batches, batch)
-    assert len(batches._newest) == 3
-    fetched(progress, batches, torch.zeros(1))
-    ended = progress.trace[-1][2]
-    batch = {}
-    assert progress.trace[-1][2] > ended
-    assert not batches._before
+def test_tensors_are_found_in_nested_batches(loop: Loop) -> None:
+    loop.measured()
+    for _ in range(2):
+        batch = loop.fetch({"inputs": [tensor(), tensor()], "labels": tensor(), "names": ["a", "b"]})
+        assert len(loop.release._newest) == 3
+    assert loop.lengthened_ns() >= COST_NS
+    assert not loop.release._before
+    del batch
 
 
-def test_what_the_loop_does_with_the_new_batch_is_its_own_time(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    old = pair()
-    fetched(progress, batches, old)
-    new = pair()
-    ended = fetched(progress, batches, new)
-    new[0] = new[0] * 2  # lets go of a tensor of the new batch
-    time.sleep(0.001)
-    old = []  # long after the iterator has returned
-    assert progress.trace[-1][2] == ended
-    assert not old
-    assert not batches._before
+@pytest.mark.usefixtures("patient")
+def test_a_call_of_next_counts_like_the_head_of_a_loop(loop: Loop) -> None:
+    loop.measured()
+    batches = (loop.fetch([tensor()]) for _ in range(2))
+    for _ in range(2):
+        batch = next(batches)
+    assert loop.lengthened_ns() >= COST_NS
+    del batch
 
 
-def test_after_anything_else_the_wait_is_over(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    old = pair()
-    fetched(progress, batches, old)
-    new = pair()
-    ended = fetched(progress, batches, new)
-    progress.trace.append((FORWARD, now(), None, True, None))
-    old = []
-    assert [entry[2] for entry in progress.trace if entry[0] == DATA][-1] == ended
-    assert not old
+@pytest.mark.usefixtures("patient")
+def test_a_line_further_down_is_the_loops_own_time(loop: Loop) -> None:
+    loop.measured()
+    for _ in range(3):
+        batch = loop.fetch([tensor()])
+        x = batch[0]  # here the tensor of the batch before goes
+    assert loop.lengthened_ns() == 0
+    assert not loop.release.held
+    del x
 
 
-def test_another_thread_that_lets_go_changes_nothing(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    old = [pair()]
-    fetched(progress, batches, old[0])
-    new = pair()
-    ended = fetched(progress, batches, new)
+def test_what_the_loop_does_with_the_new_batch_is_its_own_time(loop: Loop) -> None:
+    loop.measured()
+    for _ in range(2):
+        batch = loop.fetch([tensor()])
+        batch[0] = batch[0] * 2
+    assert loop.lengthened_ns() == 0
+
+
+def test_long_after_the_iterator_has_returned_it_is_the_loops_own_time(loop: Loop) -> None:
+    def slowly(batch: Any) -> Any:
+        time.sleep(0.001)
+        return batch
+
+    loop.measured()
+    for _ in range(2):
+        batch = slowly(loop.fetch([tensor()]))
+    assert loop.lengthened_ns() == 0
+    del batch
+
+
+@pytest.mark.usefixtures("patient")
+def test_after_anything_else_the_wait_is_over(loop: Loop) -> None:
+    def evaluated(batch: Any) -> Any:
+        loop.progress.trace.append((FORWARD, now(), None, True, None))
+        return batch
+
+    loop.measured()
+    for _ in range(2):
+        batch = evaluated(loop.fetch([tensor()]))
+    assert loop.lengthened_ns() == 0
+    del batch
+
+
+@pytest.mark.usefixtures("patient")
+def test_another_thread_that_lets_go_changes_nothing(loop: Loop) -> None:
+    loop.measured()
+    old = [loop.fetch([tensor()])]
+    loop.fetch([tensor()])
     thread = threading.Thread(target=old.clear)
     thread.start()
     thread.join()
-    assert progress.trace[-1][2] == ended
-    assert not batches._before
+    assert loop.lengthened_ns() == 0
+    assert not loop.release._before
 
 
-def test_memory_is_held_as_long_as_the_loop_holds_it_and_no_longer(progress: Progress) -> None:
-    def mapped() -> int:
-        return Path("/proc/self/maps").read_text().count("torch_")
-
-    batches = SharedBatches(progress, LOADER)
+@pytest.mark.usefixtures("patient")
+def test_the_first_batches_are_measured_while_the_next_is_waited_for(loop: Loop) -> None:
     gc.collect()
     before = mapped()
-    batch = [torch.zeros(100_000).share_memory_(), torch.zeros(100_000).share_memory_()]
-    fetched(progress, batches, batch)
-    assert mapped() == before + 2
-    kept = batch.pop()
-    assert mapped() == before + 2
-    batch.clear()
-    assert mapped() == before + 1
-    fetched(progress, batches, pair())
-    fetched(progress, batches, pair())
-    assert kept.sum() == 0, "two batches later it is still there for whoever kept it"
-    del kept
-    assert mapped() == before
+    for number in range(1, 7):
+        x = loop.fetch(tensor().share_memory_())
+        measured = number in (2, 3, 4)
+        assert len(loop.release.held) == measured
+        assert mapped() == before + 1 + measured
+        assert (loop.lengthened_ns() > 0) == (number > 4)
+    del x
+    costs = loop.release._costs
+    assert costs.ns(SIZE) > 0
+    assert len(costs._latest) == 1
+    (latest,) = costs._latest.values()
+    assert len(latest) == 3
 
 
-def test_more_tensors_than_a_few_are_left_alone(progress: Progress) -> None:
-    batches = SharedBatches(progress, LOADER)
-    fetched(progress, batches, [torch.zeros(1) for _ in range(100)])
-    assert len(batches._newest) <= 16
+@pytest.mark.usefixtures("patient")
+def test_of_later_batches_few_are_measured(loop: Loop) -> None:
+    loop.measured()
+    held = 0
+    for _ in range(320):
+        x = loop.fetch(tensor(SIZE).share_memory_())
+        held += len(loop.release.held)
+    assert held == 10
+    del x
 
 
-def test_a_loader_with_workers_is_watched_and_one_without_is_not(record) -> None:  # type: ignore[no-untyped-def]
+@pytest.mark.usefixtures("patient")
+def test_a_batch_is_held_only_where_the_next_ones_fit_beside_it(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=3 * SIZE // 4096, f_frsize=4096))
+    before = mapped()
+    for _ in range(4):
+        x = loop.fetch(tensor().share_memory_())
+        assert mapped() == before + 1
+    del x
+
+
+@pytest.mark.usefixtures("patient")
+def test_what_is_too_large_is_not_held(loop: Loop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(subject, "_MOST_HELD_BYTES", SIZE * 3 // 2)
+    loop.iterator = SimpleNamespace(_num_workers=0)
+    for _ in range(3):
+        x, y = loop.fetch((tensor(), tensor()))
+    assert len(loop.release.held) == 1, "one fits, two do not"
+    del x, y
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_tensor_that_is_kept_stays_as_it_is(loop: Loop) -> None:
+    kept = []
+    for number in range(8):
+        x = loop.fetch(torch.full((1000,), float(number)).share_memory_())
+        if number % 2:
+            kept.append(x[::2])
+    del x
+    assert [tensor.unique().tolist() for tensor in kept] == [[1.0], [3.0], [5.0], [7.0]]
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_loader_whose_batches_cost_nothing_is_looked_at_once_in_a_thousand(loop: Loop) -> None:
+    data = [torch.zeros(100, 4)]
+    for number in range(6):
+        x = loop.fetch(data[0][number : number + 2])  # a view: to let go of it gives no memory back
+    assert loop.release.rest > 990
+    assert not loop.release._newest
+    assert not loop.release._before
+    for _ in range(loop.release.rest):
+        x = loop.fetch(x)
+    loop.fetch(x)
+    assert loop.release._newest, "it may have changed"
+
+
+def test_pinned_batches_are_left_alone(loop: Loop) -> None:
+    loop.iterator = SimpleNamespace(_num_workers=2, _pin_memory=True)
+    loop.fetch([tensor()])
+    assert loop.release.rest
+    assert not loop.release._newest
+
+
+def test_more_tensors_than_a_few_are_left_alone(loop: Loop) -> None:
+    loop.fetch([torch.zeros(1) for _ in range(100)])
+    assert len(loop.release._newest) <= 16
+
+
+def test_the_cost_of_a_size_is_that_of_about_as_many_pages() -> None:
+    costs = subject._Costs()
+    for ns in (10, 12, 500_000):
+        costs.note(1 << 20, ns)
+    assert costs.ns(1 << 20) == 12, "the median: one outlier says nothing"
+    assert costs.ns((1 << 20) + (1 << 16)) == 12
+    assert costs.ns(5 << 18) == 0
+    assert costs.ns(1 << 12) == 0
+    for _ in range(5):
+        costs.note(1 << 20, 40)
+    assert costs.ns(1 << 20) == 40, "the latest count"
+
+
+@pytest.mark.parametrize("pages", [0, 1, 7, 15, 16, 17, 31, 32, 100, 4095, 4096, 1 << 20])
+def test_sizes_that_count_as_the_same_are_within_an_eighth(pages: int) -> None:
+    same = [other for other in range(max(pages - pages // 4, 0), pages + pages // 4 + 2) if about(other) == about(pages)]
+    assert same[-1] - same[0] <= pages / 8
+    assert about(max(same) + 1) > about(pages)
+
+
+def about(pages: int) -> int:
+    return subject._about(pages * 4096)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_nothing_of_a_loader_is_held_when_its_epoch_is_over(record: Callable[..., Any], workers: int) -> None:
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
     data = TensorDataset(torch.randn(12, 4))
-    watched = {}
-    for workers in (0, 1):
-        for (x,) in DataLoader(data, batch_size=2, num_workers=workers):
-            model(x).square().mean().backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        watched[workers] = recorded.run._progress.shared
+    for (x,) in DataLoader(data, batch_size=2, num_workers=workers):
+        model(x).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
     del x
-    assert watched[0] is None
-    assert not watched[1]._newest, "the loop holds nothing any more"
+    release = recorded.run._progress.release
+    assert release.held == []
+    assert not release._newest
+    assert workers or len(release._costs._latest) == 1
