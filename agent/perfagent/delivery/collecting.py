@@ -19,6 +19,8 @@ from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import waiting as elsewhere
+from perfagent.hooks.account import entry_count
+from perfagent.hooks.layout import Packer as StepPacker
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
@@ -56,6 +58,7 @@ class Collector:
     def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
         self._packer = Packer(columns)
+        self._steps = StepPacker()
         self._deferred_since = 0.0
         self._calls = self._values = 0
         self._epoch = 0.0
@@ -74,7 +77,7 @@ class Collector:
         plain = p is not None and p.clock is None and not elsewhere()
         settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
         losses = p.user_losses if p is not None else {}
-        packer, newest = self._packer, self.newest
+        packer, alike, newest = self._packer, self._steps, self.newest
         self._epoch = epoch = time.time() - time.monotonic()
         self._calls = self._values = steps = entries = taken = 0
         rows: list[Any] = []
@@ -96,10 +99,18 @@ class Collector:
                 if not usual:
                     self._logged(row, rows)
             elif kind is StepRow and plain and row[0] < settled and row[8] is None and row[3] == 1 and type(row[7]) is list:
+                trace = row[7]
                 steps += 1
-                entries += len(row[7])
+                entries += entry_count(trace)
                 self._newest_step = row[0]
-                rows.append(row.with_user_loss(p) if losses else row)
+                try:  # as in Packer.add of layout.py, which does the same for any step
+                    usual = len(trace) == alike.length and alike.shared_of(trace) == alike.shared and row[2] and not losses
+                    if usual:
+                        alike.parts.append(alike.pack(row[0], row[2], row[1], row[4], 0.0, *alike.stamps_of(trace)))
+                except Exception:  # noqa: BLE001
+                    usual = False
+                if not usual:
+                    alike.add(row.with_user_loss(p) if losses else row, rows)
             elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
@@ -111,6 +122,7 @@ class Collector:
         self._account(steps, entries)
         if len(losses) > _LOSSES_KEPT:
             self._forget(losses)
+        alike.take(rows)
         packed = packer.take()
         if not all(map(is_finite, packed)):
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
@@ -166,6 +178,7 @@ class Collector:
             self._newest_step = head.step
             if head.plain(p):
                 return head.note(p)
+            self._steps.take(rows)
             self._before_row()  # notes are read in the order of their steps
             rows[:] = rows_of(rows, self._sender.reader, self._lost)
             return head.row(p)
@@ -184,9 +197,15 @@ class Collector:
             return
         if checked is None:
             return
-        self.pressing = self.pressing or is_pressing(checked)
+        pressing = is_pressing(checked)
+        self.pressing = self.pressing or pressing
         self.newest = max(self.newest, checked[0])
-        if not self._packs(checked):
+        if isinstance(checked, Note) and not pressing:
+            self._steps.add(checked, rows)
+        elif isinstance(checked, Note):
+            self._steps.take(rows)
+            rows.append(checked)
+        elif not self._packs(checked):
             rows.append(checked)
 
     def _packs(self, row: tuple[Any, ...]) -> bool:

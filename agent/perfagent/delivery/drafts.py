@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.delivery.packing import Packed, grouped, is_finite, rows_in
-from perfagent.hooks.account import BACKWARD
-from perfagent.hooks.alike import Noted, read_alike, runs
+from perfagent.hooks.account import BACKWARD, entries_of
+from perfagent.hooks.alike import read_alike
+from perfagent.hooks.layout import Steps, joined, notes_in
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.wire import Group
 
@@ -25,15 +27,18 @@ PIECE_ROWS = 80
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 PIECE_BYTES = 2**16
 """Of packed rows, likewise: 0.3 ms for 600 rows of 10 values."""
+_STEP_BYTES = 512
+"""Of packed steps that are read in the time of one row."""
 _NOTE = len(Note._fields)
+_STEPS = len(Steps._fields)
 _as_note = tuple.__new__
 
 
 class Draft(NamedTuple):
     """What one tick noted. From a file, all of it as lists.
 
-    context: what a reader in another process must know besides (`StepReader.context`). rows: notes of steps, and what cannot be
-    packed. packed: rows with their names, and users' rows.
+    context: what a reader in another process must know besides (`StepReader.context`). rows: steps, packed where they are alike
+    (layout.Steps) and else as notes, and other rows that cannot be packed. packed: rows with their names, and users' rows.
     """
 
     context: list[Any]
@@ -47,7 +52,7 @@ Read = Callable[[Iterable[Draft]], list[Group]]
 def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
     """The rows with their notes read. lost: is told of a note that cannot be read."""
     found: list[tuple[Any, ...]] = []
-    for row in rows:
+    for row in _one_by_one(rows, lost):
         if len(row) != _NOTE:
             found.append(row)
             continue
@@ -58,24 +63,36 @@ def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]
     return found
 
 
+def _one_by_one(rows: Iterable[Any], lost: Callable[[Any], None]) -> Iterator[Any]:
+    """The same rows with each packed step as a note."""
+    for row in rows:
+        if len(row) != _STEPS:
+            yield row
+            continue
+        try:
+            yield from notes_in(row)
+        except Exception:  # noqa: BLE001 - damaged
+            lost(row)
+
+
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
     """The same rows in pieces; from encoded drafts each is decoded when it is wanted, and not kept."""
     rows: list[Any] = []
     blocks: list[Packed] = []
-    size = 0
+    weight = size = 0
     for draft in drafts:
-        rows += draft.rows
         blocks += draft.packed
         size += sum(len(block.data) for block in draft.packed)
+        for row in draft.rows:
+            rows.append(row)
+            weight += len(row[1]) // _STEP_BYTES + 1 if len(row) == _STEPS else 1
+            if weight >= PIECE_ROWS:
+                yield Draft([], rows)
+                rows, weight = [], 0
         del draft
         if size >= PIECE_BYTES:
             yield Draft([], [], blocks)
             blocks, size = [], 0
-        if len(rows) >= PIECE_ROWS:
-            whole = len(rows) - len(rows) % PIECE_ROWS
-            for begin in range(0, whole, PIECE_ROWS):
-                yield Draft([], rows[begin : begin + PIECE_ROWS])
-            rows = rows[whole:]  # a piece of two rows would cost what thirty do
     if rows or blocks:
         yield Draft([], rows, blocks)
 
@@ -83,31 +100,37 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
 def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     """The columns of drafts of one process. lost: is told of a row that cannot be read."""
     rows = [row for draft in drafts for row in draft.rows]
-    notes = [row for row in rows if len(row) == _NOTE]
-    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) != _NOTE]
+    steps = [row for row in rows if len(row) in (_NOTE, _STEPS)]
+    others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) not in (_NOTE, _STEPS)]
     blocks: list[Packed] = []
     for block in (block for draft in drafts for block in draft.packed):
         if columns.knows(block.names):
             blocks.append(block)
         else:  # from another process, or the run has had as many series since
             others += rows_in(block)
-    return grouped(blocks) + groups_of(others, columns, lost) + _steps(notes, reader, columns, lost)
+    return grouped(blocks) + groups_of(others, columns, lost) + _steps(steps, reader, columns, lost)
 
 
-def _steps(notes: list[Noted], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
+def _steps(steps: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     groups: list[Group] = []
-    for plan, run in runs(notes):
+    for alike, run in groupby(steps, _alike):
+        rows = [*run]
         try:
-            found = read_alike(reader, plan, run) if plan is not None else None
+            found = read_alike(reader, joined(rows)) if alike is not None else None
             usual = columns.group(*found[0]) if found is not None else None
         except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
             found = usual = None
         if found is None or usual is None:
-            groups += groups_of(rows_of(run, reader, lost), columns, lost)
+            groups += groups_of(rows_of(rows, reader, lost), columns, lost)
         else:
             groups += [usual] if usual.rows else []
             groups += groups_of(found[1], columns, lost)
     return merge(groups)
+
+
+def _alike(row: Any) -> Any:
+    """What the steps of a block share; None for a note."""
+    return row[0] if len(row) == _STEPS else None
 
 
 def groups_of(rows: list[tuple[Any, ...]], columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
@@ -151,7 +174,8 @@ def is_pressing(row: Any) -> bool:
             return False  # a loss that is not finite makes a step unusual (hooks/backward.py)
         if row.rare.get("grad/nonfinite") or _bad_gradient(row.rare):
             return True
-        return any(entry[0] == BACKWARD and entry[3] is not None and entry[3] - entry[3] != 0.0 for entry in row.trace)
+        losses = (entry[3] for entry in entries_of(row.trace) if entry[0] == BACKWARD)
+        return any(loss is not None and loss - loss != 0.0 for loss in losses)
     values = row[4] if len(row) == 5 else row[3].values()
     if _finite(values):
         return len(row) == 5 and "grad/nonfinite" in row[3] and bool(row[4][row[3].index("grad/nonfinite")])

@@ -20,7 +20,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Value, take
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, OPTIMIZER, Entry
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.guard import failures, guarded, keep_out_of_frames
 from perfagent.hooks.living import living
@@ -114,7 +114,7 @@ def _after(p: Progress, engine: Any, before: _Before) -> None:
     if p.primary is None or p.primary() is getattr(engine, "basic_optimizer", None):
         _choose(p, engine)
     p.plain = False
-    p.trace.append((OPTIMIZER, before.began, before.event))
+    p.trace.extend((before.began, before.event, OPTIMIZER))
     skipped = engine.skipped_steps > before.skipped
     norm = None if skipped else _taken(engine._global_grad_norm)
     if norm is not None:
@@ -169,7 +169,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             _note_loss(p, trace, at, result)
         finally:
             p.backward_depth = 0
-            p.trace.append((BACKWARD_END, now(), None if p.clock is None else p.clock.mark()))
+            p.trace.extend((now(), None if p.clock is None else p.clock.mark(), BACKWARD_END))
         return result
 
     return backward
@@ -177,17 +177,18 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _begin(p: Progress, loss: Any, began: int) -> int:
-    p.trace.append((BACKWARD, began, begin_pass(p, loss), None, False))
-    return len(p.trace) - 1
+    event = begin_pass(p, loss)
+    p.trace.extend((began, event, None, False, BACKWARD))
+    return len(p.trace) - FIELDS[BACKWARD]
 
 
 @guarded
-def _note_loss(p: Progress, trace: list[Entry], at: int | None, result: Any) -> None:
-    """result: the loss as a part of its window, unscaled: such parts add up. at: place of the pass in the trace."""
+def _note_loss(p: Progress, trace: Trace, at: int | None, result: Any) -> None:
+    """result: the loss as a part of its window, unscaled: such parts add up. at: where the pass begins in the trace."""
     value = _taken(result)
     if value is None or at is None or trace is not p.trace:
         return
-    trace[at] = (*trace[at][:3], value, True)
+    trace[at + 2 : at + 4] = value, True
     p.roots += 1
 
 

@@ -1,19 +1,23 @@
 """Turns the stamps of a step into the time of each phase and the number of samples. Runs on the sender's thread, in step order.
 
-What a step's trace may hold, in the order in which it happened (time in ns; event: of the device clock, or None):
+A step's trace is one flat list, since what is in it is looked at on another processor: entry by entry the fields and then the
+kind, so that the last item tells what happened last. What it may hold, in the order in which it happened (time in ns; event: of
+the device clock, or None):
 
-    (DATA, began, ended, loader, size)      a wait for data; size is None when it only started workers or ended an epoch
-    (FORWARD, began, event, training, size) the root model is called with gradients on; size where there is no loader
-    (RETURNED, ended, event, holds_loss)    it returned
-    (BACKWARD, began, event, value, divided) the outermost backward call; value: of its root, where it starts from; None
+    began, ended, loader, size, DATA        a wait for data; size is None when it only started workers or ended an epoch
+    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
+    ended, event, holds_loss, RETURNED      it returned
+    began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
                                             where that is no loss; divided: the user scaled it (a division or product made it)
-    (BACKWARD_END, ended, event)
-    (OPTIMIZER, began, event)               the optimizer's step, or GradScaler.step around it
-    (OPTIMIZER_END, ended, event)
-    (PHASE, began, ended, name)             a part of the loop that the user named or that was recognised; two more, the events
-                                            at its ends, where the device's time is meant
-    (CLEARED, began, ended)                 zero_grad between the model's call and backward
-    (EVALUATED, began, ended, training)     a call of the root model without gradients (evaluation.py)
+    ended, event, BACKWARD_END
+    began, event, OPTIMIZER                 the optimizer's step, or GradScaler.step around it
+    ended, event, OPTIMIZER_END
+    began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
+                                            ends where the device's time is meant, else None twice
+    began, ended, CLEARED                   zero_grad between the model's call and backward
+    began, ended, training, EVALUATED       a call of the root model without gradients (evaluation.py)
+
+`entries_of` makes tuples of them, the kind first: what those read that are not in a hurry.
 """
 
 from __future__ import annotations
@@ -25,12 +29,16 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED",
-    "Account", "Breakdown", "Entry", "Root", "events_of", "forward_passes", "roots_of",
+    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE",
+    "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "entries_of", "entry_count", "events_of", "forward_passes",
+    "roots_of", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
+FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 4)
+"""Items of an entry in a trace, by its kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
+Trace = list[Any]
 Entry = tuple[Any, ...]
 Size = tuple[int | None, int | None, bool]
 
@@ -99,7 +107,7 @@ class Account:
         self.feeding = 0
         """The loader whose batches are followed by backward passes, by its id; 0 from the end of its epoch on."""
 
-    def read(self, trace: Sequence[Entry], *, device: bool = False) -> Breakdown:
+    def read(self, entries: Sequence[Entry], *, device: bool = False) -> Breakdown:
         """device: the entries carry events of a device clock."""
         step = Breakdown()
         if device:
@@ -110,7 +118,7 @@ class Account:
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
         fetches = 0
-        for entry in trace:
+        for entry in entries:
             kind, at = entry[0], entry[1]
             if kind == DATA:
                 wait = entry[2] - at
@@ -124,7 +132,7 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
-                if not entry[3] and self.trains(trace):
+                if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
@@ -171,7 +179,7 @@ class Account:
                         _pair(step.device, "optimizer", optimizer_event, entry[2])
                 optimizer_depth = 0
             elif kind == PHASE:
-                if len(entry) > 4 and device:
+                if entry[4] is not None and device:
                     _pair(step.device, entry[3], entry[4], entry[5])
                     outer = "backward" if backward_at else "forward" if forward.runs else "optimizer" if optimizer_depth else ""
                     if outer:
@@ -189,9 +197,9 @@ class Account:
                         inside_ns += spent
         return step
 
-    def trains(self, trace: Sequence[Entry]) -> bool:
+    def trains(self, entries: Sequence[Entry]) -> bool:
         """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
-        self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in trace)
+        self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in entries)
         return self._training_only
 
     def has_waiting(self, loader: int | None) -> bool:
@@ -282,17 +290,48 @@ def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end:
         device.setdefault(phase, []).append((begin, end))
 
 
-def events_of(trace: Sequence[Entry]) -> list[Any]:
+def entries_of(trace: Sequence[Any]) -> list[Entry]:
+    """Raises ValueError, IndexError or TypeError for what is no trace (damaged on the disk)."""
+    found: list[Entry] = []
+    end = len(trace)
+    while end:
+        kind = trace[end - 1]
+        begin = end - FIELDS[kind]
+        if begin < 0:
+            raise ValueError(f"an entry of kind {kind} has {FIELDS[kind]} items, {end} are left")
+        found.append((kind, *trace[begin : end - 1]))
+        end = begin
+    found.reverse()
+    return found
+
+
+def trace_of(entries: Sequence[Entry]) -> Trace:
+    """The trace that holds these."""
+    return [item for entry in entries for item in (*entry[1:], entry[0])]
+
+
+def entry_count(trace: Sequence[Any]) -> int:
+    """About how many entries a trace has: those of a usual step have four items on average."""
+    return len(trace) // 4
+
+
+def shorten(trace: Trace) -> None:
+    """Drops the older half of a trace that no step ends."""
+    entries = entries_of(trace)
+    trace[:] = trace_of(entries[len(entries) // 2 :])
+
+
+def events_of(entries: Sequence[Entry]) -> list[Any]:
     """The events of the device clock in a trace, those of its last entry last."""
-    events = [event for entry in trace if entry[0] == PHASE for event in entry[4:] if event is not None]
-    return events + [entry[2] for entry in trace if entry[0] not in _HOST_TIMED and entry[2] is not None]
+    events = [event for entry in entries if entry[0] == PHASE for event in entry[4:] if event is not None]
+    return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
 
 
-def roots_of(trace: Sequence[Entry]) -> list[Root]:
+def roots_of(entries: Sequence[Entry]) -> list[Root]:
     """What the step minimized: the roots since another optimizer stepped, or those before where there are none since."""
     roots: list[Root] = []
     earlier: list[Root] = []
-    for entry in trace:
+    for entry in entries:
         if entry[0] == BACKWARD and entry[3] is not None:
             roots.append(Root(entry[3], entry[4]))
         elif entry[0] == OPTIMIZER_END and roots:
@@ -300,6 +339,6 @@ def roots_of(trace: Sequence[Entry]) -> list[Root]:
     return roots or earlier
 
 
-def forward_passes(trace: list[Entry]) -> int:
+def forward_passes(entries: Sequence[Entry]) -> int:
     """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
-    return sum(entry[0] == FORWARD for entry in trace) or sum(entry[0] == DATA and entry[4] is not None for entry in trace)
+    return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -39,7 +39,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                     p.plain = False
                     p.opened = True
                     value = tensors.item()
-                    p.trace.append((BACKWARD, began, None, value, False))
+                    p.trace.extend((began, None, value, False, BACKWARD))
                     p.roots = 1
                     if value - value != 0.0:
                         _suspect(p, tensors)
@@ -55,7 +55,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             raise
         finally:
             p.backward_depth = 0
-            p.trace.append((BACKWARD_END, now(), None if p.clock is None else p.clock.mark()))
+            p.trace.extend((now(), None if p.clock is None else p.clock.mark(), BACKWARD_END))
 
     return backward
 
@@ -73,11 +73,11 @@ def _begin(p: Progress, tensors: Any, began: int) -> None:
             p.inside_roots = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
     if root is None:
-        p.trace.append((BACKWARD, began, event, None, False))
+        p.trace.extend((began, event, None, False, BACKWARD))
     else:
-        p.trace.append((BACKWARD, began, event, *root))
+        p.trace.extend((began, event, *root, BACKWARD))
         p.roots += 1
-    if len(p.trace) > _MOST_ENTRIES:  # gradients without an optimizer: nothing of it will be a step
+    if len(p.trace) > _MOST_ITEMS:  # gradients without an optimizer: nothing of it will be a step
         p.trace, p.roots = [], 0
 
 
@@ -92,7 +92,7 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
     return None if p.clock is None else p.clock.mark()
 
 
-_MOST_ENTRIES = 50_000
+_MOST_ITEMS = 200_000
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:

@@ -86,11 +86,11 @@ def _trains(p: Progress) -> bool:
 
 def _note(p: Progress, began: int, event: Any) -> None:
     if p.clock is None:
-        p.trace.append((PHASE, began, now(), "comm"))
+        p.trace.extend((began, now(), "comm", None, None, PHASE))
     elif event is not None:
         ended = device_mark(p)
         if ended is not None:
-            p.trace.append((PHASE, began, now(), "comm", event, ended))
+            p.trace.extend((began, now(), "comm", event, ended, PHASE))
 
 
 def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:

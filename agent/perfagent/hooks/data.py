@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar
 
-from perfagent.hooks.account import DATA
+from perfagent.hooks.account import DATA, shorten
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
@@ -45,12 +45,12 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = original(self)
         except BaseException:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
-            p.trace.append((DATA, began, now(), 0, None))
+            p.trace.extend((began, now(), 0, None, DATA))
             raise
         finally:
             p.data_depth = 0
         loader = id(self)
-        if loader not in p.readers or _GOT in failures or len(p.trace) > _MOST_ENTRIES:
+        if loader not in p.readers or _GOT in failures or len(p.trace) > _MOST_ITEMS:
             _got(p, loader, batch, began)
             return batch
         try:
@@ -61,7 +61,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
                 release.rest -= 1
             else:
                 release.watch(self, batch, sys._getframe(1))
-            p.trace.append((DATA, began, now(), loader, size))  # our share is in the wait, as in a timer round the loader
+            p.trace.extend((began, now(), loader, size, DATA))  # our share is in the wait, as in a timer round the loader
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
         return batch
@@ -83,7 +83,7 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(self)
         finally:
             p.data_depth = 0
-            p.trace.append((DATA, began, now(), 0, None))
+            p.trace.extend((began, now(), 0, None, DATA))
 
     return __iter__
 
@@ -98,9 +98,9 @@ def _fetch_before_training(p: Progress) -> None:
 def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
     measure = p.readers.get(loader) or measure_of(p, loader, batch)
     size = measure(batch)
-    p.trace.append((DATA, began, now(), loader, size))  # our own share is in the wait, as it is in a timer round the loader
-    if len(p.trace) > _MOST_ENTRIES:
-        del p.trace[: _MOST_ENTRIES // 2]
+    p.trace.extend((began, now(), loader, size, DATA))  # our own share is in the wait, as it is in a timer round the loader
+    if len(p.trace) > _MOST_ITEMS:
+        shorten(p.trace)
 
 
 @untraced
@@ -114,8 +114,8 @@ def measure_of(p: Progress, loader: int, batch: Any) -> Measure:
 
 
 _GOT = f"{__name__}._got"
-_MOST_ENTRIES = 100_000
-"""A process that loads or evaluates and never steps an optimizer must not grow."""
+_MOST_ITEMS = 400_000
+"""Of a trace. A process that loads or evaluates and never steps an optimizer must not grow."""
 
 
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:

@@ -15,7 +15,19 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.account import DATA, EVALUATED, FORWARD, PHASE, RETURNED, Account, Entry
+from perfagent.hooks.account import (
+    DATA,
+    EVALUATED,
+    FORWARD,
+    PHASE,
+    RETURNED,
+    Account,
+    Entry,
+    Trace,
+    entries_of,
+    shorten,
+    trace_of,
+)
 from perfagent.hooks.checkpoint import Patch, replace_when_imported
 from perfagent.hooks.guard import not_traced
 from perfagent.hooks.phases import tell, watch_phase
@@ -29,7 +41,7 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
 }
-_MOST_ENTRIES = 100_000
+_MOST_ITEMS = 400_000
 _QUIET_STEPS = 2
 _APART_NS = 60 * 10**9
 
@@ -39,7 +51,7 @@ def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], Non
     replace_when_imported(EVALUATORS, watch_phase("eval"), patch, when_imported)
 
 
-class Interrupted(list[Entry]):
+class Interrupted(list[Any]):
     """A trace that may hold an evaluation: its type says so, since no trace of an ordinary step is to be searched for one."""
 
 
@@ -54,9 +66,9 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
     began = now()
     output = call(*args, **kwargs)
     interrupted(p)
-    p.trace.append((EVALUATED, began, now(), training))
-    if len(p.trace) > _MOST_ENTRIES:  # it evaluates and never trains again: nothing of this will be a step
-        del p.trace[: _MOST_ENTRIES // 2]
+    p.trace.extend((began, now(), training, EVALUATED))
+    if len(p.trace) > _MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
+        shorten(p.trace)
     return output
 
 
@@ -73,32 +85,32 @@ class Evaluations:
         """The last step with calls that had no gradients although the model was in training mode."""
         self._found: list[float] = []
 
-    def fold(self, p: Progress, step: int, trace: list[Entry]) -> list[Entry]:
-        """The trace with each evaluation as one entry (PHASE, began, ended, "eval"), and without what it consists of."""
-        folded = self._folded(p.account, step, trace)
+    def fold(self, p: Progress, step: int, trace: Trace) -> Trace:
+        """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of."""
+        folded = self._folded(p.account, step, entries_of(trace))
         self._tell(p, step - 1, step)
-        return folded
+        return trace_of(folded)
 
-    def after(self, p: Progress, step: int, trace: list[Entry]) -> float:
+    def after(self, p: Progress, step: int, trace: Trace) -> float:
         """Seconds of the evaluations in what follows the last step. A notebook may go on for hours then, asking the model now and
         again: what is far apart is not one evaluation."""
         if p.last is not None:
-            p.account.trains(p.last.trace)  # nothing in this trace tells how the model was trained
-        folded = self._folded(p.account, step + 1, trace, apart_ns=_APART_NS)
+            p.account.trains(entries_of(p.last.trace))  # nothing in this trace tells how the model was trained
+        folded = self._folded(p.account, step + 1, entries_of(trace), apart_ns=_APART_NS)
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
         return spent_ns / 1e9
 
-    def _folded(self, account: Account, step: int, trace: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
-        trains = account.trains(trace)
+    def _folded(self, account: Account, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
+        trains = account.trains(entries)
         usual = step - self._usual_at <= _QUIET_STEPS
-        if any(entry[0] == EVALUATED and entry[3] for entry in trace):
+        if any(entry[0] == EVALUATED and entry[3] for entry in entries):
             self._usual_at = step
         folded: list[Entry] = []
         fetches: list[Entry] = []  # since the last call that told what they were for
         span: list[int] = []  # began, ended
         inside = 0  # calls in evaluation mode with gradients that have not returned
-        for entry in trace:
+        for entry in entries:
             kind = entry[0]
             if kind == DATA and entry[4] is None:
                 account.feeding = 0  # an iterator that ended; the next one may get its id
@@ -129,7 +141,7 @@ class Evaluations:
         if fetches and fetches[0][4] is None:  # the one that found the evaluation's loader at its end
             span[1] = fetches.pop(0)[2]
         self._found.append((span[1] - span[0]) / 1e9)
-        return [(PHASE, span[0], span[1], "eval"), *fetches]
+        return [(PHASE, span[0], span[1], "eval", None, None), *fetches]
 
     def _tell(self, p: Progress, begin_step: int, step: int) -> None:
         for seconds in self._found:
@@ -160,6 +172,6 @@ def after_last_step(p: Progress) -> None:
     A trace so long that its beginning may be gone says nothing.
     """
     trace, p.trace = p.trace, []
-    may_hold = type(trace) is Interrupted or any(entry[0] == PHASE and entry[3] == "eval" for entry in trace)
-    if p.last is not None and may_hold and len(trace) < _MOST_ENTRIES // 2:
+    may_hold = type(trace) is Interrupted or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))
+    if p.last is not None and may_hold and len(trace) < _MOST_ITEMS // 2:
         p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

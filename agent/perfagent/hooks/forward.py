@@ -19,7 +19,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.account import DATA, FORWARD, RETURNED
+from perfagent.hooks.account import DATA, FIELDS, FORWARD, RETURNED
 from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
@@ -58,6 +58,7 @@ def watch_forward(model: Any) -> Callable[[], None]:
 
 
 _CALL = "_compiled_call_impl"
+_DATA = FIELDS[DATA]
 
 
 class Watched:
@@ -93,13 +94,13 @@ class Watched:
                 interrupted(p)
             trace = p.trace
             size = None
-            if not trace or trace[0][0] != DATA:  # no loader: the batch is what the model is called with
+            if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
                 batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
                 measure = p.readers.get(0)
                 if measure is None:
                     measure = measure_of(p, 0, batch)
                 size = measure(batch)
-            trace.append((FORWARD, began, None if p.clock is None else p.clock.mark(), training, size))
+            trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
             if p.probe is not None and training:
                 call, p.probe = functools.partial(_probed, p.probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -114,7 +115,7 @@ class Watched:
             return output
         try:
             holds_loss = _holds_loss(output)
-            p.trace.append((RETURNED, now(), None if p.clock is None else p.clock.mark(), holds_loss))
+            p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
             elif root.training:

@@ -1,7 +1,7 @@
 """What the training thread notes about the step in progress: a trace of stamps, and the little that must be known at once.
 
 One `Progress` belongs to one run; `state.current` is the one the hooks write to, None when no run is active and in every forked
-child. A hook appends one tuple to the trace and returns; what the stamps mean is worked out on the sender's thread
+child. A hook adds a few items to the trace and returns; what the stamps mean is worked out on the sender's thread
 (account.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
 Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of its own.
 
@@ -19,7 +19,7 @@ from typing import Any
 
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.account import OPTIMIZER_END, Entry, Root
+from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
 from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.signals.health import Health
@@ -94,7 +94,7 @@ class Progress(_EveryStep):
 
     def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
         self.thread = get_ident()
-        self.trace: list[Entry] = []
+        self.trace: Trace = []
         self.opened = self.plain = self.off = False
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
@@ -173,7 +173,7 @@ class Progress(_EveryStep):
         self.roots = 0
         self.opened = False
         self.step_end = ended = now()
-        trace.append((OPTIMIZER_END, ended, event))
+        trace.extend((ended, event, OPTIMIZER_END))
         self.rows.append(row)
         if self.boundary is not None:
             self.boundary()

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import DeviceClock, value_of
-from perfagent.hooks.account import Account, Breakdown, Entry, events_of, roots_of
+from perfagent.hooks.account import Account, Breakdown, Entry, Root, Trace, entries_of, events_of, roots_of
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -43,7 +43,7 @@ class Note(NamedTuple):
     lr: Any
     user_loss: float | None
     passes: int
-    trace: Sequence[Entry]
+    trace: Trace
     rare: dict[str, float] | None
 
 
@@ -71,11 +71,11 @@ class StepReader:
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
-        trace = note.trace
-        ended = trace[-1][1]
-        parts = self.account.read(trace, device=clock is not None)
+        entries = entries_of(note.trace)
+        ended = entries[-1][1]
+        parts = self.account.read(entries, device=clock is not None)
         values: dict[str, float] = {}
-        loss = self._loss(note, parts)
+        loss = self._loss(note, parts, entries)
         if loss is not None and not self.loss_by_user:
             values["loss"] = loss
         if note.lr is not None:
@@ -90,16 +90,19 @@ class StepReader:
                 values["tokens_per_s"] = tokens / seconds
             if self.flops is not None:
                 self.flops.add(note.step, values, parts.samples, tokens, seconds)
-        _add_phases(values, parts, seconds, trace, clock)
+        _add_phases(values, parts, seconds, entries, clock)
         if note.rare is not None:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
         return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, interned(tuple(values)), [*values.values()]
 
-    def _loss(self, note: Note, parts: Breakdown) -> float | None:
+    def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
-        loss = value_of(parts.root) if note.roots == 1 and parts.root is not None else self._combined(note, parts)
+        if note.roots == 1 and parts.root is not None:
+            loss: float | None = value_of(parts.root)
+        else:
+            loss = self._combined(roots_of(entries), parts, note.passes)
         user_loss = note.user_loss
         if user_loss is None or loss is None:
             return loss
@@ -112,10 +115,9 @@ class StepReader:
             if math.isfinite(theirs) and math.isfinite(ours) and not _alike(theirs, ours):
                 self.loss_by_user = True
 
-    def _combined(self, note: Note, parts: Breakdown) -> float | None:
+    def _combined(self, roots: Sequence[Root], parts: Breakdown, passes: int) -> float | None:
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
         up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
-        roots = roots_of(note.trace)
         values = [value_of(root.value) for root in roots if root.value is not None]
         if len(values) <= 1:
             return values[0] if values else None
@@ -124,7 +126,7 @@ class StepReader:
             account = self.account
             batches = parts.batches or parts.forwards
             if not batches and account.averages is None:
-                batches = note.passes
+                batches = passes
             if batches:
                 account.averages = batches >= len(values)
             average = bool(account.averages)
@@ -133,7 +135,7 @@ class StepReader:
 
 
 def _add_phases(
-    values: dict[str, float], parts: Breakdown, seconds: float, trace: Sequence[Entry], clock: DeviceClock | None
+    values: dict[str, float], parts: Breakdown, seconds: float, entries: Sequence[Entry], clock: DeviceClock | None
 ) -> None:
     first = len(values)
     if parts.data_ns is not None:
@@ -144,7 +146,7 @@ def _add_phases(
         for name, begin, end in parts.device_inside:
             if f"phase/{name}_s" in values:
                 values[f"phase/{name}_s"] -= clock.seconds(begin, end)
-        clock.release(events_of(trace))
+        clock.release(events_of(entries))
     else:
         if parts.forward_ns is not None:
             values["phase/forward_s"] = parts.forward_ns / 1e9

@@ -23,7 +23,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from perfagent.hooks.account import DATA
+from perfagent.hooks.account import DATA, FIELDS
 from perfagent.hooks.guard import guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 
@@ -113,13 +113,13 @@ class Release:
         if storage is None:
             return
         p = self._progress
-        if state.current is not p or p.thread != get_ident() or not p.trace:
+        if state.current is not p or p.thread != get_ident() or len(p.trace) < FIELDS[DATA]:
             return
-        entry = p.trace[-1]
-        if entry[0] != DATA or entry[3] != self._loader or now() - entry[2] > _AT_ONCE_NS or not self._fetches(frame):
+        _, ended, loader, _, kind = p.trace[-5:]
+        if kind != DATA or loader != self._loader or now() - ended > _AT_ONCE_NS or not self._fetches(frame):
             return
         if not self._measured:
-            p.trace[-1] = (DATA, entry[1], now() + self._costs.ns(storage.nbytes()), entry[3], entry[4])
+            p.trace[-4] = now() + self._costs.ns(storage.nbytes())
         elif self._may_hold(storage.nbytes()):
             self.held.append(storage)
 

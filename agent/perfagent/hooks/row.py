@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.cost import steps_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.account import DATA, FORWARD, Entry, events_of, forward_passes, roots_of
+from perfagent.hooks.account import DATA, FORWARD, Trace, entries_of, entry_count, events_of, forward_passes, roots_of
 from perfagent.hooks.reading import Note, Row
 
 if TYPE_CHECKING:
@@ -106,13 +106,18 @@ class StepRow(NamedTuple):
     lr: Value | None
     user_loss: float | None
     passes: int
-    trace: list[Entry]
+    trace: Trace
     rare: Rare | None
+
+    @property
+    def ended(self) -> int:
+        """ns; the trace ends with (ended, event, OPTIMIZER_END)."""
+        return self.trace[-3]  # type: ignore[no-any-return]
 
     def ready(self, p: Progress) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
         if not p.ended:
-            hurried = p.completed > self.step or p.opened or time.perf_counter_ns() - self.trace[-1][1] >= _SETTLE_S * 1e9
+            hurried = p.completed > self.step or p.opened or time.perf_counter_ns() - self.ended >= _SETTLE_S * 1e9
             if not hurried and not self._bad():
                 return False
             if self.roots > 1 and p.completed < self.step + 2 and self._undecided(p) and not self._bad():
@@ -121,24 +126,24 @@ class StepRow(NamedTuple):
 
     def _arrived(self, p: Progress) -> bool:
         """Whether what was on its way from a device has come."""
-        if not all(ready(value) for value in (self.lr, *(root.value for root in roots_of(self.trace)))):
+        entries = entries_of(self.trace)
+        if not all(ready(value) for value in (self.lr, *(root.value for root in roots_of(entries)))):
             return False
         if p.clock is None:
             return True
-        events = events_of(self.trace)
+        events = events_of(entries)
         return not events or bool(events[-1].query())
 
     def _bad(self) -> bool:
         """A loss that is not finite waits for nothing."""
-        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots_of(self.trace))
+        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots_of(entries_of(self.trace)))
 
     def _undecided(self, p: Progress) -> bool:
         """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
-        return (
-            p.account.averages is None
-            and not roots_of(self.trace)[0].divided
-            and not any(entry[0] in (DATA, FORWARD) for entry in self.trace)
-        )
+        if p.account.averages is not None:
+            return False
+        entries = entries_of(self.trace)
+        return not roots_of(entries)[0].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
     def plain(self, p: Progress) -> bool:
         """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
@@ -147,7 +152,7 @@ class StepRow(NamedTuple):
 
     def note(self, p: Progress) -> Note:
         """What can be written down of it; once, when ready."""
-        ended = self.trace[-1][1]
+        ended = self.ended
         wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
         rare: dict[str, float] | None = None
         if self.rare is not None:
@@ -155,8 +160,8 @@ class StepRow(NamedTuple):
             self.rare.add(rare, p, (self.step, wall, ended / 1e9))
         passes = 0
         if self.roots > 1 and p.last is not None and p.account.averages is None:
-            passes = forward_passes(p.last.trace)
-        p.hooks_ns += steps_ns(1, len(self.trace))
+            passes = forward_passes(entries_of(p.last.trace))
+        p.hooks_ns += steps_ns(1, entry_count(self.trace))
         user_loss = self._user_loss(p) if p.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take
-from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED
+from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, entries_of, trace_of
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
@@ -26,6 +26,7 @@ __all__ = [
     "watch_whole_step",
 ]  # fmt: skip
 
+_CALLED = (FORWARD, RETURNED)
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
 _UNPROVEN = 10
@@ -64,7 +65,7 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
     if p.primary is None:
         _choose(p, optimizer)
     if not p.scaler_depth:
-        p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
+        p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if p.primary_id == me and not closure and (p.clip_norm or p.completed >= p.measure_at):
         _look(p, optimizer)
 
@@ -102,7 +103,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
         p.roots = 0
-        p.trace.append((OPTIMIZER_END, now(), event))
+        p.trace.extend((now(), event, OPTIMIZER_END))
         return
     if p.completed >= p.measure_at and p.gradients is None and p.roots and not p.clip_norm and skipped is not True:
         p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
@@ -113,7 +114,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if type(lr) is not float and lr is not None:
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
-        p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0][1]))
+        p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
     first = p.last is None
     p.complete(lr, skipped, event)
     if first and p.on_first_step is not None:
@@ -194,10 +195,11 @@ def _find_next_model(p: Progress, optimizer: Any) -> None:
 def _was_alone(p: Progress, steps: int) -> None:
     """The optimizer taken for the primary one never stepped: the steps so far were steps of their own, without a row."""
     p.completed += steps - 1
-    ends = [at for at, entry in enumerate(p.trace) if entry[0] == OPTIMIZER_END]
+    entries = entries_of(p.trace)
+    ends = [at for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
     if ends:
-        p.step_end = p.trace[ends[-1]][1]
-        p.trace = p.trace[ends[-1] + 1 :]
+        p.step_end = entries[ends[-1]][1]
+        p.trace = trace_of(entries[ends[-1] + 1 :])
 
 
 # the whole call --------------------------------------------------------------------------------------------------------------
@@ -221,7 +223,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         me = args[0] if kept is None else kept()
         if p is None or p.primary_id != id(me) or p.entered or p.scaler_depth or failures or p.thread != get_ident():
             return original(*args, **kwargs)
-        p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
+        p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
         p.entered = p.primary_id
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
@@ -266,13 +268,13 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not p.trace or p.trace[-1][0] not in (FORWARD, RETURNED) or p.thread != get_ident():
+        if p is None or not p.trace or p.trace[-1] not in _CALLED or p.thread != get_ident():
             return original(self, *args, **kwargs)
         trace, began = p.trace, now()
         try:
             return original(self, *args, **kwargs)
         finally:
-            trace.append((CLEARED, began, now()))
+            trace.extend((began, now(), CLEARED))
 
     return zero_grad
 
@@ -307,7 +309,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
     if p.primary is None:
         _choose(p, optimizer)
-    p.trace.append((OPTIMIZER, now(), None if p.clock is None else p.clock.mark()))
+    p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if scaler._scale is not None:
         p.scaler_scale = take(scaler._scale)
         p.unusual = True

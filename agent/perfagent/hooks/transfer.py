@@ -61,6 +61,6 @@ def _mark(p: Progress) -> Any:
 def _note(p: Progress, began: int, event: Any, copied: Any) -> None:
     ended = _mark(p) if copied.is_cuda else None
     if ended is not None:
-        p.trace.append((PHASE, began, now(), "h2d", event, ended))
+        p.trace.extend((began, now(), "h2d", event, ended, PHASE))
     elif p.clock is not None:
         p.clock.release([event])

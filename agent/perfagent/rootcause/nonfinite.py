@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
+from perfagent.hooks.account import entries_of
 from perfagent.rootcause.batch import Fingerprint, in_callers
 from perfagent.rootcause.graph import first_bad_operator
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
@@ -57,7 +58,8 @@ class Inquiry:
         self._dtype = str(loss.dtype).removeprefix("torch.")
         named = self._parameters()
         self._before = _Nonfinite(named)
-        samples = next((entry[4][0] for entry in self._progress.trace if len(entry) > 4 and isinstance(entry[4], tuple)), None)
+        entries = entries_of(self._progress.trace)
+        samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
         where, found = in_callers(samples, sys._getframe(1))
         if found:
             self._batch = Fingerprint(self.step, where, found)

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.cost import telling_ns
 from perfagent.device import Value
-from perfagent.hooks.account import BACKWARD
+from perfagent.hooks.account import BACKWARD, entries_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import MOST_SUSPECTS, Plan, Report, norms, parameters_of
 from perfagent.signals.updates import UpdateRatios, Weights
@@ -186,7 +186,8 @@ def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _loss_is_bad(p: Progress) -> bool:
-    return any(entry[0] == BACKWARD and isinstance(entry[3], float) and not math.isfinite(entry[3]) for entry in p.trace)
+    passes = (entry for entry in entries_of(p.trace) if entry[0] == BACKWARD)
+    return any(isinstance(entry[3], float) and not math.isfinite(entry[3]) for entry in passes)
 
 
 def _alive(reference: weakref.ref[Any] | None) -> Any:

@@ -12,7 +12,7 @@ from perfagent.delivery.collecting import DEFERRED_S, Collector
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
 from perfagent.governor import Governor
-from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END
+from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.row import LoggedLater, StepRow
 
@@ -37,8 +37,8 @@ def collector(sender: Any) -> Collector:
 
 
 def step(number: int, loss: float = 0.5) -> StepRow:
-    trace = [(FORWARD, now(), None, True, None), (BACKWARD, now(), None, loss, False), (OPTIMIZER, now(), None)]
-    return StepRow(number, 0.0, now(), 1, 0.1, None, 0, [*trace, (OPTIMIZER_END, now(), None)], None)
+    entries = [(FORWARD, now(), None, True, None), (BACKWARD, now(), None, loss, False), (OPTIMIZER, now(), None)]
+    return StepRow(number, 0.0, now(), 1, 0.1, None, 0, trace_of([*entries, (OPTIMIZER_END, now(), None)]), None)
 
 
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:

@@ -13,7 +13,7 @@ from builders import job_environment
 
 from perfagent.delivery.drafts import Draft, is_pressing, left_behind
 from perfagent.delivery.spool import Header, Spool
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 from perfagent.hooks.reading import Note, StepReader
 
 MS = 1_000_000
@@ -22,7 +22,7 @@ MS = 1_000_000
 def note(step: int, loss: float = 0.5, **changes: object) -> Note:
     """A step of 10 ms: 1 data, 3 forward, 4 backward, 1 optimizer, 1 anything else."""
     began = 100 * MS + 10 * MS * step
-    trace = [
+    entries = [
         (DATA, began, began + MS, 7, (32, None, False)),
         (FORWARD, began + MS, None, True, None),
         (BACKWARD, began + 4 * MS, None, loss, False),
@@ -31,7 +31,7 @@ def note(step: int, loss: float = 0.5, **changes: object) -> Note:
         (OPTIMIZER_END, began + 9 * MS, None),
     ]
     last = began - MS
-    return Note(step, 1000.0 + step, last, 1, 0.1, None, 0, trace, None)._replace(**changes)
+    return Note(step, 1000.0 + step, last, 1, 0.1, None, 0, trace_of(entries), None)._replace(**changes)
 
 
 def drafted(*notes: Note) -> Draft:

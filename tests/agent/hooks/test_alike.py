@@ -6,14 +6,30 @@ import math
 import random
 from array import array
 from collections import deque
+from typing import Any
 
+import msgspec
 import pytest
 import torch  # noqa: F401 - what devices can do is asked of it
 
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.drafts import Draft, groups_of, read, rows_of
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, CLEARED, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, PHASE, RETURNED
-from perfagent.hooks.alike import read_alike, runs
+from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
+from perfagent.hooks import layout
+from perfagent.hooks.account import (
+    BACKWARD,
+    BACKWARD_END,
+    CLEARED,
+    DATA,
+    FORWARD,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    PHASE,
+    RETURNED,
+    entries_of,
+    trace_of,
+)  # fmt: skip
+from perfagent.hooks.alike import read_alike
+from perfagent.hooks.layout import Packer, Steps, joined, notes_in
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.rootcause.investigator import Investigator
@@ -70,7 +86,7 @@ class Loop:
             if habits["cleared"] == "after":
                 trace.append((CLEARED, self.tick(), self.tick()))
             if habits["phase"]:
-                trace.append((PHASE, self.tick(), self.tick(), "checkpoint"))
+                trace.append((PHASE, self.tick(), self.tick(), "checkpoint", None, None))
             loss = one.choice([one.random()] * 60 + [math.nan, math.inf, None, 3])
             trace.append((BACKWARD, self.tick(), None, loss, one.random() < 0.2))
             trace.append((BACKWARD_END, self.tick() if one.random() < 0.98 else self.now, None))
@@ -83,7 +99,7 @@ class Loop:
         if one.random() < habits["logs"]:
             user_loss = loss if habits["honest"] and type(loss) is float else one.random()
         wall = 1000.0 + self.step if habits["wall"] else 0.0
-        return Note(self.step, wall, began, habits["micro"], habits["lr"], user_loss, 0, trace, rare)
+        return Note(self.step, wall, began, habits["micro"], habits["lr"], user_loss, 0, trace_of(trace), rare)
 
     def notes(self, count: int) -> list[Note]:
         found = []
@@ -92,6 +108,25 @@ class Loop:
                 self.change()
             found.append(self.note())
         return found
+
+
+def packed(notes: list[Note], packer: Packer | None = None) -> list[Any]:
+    """As the collector packs what it finds in one tick."""
+    packer = packer or Packer()
+    rows: list[Any] = []
+    for note in notes:
+        if is_pressing(note):
+            packer.take(rows)
+            rows.append(note)
+        else:
+            packer.add(note, rows)
+    packer.take(rows)
+    return rows
+
+
+def written(rows: list[Any]) -> list[Any]:
+    """As they come from a file."""
+    return msgspec.msgpack.decode(msgspec.msgpack.encode(rows))
 
 
 class Silent:
@@ -124,10 +159,12 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     alone, together = reader(embedded=seed % 2 == 0), reader(embedded=seed % 2 == 0)
     failed: list[object] = []
     one, other = [], []
+    packer = Packer()
     for begin in range(0, len(notes), 80):
         part = notes[begin : begin + 80]
         one += groups_of(rows_of(part, alone, failed.append), Columns(), failed.append)
-        other += read([Draft([], part)], together, Columns(), failed.append)
+        rows = written(packed(part[:30], packer) + packed(part[30:], packer))
+        other += read([Draft([], rows)], together, Columns(), failed.append)
     assert table(other) == table(one)
     assert not failed
     assert together.investigator.history() == alone.investigator.history()
@@ -140,24 +177,88 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     assert together.flops._newest == alone.flops._newest
 
 
-def test_the_usual_loop_is_read_at_once():
+def usual_loop(seed: int = 1) -> Loop:
     """What most loops do: a batch, a call, clearing, backward, the optimizer."""
-    loop = Loop(1)
+    loop = Loop(seed)
     loop.habits |= {"data": 7, "ahead": False, "returned": False, "cleared": "after", "size": (32, None, False), "lr": 0.1}
-    loop.habits |= {"micro": 1, "phase": False, "training": True, "wall": False, "logs": 0.0}
-    sound = [
-        note for note in [loop.note() for _ in range(100)][1:]
-        if note.rare is None or not note.rare.get("grad/nonfinite")
-        if type(note.trace[4][3]) is float and math.isfinite(note.trace[4][3]) and note.trace[0][4] and len(note.trace) == 8
-        and note.trace[2][3] is False and note.trace[4][1] < note.trace[5][1] and note.trace[6][1] < note.trace[7][1]
-    ]  # fmt: skip
-    ((plan, run),) = runs(sound)
-    assert plan is not None
-    assert len(run) == len(sound) > 60
-    found = read_alike(reader(embedded=False), plan, run)
+    return loop_with(loop, micro=1, phase=False, training=True, wall=False, logs=0.0)
+
+
+def loop_with(loop: Loop, **habits: object) -> Loop:
+    loop.habits |= habits
+    return loop
+
+
+def is_sound(note: Note) -> bool:
+    """Whether it is none of the odd steps that a Loop throws in."""
+    entries = entries_of(note.trace)
+    return (
+        (note.rare is None or not note.rare.get("grad/nonfinite"))
+        and len(entries) == 8
+        and entries[0][4] == (32, None, False)
+        and entries[2][3] is False
+        and type(entries[4][3]) is float
+        and math.isfinite(entries[4][3])
+        and not entries[4][4]
+        and entries[4][1] < entries[5][1]
+        and entries[6][1] < entries[7][1]
+    )
+
+
+def test_the_usual_loop_is_read_at_once():
+    loop = usual_loop()
+    sound = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
+    first, block = packed(sound)
+    assert (first, len(sound)) == (sound[0], len(block.data) // 128 + 1)
+    assert len(sound) > 60
+    found = read_alike(reader(embedded=False), block)
     assert found is not None
-    block, rows = found
-    assert [*block.steps] == [note.step for note in sound if note.rare is None]
-    assert [row[0] for row in rows] == [note.step for note in sound if note.rare is not None]
+    table, rows = found
+    assert [*table.steps] == [note.step for note in sound[1:] if note.rare is None]
+    assert [row[0] for row in rows] == [note.step for note in sound[1:] if note.rare is not None]
     assert len(rows) > 3
-    assert block.names[-5:] == ("phase/data_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s", "phase/other_s")
+    assert table.names[-5:] == ("phase/data_s", "phase/forward_s", "phase/backward_s", "phase/optimizer_s", "phase/other_s")
+
+
+def comparable(note: Note) -> list[str]:
+    """NaN is NaN, and a loss of 3 is one of 3.0."""
+    return [repr(float(item)) if type(item) in (int, float) else repr(item) for item in (*note[:7], *note.trace, note.rare)]
+
+
+def test_a_packed_step_is_the_note_that_it_was():
+    for seed in range(20):
+        notes = Loop(seed).notes(200)
+        again = [one for row in packed(notes) for one in (notes_in(row) if isinstance(row, Steps) else [row])]
+        assert [*map(comparable, again)] == [*map(comparable, notes)]
+
+
+def test_an_odd_step_among_usual_ones_is_a_note_and_ends_no_habit():
+    loop = usual_loop()
+    notes = [note for note in [loop.note() for _ in range(400)][1:] if is_sound(note)][:100]
+    notes[50] = notes[50]._replace(trace=[*notes[50].trace[:5], *notes[50].trace])
+    rows = packed(notes)
+    assert [len(row) == len(Steps._fields) for row in rows] == [False, True, False, True]
+    assert rows[2] == notes[50]
+
+
+def test_a_loop_whose_steps_are_never_alike_is_hardly_looked_at(monkeypatch):
+    looked = []
+    real = layout.layout_of
+    monkeypatch.setattr(layout, "layout_of", lambda kinds: looked.append(kinds) or real(kinds))
+    loop = usual_loop()
+    notes = [loop_with(loop, size=(32, number, True)).note() for number in range(1, 1001)]
+    assert packed(notes) == notes
+    assert len(looked) < 60
+    looked.clear()
+    loop_with(loop, size=(32, None, False))
+    rows = packed(notes + [note for note in [loop.note() for _ in range(300)] if is_sound(note)])
+    assert isinstance(rows[-1], Steps), "it has changed its ways, and that is found out"
+
+
+def test_many_steps_of_one_tick_are_several_blocks():
+    loop = usual_loop()
+    notes = [note for note in [loop.note() for _ in range(1500)][1:] if is_sound(note)][:700]
+    first, *blocks = packed(notes)
+    assert len(blocks) == 3
+    assert [first, *notes_in(joined(blocks))] == notes
+    assert [one for block in blocks for one in notes_in(block)] == notes[1:]

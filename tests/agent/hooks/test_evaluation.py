@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
+from perfagent.hooks.account import entries_of, trace_of
 from perfagent.hooks.evaluation import after_last_step
 
 NAP_S = 0.04
@@ -143,7 +144,7 @@ def test_a_model_that_is_asked_an_hour_later_was_not_evaluated_for_an_hour(recor
         model(torch.ones(1, 4))
     p = recorded.run._progress
     hour = 3600 * 10**9
-    p.trace[:] = [(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in p.trace]
+    p.trace[:] = trace_of([(kind, began - hour, ended - hour, *more) for kind, began, ended, *more in entries_of(p.trace)])
     with torch.no_grad():
         model(torch.ones(1, 4))
     ((number, seconds),) = of(recorded, "phase/eval_s")

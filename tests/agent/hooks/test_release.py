@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from perfagent.governor import Governor
 from perfagent.hooks import release as subject
-from perfagent.hooks.account import DATA, FORWARD
+from perfagent.hooks.account import DATA, FORWARD, entries_of
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
 
@@ -42,12 +42,12 @@ class Loop:
         else:
             self.release.watch(self.iterator, batch, sys._getframe(1))
         began = self.at = now()
-        self.progress.trace.append((DATA, began, began, id(self.iterator), (2, 0, False)))
+        self.progress.trace.extend((began, began, id(self.iterator), (2, 0, False), DATA))
         return batch
 
     def lengthened_ns(self) -> int:
         """By how much the latest wait for data is longer than until the iterator returned."""
-        waits = [entry[2] for entry in self.progress.trace if entry[0] == DATA]
+        waits = [entry[2] for entry in entries_of(self.progress.trace) if entry[0] == DATA]
         return waits[-1] - self.at
 
     def measured(self) -> None:
@@ -85,7 +85,7 @@ def test_the_wait_lasts_until_the_last_tensor_is_given_back(loop: Loop) -> None:
         x, y = loop.fetch((tensor(), tensor()))
         if number:
             assert loop.lengthened_ns() == pytest.approx(now() - loop.at + COST_NS, abs=COST_NS / 2)
-            assert loop.progress.trace[-1][3:] == (id(WORKER), (2, 0, False))
+            assert loop.progress.trace[-3:] == [id(WORKER), (2, 0, False), DATA]
     del x, y
 
 
@@ -144,7 +144,7 @@ def test_long_after_the_iterator_has_returned_it_is_the_loops_own_time(loop: Loo
 @pytest.mark.usefixtures("patient")
 def test_after_anything_else_the_wait_is_over(loop: Loop) -> None:
     def evaluated(batch: Any) -> Any:
-        loop.progress.trace.append((FORWARD, now(), None, True, None))
+        loop.progress.trace.extend((now(), None, True, None, FORWARD))
         return batch
 
     loop.measured()
