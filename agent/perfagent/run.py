@@ -59,6 +59,8 @@ LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
+_POLL_S = 0.5
+"""One pace for all that is asked now and then: they are asked in the same tick, and most ticks ask nobody."""
 _monotonic = time.monotonic
 
 
@@ -266,14 +268,14 @@ class Run:
             **describe(),
         }
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
-        self._sender.add_source(self._poll, every_s=0.5)
+        self._sender.add_source(self._poll, every_s=_POLL_S)
         self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
         self._sender.imports.append("perfagent.signals.looks")
-        self._look_source = self._sender.add_source(self._look, every_s=0.25)
-        self._sender.add_source(self._investigator.poll, every_s=0.4)
+        self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
+        self._sender.add_source(self._investigator.poll, every_s=_POLL_S)
         self._sender.on_command.append(self._investigator.obey)
         self._console = Console(self._sender)
         self._console.install()

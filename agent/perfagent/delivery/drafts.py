@@ -115,17 +115,29 @@ def _steps(steps: list[Any], reader: StepReader, columns: Columns, lost: Callabl
     groups: list[Group] = []
     for alike, run in groupby(steps, _alike):
         rows = [*run]
-        try:
-            found = read_alike(reader, joined(rows)) if alike is not None else None
-            usual = columns.group(*found[0]) if found is not None else None
-        except Exception:  # noqa: BLE001 - one damaged note must not take the others with it
-            found = usual = None
-        if found is None or usual is None:
+        if alike is None:
             groups += groups_of(rows_of(rows, reader, lost), columns, lost)
+            continue
+        found = _together(rows, reader, columns, lost)
+        if found is None:  # one of them is in the way of all
+            for row in rows:
+                found = _together([row], reader, columns, lost)
+                groups += groups_of(rows_of([row], reader, lost), columns, lost) if found is None else found
         else:
-            groups += [usual] if usual.rows else []
-            groups += groups_of(found[1], columns, lost)
+            groups += found
     return merge(groups)
+
+
+def _together(rows: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group] | None:
+    """The groups of blocks that share the same; None where their steps must be read one by one."""
+    try:
+        found = read_alike(reader, joined(rows))
+        usual = columns.group(*found[0]) if found is not None else None
+    except Exception:  # noqa: BLE001 - one damaged block must not take the others with it
+        return None
+    if found is None or usual is None:
+        return None
+    return ([usual] if usual.rows else []) + groups_of(found[1], columns, lost)
 
 
 def _alike(row: Any) -> Any:
