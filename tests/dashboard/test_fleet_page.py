@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import time
 import uuid
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pytest
 from builders import ServerProcess, server_process
-from recorded import log, record_run
+from recorded import log, record_run, send
+
+from perfagent.wire import Event
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -78,6 +82,24 @@ def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(site: Serv
     page.wait(shows_loss(run), argument="3")
     log(site, run, 3, project=run, sft__avg_loss=7.25)
     page.wait(shows_loss(run), argument="7.25")
+
+
+SLOW_TO_LISTEN = """
+const send = WebSocket.prototype.send;
+WebSocket.prototype.send = function (text) {
+  setTimeout(() => send.call(this, text), 4000);
+};
+"""
+
+
+def test_a_run_that_ended_before_the_server_listened_is_shown_as_ended(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    record_run(site, run, steps=20)
+    page = tab("/", before=SLOW_TO_LISTEN)
+    page.wait(f"() => document.querySelector('{row(run)} .state')?.textContent.includes('running')")
+    x = np.arange(21, 22)
+    failed = Event(kind="state", time=time.time(), step=21, data={"state": "failed", "reason": "test"})
+    send(site, run, {"loss": 7.25 + 0.0 * x}, x, seq=2, events=[failed])
+    page.wait(f"() => document.querySelector('{row(run)} .state')?.textContent.includes('failed')")
 
 
 def test_a_loss_of_any_name_moves_and_runs_of_one_name_are_told_apart(site: ServerProcess, tab: OpenTab, run: str) -> None:

@@ -9,14 +9,13 @@
   const ANSWER_MS = 5000;
 
   /**
-   * subscription(): what to ask for, made anew at every connect. onMessage(message). onOpen(again): again is true when there
-   * may be a gap to fill. onState(state, since): "connecting", "live", "stale" (since Unix seconds) or "paused".
+   * subscription(): what to ask for, made anew at every connect. onMessage(message): {subscribed: true} when the server listens;
+   * what happened before has to be fetched. onState(state, since): "connecting", "live", "stale" (since Unix seconds), "paused".
    */
   pa.Feed = class {
-    constructor({ subscription, onMessage, onOpen, onState }) {
-      Object.assign(this, { subscription, onMessage, onOpen, onState });
+    constructor({ subscription, onMessage, onState }) {
+      Object.assign(this, { subscription, onMessage, onState });
       this.delay = FIRST_DELAY_MS;
-      this.opened = false;
       this.closed = false;
       this.lastSeen = null;
       this.visibility = () => this.#visibility();
@@ -74,8 +73,6 @@
         socket.send(JSON.stringify({ subscribe: this.subscription() }));
         this.lastSeen = Date.now() / 1000;
         this.onState("live");
-        this.onOpen(this.opened);
-        this.opened = true;
       };
       socket.onmessage = (event) => {
         this.lastSeen = Date.now() / 1000;

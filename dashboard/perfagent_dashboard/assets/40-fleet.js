@@ -6,6 +6,7 @@
   const PAGE = 100;
   const TREND_POINTS = 60;
   const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
+  const LISTEN_MS = 2000; // so long the list waits for the server to say that it listens: what is fetched then stays true
   const MOST_LOSSES = 100; // names of them that are heard
   const ASK_AGAIN_S = 10;
   const MOVING = new Set(["starting", "running", "stuck"]);
@@ -186,11 +187,11 @@
           return { runs: [], names, bands: true };
         },
         onMessage: (message) => this.#message(message),
-        onOpen: (again) => again && this.load(),
         onState: (state, since) => {
           if (state !== "live") {
             this.sent = [];
             this.heard = new Set();
+            this.listens = false;
           }
           pa.showFeed(state, since);
         },
@@ -202,7 +203,7 @@
           if (!document.hidden) row.askAgain();
         }
       }, 1000);
-      this.load();
+      setTimeout(() => this.listens || this.closed || this.load(), LISTEN_MS);
     }
 
     /** Hears a loss from now on that has a name of its own. */
@@ -269,6 +270,10 @@
     /** What was asked for before the server listened for it may be old by now, and nobody will tell. */
     #listens() {
       this.heard = new Set(this.sent.shift());
+      if (!this.listens) {
+        this.listens = true;
+        this.load();
+      }
       for (const row of this.rows.values()) {
         if (!row.filled || row.heard || !this.heard.has(row.lossName)) continue;
         row.filled = false;

@@ -7,6 +7,7 @@
   const CONSOLE_EVENTS = 60;
   const CONSOLE_LINES = 400;
   const MUTE_S = 3600;
+  const LISTEN_MS = 2000;
   const FIGURES = ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "step_time_s", "phase/data_s", "process/rss_bytes", "host/cpu_pct",
     "gpu/utilization_pct", "gpu/memory_used_bytes"];
 
@@ -268,28 +269,45 @@
       this.showSummary(summary);
       this.#tools();
       this.#below();
-      // First listen, then fetch: what arrives in between is appended after what was fetched.
+      // First listen, then fetch: what arrives in between is appended after what was fetched. Where the server does not say soon
+      // that it listens, all is fetched at once, and again when it does.
+      const listening = new Promise((resolve) => {
+        this.listens = resolve;
+        setTimeout(resolve, LISTEN_MS);
+      });
       this.feed = new pa.Feed({
         subscription: () => ({ runs: [this.run], names: [], bands: true }),
         onMessage: (message) => this.#message(message),
-        onOpen: (again) => again && this.refresh(),
         onState: (state, since) => pa.showFeed(state, since),
       });
       this.clock = setInterval(() => this.#tick(), 1000);
       this.keys = (event) => this.#key(event);
       document.addEventListener("keydown", this.keys);
-      await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts(), this.loadSession()]);
+      await listening;
+      if (this.closed) return;
+      this.fetched = true;
+      await Promise.all([this.#load(), this.loadSession()]);
     }
 
-    /** After a gap: everything that is on screen again, at its level of detail. */
-    async refresh() {
+    async #load() {
       try {
         this.showSummary(await pa.api(this.path));
       } catch {
         return; // the feed tells that the server is away
       }
-      this.board.reload();
       await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts()]);
+    }
+
+    /** After a gap: everything that is on screen again, at its level of detail. */
+    async refresh() {
+      this.board.reload();
+      await this.#load();
+    }
+
+    /** From here on nothing is missed; what was fetched before may be old. */
+    #heard() {
+      this.listens();
+      if (this.fetched) this.refresh();
     }
 
     async loadNames() {
@@ -366,6 +384,7 @@
     // --- messages --------------------------------------------------------------------------------------------------------------
 
     #message(message) {
+      if (message.subscribed) this.#heard();
       if (message.lagged) this.refresh();
       if (message.run?.run === this.run) {
         const { state, attempts } = this.summary;
