@@ -371,6 +371,8 @@ class Run:
         p = self._progress
         if p.early and p.early[0].waits_too_long():
             p.settle_early(None)
+        if p.release is not None:
+            p.release.expire()
         own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
         if share is None:
@@ -432,6 +434,7 @@ class Run:
         p = self._progress
         p.ended = True
         p.settle_early(None)
+        p.release = None
         after_last_step(p)
         self._investigator.close()
         if self._looks is not None:

@@ -103,6 +103,12 @@ class Tab:
         assert left == [], "the page complained in its console"
 
 
+LATE = """
+const send = WebSocket.prototype.send;
+WebSocket.prototype.send = function (text) {
+  setTimeout(() => send.call(this, text), %d);
+};
+"""
 OpenTab = Callable[..., Tab]
 
 
@@ -120,14 +126,18 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
         scheme: str = "light",
         server: ServerProcess | None = None,
         before: str = "",
+        late_ms: int = 0,
         **more: Any,
     ) -> Tab:
-        """before: a script that runs in the page before its own."""
+        """before: a script that runs in the page before its own. late_ms: what the page asks for over its WebSocket reaches the
+        server so late."""
         context = browser.new_context(
             viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **more
         )
         contexts.append(context)
         opened = Tab(context.new_page())
+        if late_ms:
+            opened.page.add_init_script(LATE % late_ms)
         if before:
             opened.page.add_init_script(before)
         tabs.append(opened)

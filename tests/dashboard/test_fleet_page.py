@@ -84,17 +84,9 @@ def test_a_loss_that_moved_before_the_server_listened_for_it_is_shown(site: Serv
     page.wait(shows_loss(run), argument="7.25")
 
 
-SLOW_TO_LISTEN = """
-const send = WebSocket.prototype.send;
-WebSocket.prototype.send = function (text) {
-  setTimeout(() => send.call(this, text), 4000);
-};
-"""
-
-
 def test_a_run_that_ended_before_the_server_listened_is_shown_as_ended(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=20)
-    page = tab("/", before=SLOW_TO_LISTEN)
+    page = tab("/", late_ms=4000)
     page.wait(f"() => document.querySelector('{row(run)} .state')?.textContent.includes('running')")
     x = np.arange(21, 22)
     failed = Event(kind="state", time=time.time(), step=21, data={"state": "failed", "reason": "test"})

@@ -130,26 +130,20 @@ def test_point_that_is_logged_arrives_in_the_chart(site: ServerProcess, tab: Ope
     assert asked == [], "live points must come over the WebSocket, not by fetching series"
 
 
-SLOW_TO_LISTEN = """
-const send = WebSocket.prototype.send;
-WebSocket.prototype.send = function (text) {
-  setTimeout(() => send.call(this, text), %d);
-};
-"""
-
-
 @pytest.mark.parametrize("late_ms", [1000, 4000])
 def test_what_happens_before_the_server_listens_is_shown(site: ServerProcess, tab: OpenTab, run: str, late_ms: int) -> None:
     """Whether the page waits for the server to say that it listens (two seconds), or has drawn itself by then."""
     record_run(site, run, steps=50)
-    page = tab(f"/run/{run}", before=SLOW_TO_LISTEN % late_ms)
+    page = tab(f"/run/{run}", late_ms=late_ms)
     page.live()
     if late_ms > 2000:
         page.drawn(12)
     x = np.arange(51, 52)
-    failed = Event(kind="state", time=time.time(), step=51, data={"state": "failed", "reason": "test"})
+    told = {"state": "failed", "exception": {"type": "KeyError", "message": "weight"}, "traceback": "Traceback: in train"}
+    failed = Event(kind="state", time=time.time(), step=51, data=told)
     send(site, run, {"loss": 7.25 + 0.0 * x}, x, seq=2, events=[failed])
     page.wait("() => document.querySelector('#run-head').textContent.includes('failed')")
+    page.wait("() => document.body.textContent.includes('KeyError: weight')")
     page.wait("() => document.querySelector('[data-name=\"loss\"] .now')?.textContent === '7.25'")
     page.wait(LAST, argument=51)
 

@@ -2,8 +2,8 @@
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
 what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what
-the usual rows need, a user's with the names of the one before or a plain step, stands in one loop: the former is packed
-(packing.py), the latter is a note as it stands. Any other is asked by itself. What was taken is written down (drafts.py) and let
+the usual rows need, a user's with the names of the one before or a step like the one before, stands in one loop: both are packed
+(packing.py, hooks/layout.py). Any other is asked by itself. What was taken is written down (drafts.py) and let
 go of, since objects that live on make the garbage collector run.
 """
 
@@ -20,7 +20,7 @@ from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.account import entry_count
-from perfagent.hooks.layout import Packer as StepPacker
+from perfagent.hooks.layout import StepPacker
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
@@ -39,7 +39,7 @@ _LOGGED, _OURS = 4, 5
 
 
 class Taken(NamedTuple):
-    """What one tick found. rows: notes, and what cannot be packed; total: how many rows it were in all."""
+    """What one tick found. rows: steps, packed or as notes, and what else cannot be packed; total: of rows in all."""
 
     rows: list[Any]
     packed: list[Packed]
@@ -103,14 +103,14 @@ class Collector:
                 steps += 1
                 entries += entry_count(trace)
                 self._newest_step = row[0]
-                try:  # as in Packer.add of layout.py, which does the same for any step
+                try:  # as in StepPacker.add, which does the same for any step
                     usual = len(trace) == alike.length and alike.shared_of(trace) == alike.shared and row[2] and not losses
                     if usual:
                         alike.parts.append(alike.pack(row[0], row[2], row[1], row[4], 0.0, *alike.stamps_of(trace)))
                 except Exception:  # noqa: BLE001
                     usual = False
                 if not usual:
-                    alike.add(row.with_user_loss(p) if losses else row, rows)
+                    self._step(row.with_user_loss(p) if losses else row, rows)
             elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
@@ -127,6 +127,12 @@ class Collector:
         if not all(map(is_finite, packed)):
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
         return Taken(rows, packed, taken)
+
+    def _step(self, note: tuple[Any, ...], rows: list[Any]) -> None:
+        try:
+            self._steps.add(note, rows)
+        except Exception:  # noqa: BLE001 - it must not stand at the head of the rows for good
+            self._sender.counters["dropped"] += 1
 
     def _logged(self, row: tuple[int, float, float, Mapping[str, Any]], rows: list[Any]) -> None:
         """What a user's call logged, numbers of Python's own. Its Unix time is worked out here: the call reads one clock."""
@@ -201,7 +207,7 @@ class Collector:
         self.pressing = self.pressing or pressing
         self.newest = max(self.newest, checked[0])
         if isinstance(checked, Note) and not pressing:
-            self._steps.add(checked, rows)
+            self._step(checked, rows)
         elif isinstance(checked, Note):
             self._steps.take(rows)
             rows.append(checked)

@@ -17,7 +17,7 @@ from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.delivery.packing import Packed, grouped, is_finite, rows_in
 from perfagent.hooks.account import BACKWARD, entries_of
 from perfagent.hooks.alike import read_alike
-from perfagent.hooks.layout import Steps, joined, notes_in
+from perfagent.hooks.layout import Steps, count, joined, notes_in
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.wire import Group
 
@@ -27,6 +27,8 @@ PIECE_ROWS = 80
 """Rows that are read at a time: some 0.5 ms, with fewer than the 700 new objects that begin a collection."""
 PIECE_BYTES = 2**16
 """Of packed rows, likewise: 0.3 ms for 600 rows of 10 values."""
+FEWEST = 4
+"""Steps for which it is worth reading them together."""
 _STEP_BYTES = 512
 """Of packed steps that are read in the time of one row."""
 _NOTE = len(Note._fields)
@@ -70,9 +72,12 @@ def _one_by_one(rows: Iterable[Any], lost: Callable[[Any], None]) -> Iterator[An
             yield row
             continue
         try:
-            yield from notes_in(row)
+            notes = [*notes_in(row)]
         except Exception:  # noqa: BLE001 - damaged
-            lost(row)
+            for _ in range(count(row)):
+                lost(row)
+        else:
+            yield from notes
 
 
 def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
@@ -113,25 +118,29 @@ def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Ca
 
 def _steps(steps: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
     groups: list[Group] = []
+    alone: list[Any] = []
     for alike, run in groupby(steps, _alike):
-        rows = [*run]
-        if alike is None:
-            groups += groups_of(rows_of(rows, reader, lost), columns, lost)
+        blocks = [*run]
+        if alike is None or sum(map(count, blocks)) < FEWEST:
+            alone += blocks
             continue
-        found = _together(rows, reader, columns, lost)
-        if found is None:  # one of them is in the way of all
-            for row in rows:
-                found = _together([row], reader, columns, lost)
-                groups += groups_of(rows_of([row], reader, lost), columns, lost) if found is None else found
-        else:
+        groups += groups_of(rows_of(alone, reader, lost), columns, lost)
+        alone = []
+        found = _together(blocks, reader, columns, lost)
+        if found is not None:
             groups += found
+            continue
+        for block in blocks:  # a step of one of them is in the way of all
+            found = _together([block], reader, columns, lost) if len(blocks) > 1 else None
+            groups += groups_of(rows_of([block], reader, lost), columns, lost) if found is None else found
+    groups += groups_of(rows_of(alone, reader, lost), columns, lost)
     return merge(groups)
 
 
-def _together(rows: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group] | None:
+def _together(blocks: list[Any], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group] | None:
     """The groups of blocks that share the same; None where their steps must be read one by one."""
     try:
-        found = read_alike(reader, joined(rows))
+        found = read_alike(reader, joined(blocks), columns.knows)
         usual = columns.group(*found[0]) if found is not None else None
     except Exception:  # noqa: BLE001 - one damaged block must not take the others with it
         return None

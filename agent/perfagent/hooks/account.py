@@ -29,15 +29,17 @@ from typing import Any, NamedTuple
 from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "OPTIMIZER", "OPTIMIZER_END", "PHASE",
-    "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "entries_of", "entry_count", "events_of", "forward_passes",
-    "roots_of", "shorten", "trace_of",
+    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER", "OPTIMIZER_END",
+    "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "entries_of", "entry_count", "events_of",
+    "forward_passes", "roots_of", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
 FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 4)
 """Items of an entry in a trace, by its kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
+MOST_ITEMS = 400_000
+"""Of a trace that no step ends."""
 Trace = list[Any]
 Entry = tuple[Any, ...]
 Size = tuple[int | None, int | None, bool]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -56,9 +56,11 @@ class _Stamps:
         return self.layout.common(self._shared, entry, item)
 
 
-def read_alike(reader: StepReader, block: Sequence[Any]) -> tuple[Block, list[Row]] | None:
+def read_alike(
+    reader: StepReader, block: Sequence[Any], knows: Callable[[tuple[str, ...]], bool]
+) -> tuple[Block, list[Row]] | None:
     """What these steps say: the rows that hold nothing rare, and those that do. None where they must be read one by one; nothing
-    was learned from them then. block: the fields of layout.Steps."""
+    was learned from them then. block: the fields of layout.Steps. knows: whether series of these names may be stored."""
     (kinds, is_logged, shared), data, rare = block
     layout = layout_of(tuple(kinds))
     if layout is None:
@@ -79,9 +81,7 @@ def read_alike(reader: StepReader, block: Sequence[Any]) -> tuple[Block, list[Ro
     if min(seconds) <= 0.0 or phases is None:
         return None
     table: dict[str, Sequence[float]] = {}
-    if is_logged:
-        reader.compare(logged, losses)
-    elif not reader.loss_by_user:
+    if not is_logged and not reader.loss_by_user:
         table["loss"] = losses
     table["lr"] = rates
     table["step_time_s"] = seconds
@@ -89,6 +89,10 @@ def read_alike(reader: StepReader, block: Sequence[Any]) -> tuple[Block, list[Ro
     table.update(phases)
     known = map(sum, zip(*phases.values(), strict=True))
     table["phase/other_s"] = [whole - one if whole > one else 0.0 for whole, one in zip(seconds, known, strict=True)]
+    if not knows((*table,)):
+        return None
+    if is_logged:
+        reader.compare(logged, losses)
     if layout.data is not None:
         reader.account.took(stamps.shared(layout.data, 2))
     monotonics = [end / 1e9 for end in ends]

@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import DeviceClock, take
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, Root
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, MOST_ITEMS, Root
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 
@@ -77,7 +77,7 @@ def _begin(p: Progress, tensors: Any, began: int) -> None:
     else:
         p.trace.extend((began, event, *root, BACKWARD))
         p.roots += 1
-    if len(p.trace) > _MOST_ITEMS:  # gradients without an optimizer: nothing of it will be a step
+    if len(p.trace) > MOST_ITEMS:  # gradients without an optimizer: nothing of it will be a step
         p.trace, p.roots = [], 0
 
 
@@ -90,9 +90,6 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
     if p.early:
         p.settle_early(p.completed + 1)
     return None if p.clock is None else p.clock.mark()
-
-
-_MOST_ITEMS = 200_000
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:

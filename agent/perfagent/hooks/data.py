@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from threading import get_ident
 from typing import Any, TypeVar
 
-from perfagent.hooks.account import DATA, shorten
+from perfagent.hooks.account import DATA, MOST_ITEMS, shorten
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
@@ -39,9 +39,9 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         if not p.seen_backward:
             _fetch_before_training(p)
         release = p.release
-        if release is not None and release.held:
-            release.settle()
         try:
+            if release is not None and release.held:
+                release.settle()
             batch = original(self)
         except BaseException:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
@@ -50,17 +50,14 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         finally:
             p.data_depth = 0
         loader = id(self)
-        if loader not in p.readers or _GOT in failures or len(p.trace) > _MOST_ITEMS:
+        if loader not in p.readers or _GOT in failures or len(p.trace) > MOST_ITEMS:
             _got(p, loader, batch, began)
             return batch
         try:
             size = p.readers[loader](batch)
             if release is None:
                 release = p.release = Release(p)
-            if release.rest:
-                release.rest -= 1
-            else:
-                release.watch(self, batch, sys._getframe(1))
+            release.watch(self, batch, sys._getframe(1))
             p.trace.extend((began, now(), loader, size, DATA))  # our share is in the wait, as in a timer round the loader
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
@@ -99,7 +96,7 @@ def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
     measure = p.readers.get(loader) or measure_of(p, loader, batch)
     size = measure(batch)
     p.trace.extend((began, now(), loader, size, DATA))  # our own share is in the wait, as it is in a timer round the loader
-    if len(p.trace) > _MOST_ITEMS:
+    if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never steps an optimizer must not grow
         shorten(p.trace)
 
 
@@ -114,8 +111,6 @@ def measure_of(p: Progress, loader: int, batch: Any) -> Measure:
 
 
 _GOT = f"{__name__}._got"
-_MOST_ITEMS = 400_000
-"""Of a trace. A process that loads or evaluates and never steps an optimizer must not grow."""
 
 
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:

@@ -19,6 +19,7 @@ from perfagent.hooks.account import (
     DATA,
     EVALUATED,
     FORWARD,
+    MOST_ITEMS,
     PHASE,
     RETURNED,
     Account,
@@ -41,7 +42,6 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
 }
-_MOST_ITEMS = 400_000
 _QUIET_STEPS = 2
 _APART_NS = 60 * 10**9
 
@@ -67,7 +67,7 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
     output = call(*args, **kwargs)
     interrupted(p)
     p.trace.extend((began, now(), training, EVALUATED))
-    if len(p.trace) > _MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
+    if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
         shorten(p.trace)
     return output
 
@@ -173,5 +173,5 @@ def after_last_step(p: Progress) -> None:
     """
     trace, p.trace = p.trace, []
     may_hold = type(trace) is Interrupted or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))
-    if p.last is not None and may_hold and len(trace) < _MOST_ITEMS // 2:
+    if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
         p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

@@ -30,7 +30,7 @@ from perfagent.hooks.account import (
 )  # fmt: skip
 from perfagent.hooks.reading import Note
 
-__all__ = ["Layout", "Packer", "Steps", "joined", "layout_of", "notes_in", "words_of"]
+__all__ = ["Layout", "StepPacker", "Steps", "count", "joined", "layout_of", "notes_in", "words_of"]
 
 _STAMPS = {
     DATA: "qq...", FORWARD: "q....", RETURNED: "q...", BACKWARD: "q.d..", BACKWARD_END: "q..", OPTIMIZER: "q..",
@@ -115,7 +115,7 @@ def layout_of(kinds: tuple[int, ...]) -> Layout | None:
     return Layout(kinds)
 
 
-class Packer:
+class StepPacker:
     """Packs the usual steps of one tick.
 
     Whoever collects many looks at each itself: one whose trace is `length` long and has `shared` in common is packed by `pack`
@@ -204,39 +204,54 @@ class Packer:
         self._next = None
 
 
+def count(steps: Sequence[Any]) -> int:
+    """How many steps a block holds; 1 where that cannot be known. steps, here and below: the fields of Steps."""
+    try:
+        layout = layout_of(tuple(steps[0][0]))
+        return 1 if layout is None else len(steps[1]) // layout.struct.size
+    except TypeError:  # damaged on the disk
+        return 1
+
+
 def words_of(layout: Layout, data: bytes) -> array[int]:
-    """Whole steps only."""
-    words = array("q", data[: len(data) - len(data) % layout.struct.size])
+    """Raises ValueError where it is no whole number of steps."""
+    if len(data) % layout.struct.size:
+        raise ValueError(f"a step takes {layout.struct.size} bytes, {len(data)} are there")
+    words = array("q", data)
     if sys.byteorder == "big":
         words.byteswap()
     return words
 
 
 def notes_in(steps: Sequence[Any]) -> Iterator[Note]:
-    """Each step of a block by itself, as it was noted. steps: the fields of Steps."""
+    """Each step of a block by itself, as it was noted. Raises ValueError, TypeError or struct.error for a damaged one."""
     (kinds, logged, shared), data, rare = steps
     layout = layout_of(tuple(kinds))
     if layout is None:
         raise ValueError(f"no step has entries of the kinds {kinds}")
     more = dict(rare)
-    for at, row in enumerate(layout.struct.iter_unpack(data[: len(data) - len(data) % layout.struct.size])):
+    for at, row in enumerate(layout.struct.iter_unpack(data)):
         step, began, wall, lr, user_loss = row[: len(_FIXED)]
         trace = layout.trace(shared, row[len(_FIXED) :])
         yield Note(step, wall, began, 1, lr, user_loss if logged else None, 0, trace, more.get(at))
 
 
 def joined(blocks: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Blocks that share the same, one after the other, as one."""
+    """Blocks that share the same, one after the other, as one. Raises ValueError for a damaged one."""
     if len(blocks) == 1:
         return blocks[0]
-    alike = blocks[0][0]
-    layout = layout_of(tuple(alike[0]))
-    assert layout is not None
     parts: list[bytes] = []
     told: list[tuple[int, dict[str, float]]] = []
     before = 0
-    for _, data, rare in blocks:
+    for block in blocks:
+        _, data, rare = block
+        held = count(block)
+        if any(at >= held for at, _ in rare):
+            raise ValueError("something rare is told of a step that is not there")
         told += [(before + at, more) for at, more in rare]
         parts.append(data)
-        before += len(data) // layout.struct.size
-    return Steps(alike, b"".join(parts), told)
+        before += held
+    whole = Steps(blocks[0][0], b"".join(parts), told)
+    if count(whole) != before:
+        raise ValueError("one of the blocks is cut")
+    return whole

@@ -5,9 +5,9 @@ new ones. A timer round the loader sees what that takes, a hook in the iterator 
 tensor goes back to the system. Measured on a machine with two cores, 0.2 to 0.3 ms a MiB, an eighth of what a loader without
 workers took to make the batch; from a worker, in shared memory, 40 µs for any tensor and 6 ms for a batch of 19 MiB.
 
-Nothing runs when that is over: Python tells of the end of a tensor just before its memory goes. So a few batches are measured.
-Their memory is held until the next batch is asked for, and goes there, between two reads of the clock; of the batches after
-them the wait is longer by what it took. What a loader gives that costs nothing to drop is looked at once in a thousand batches.
+Nothing runs when that is over: Python tells of the end of a tensor just before its memory goes. So a few tensors are measured.
+Their memory is held until the next batch is asked for, and goes there, between two reads of the clock; for those after them the
+wait is longer by what it took. A loader whose batches cost nothing to drop is looked at once in a thousand batches.
 """
 
 from __future__ import annotations
@@ -35,13 +35,17 @@ _MOST_TENSORS = 16
 _DEPTH = 2
 _CALLERS = 3
 """The loop, and what may lie between it and the iterator: a progress bar's generator, a framework's."""
-_FIRST_MEASURED = 4
+_MOST_LOADERS = 4
+_LOOKS = 4
+"""Batches of a loader by which it is known whether letting go of them costs anything."""
+_FIRST_MEASURED = 3
 _MEASURED_EVERY = 32
 _LATEST = 5
 _NEGLIGIBLE_NS = 3_000
 """As much as looking costs."""
 _REST_BATCHES = 1000
 _MOST_HELD_BYTES = 256 << 20
+_MOST_HELD_NS = 5 * 10**9
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 _SPARE = 4
 """So many times what is held must be free where the workers put their batches."""
@@ -50,86 +54,110 @@ _Held = dict[int, tuple[Any, Any]]
 """id of a weak reference to a tensor -> that reference, and the tensor's storage."""
 
 
-class Release:
-    """What a run's loop lets go of. held: storages of a batch that is measured. rest: so many batches are not looked at."""
+class _Loader:
+    """What one loader's iterator gave: the newest batch, which the loop has, and the one before, which it is about to drop."""
 
-    __slots__ = (
-        "__weakref__", "_before", "_callers", "_costs", "_loader", "_measured", "_newest", "_progress", "_same_line", "_seen",
-        "_shared", "held", "rest",
-    )  # fmt: skip
+    __slots__ = ("before", "looks", "newest", "rest", "shared")
+
+    def __init__(self) -> None:
+        self.before: _Held = {}
+        self.newest: _Held = {}
+        self.looks = self.rest = 0
+        self.shared = False
+
+
+class Release:
+    """What a run's loop lets go of. held: storages that are measured when the next batch is asked for."""
+
+    __slots__ = ("__weakref__", "_callers", "_costs", "_expected_ns", "_held_since", "_lines", "_loaders", "_progress", "held")
 
     def __init__(self, p: Progress) -> None:
         self._progress = p
-        self._before: _Held = {}
-        self._newest: _Held = {}
-        self._callers: dict[int, int] = {}
+        self._loaders: dict[int, _Loader] = {}
         self._costs = _Costs()
-        self._same_line: dict[tuple[int, int, int], bool] = {}
-        self._loader = self._seen = 0
-        self._measured = self._shared = False
+        self._callers: dict[int, int] = {}
+        self._lines: dict[tuple[int, int, int], tuple[CodeType, bool]] = {}
+        self._expected_ns = self._held_since = 0
         self.held: list[Any] = []
-        self.rest = 0
 
     @guarded
     def settle(self) -> None:
         """A batch is asked for: what was held goes, and what that took is noted."""
         held, self.held = self.held, []
-        while held:
-            size = held[-1].nbytes()
-            began = now()
-            held.pop()  # here the memory is given back
-            self._costs.note(size, now() - began)
+        for size, ns in _let_go_of(held):
+            self._costs.note(size, ns)
+
+    def expire(self) -> None:
+        """Lets go of what has been held for long: the loop has ended, or a step takes so long that it does not matter. Any
+        thread."""
+        if self.held and now() - self._held_since > _MOST_HELD_NS:
+            held, self.held = self.held, []
+            for _ in _let_go_of(held):
+                pass
 
     @untraced
     def watch(self, iterator: Any, batch: Any, caller: FrameType | None) -> None:
         """The iterator is about to return this one to its caller; the one before is let go of next."""
-        if id(iterator) != self._loader:  # a new one for each epoch; of the one before nothing is kept
-            self._loader, self._newest, self._seen = id(iterator), {}, 0
-            self._shared = bool(getattr(iterator, "_num_workers", 0))
-        self._before, self._newest = self._newest, {}
-        if getattr(iterator, "_pin_memory", False):  # torch keeps such memory for the next batch
-            self.rest = _REST_BATCHES
+        loader = self._loaders.get(id(iterator)) or self._loader(id(iterator))
+        if loader.rest:
+            loader.rest -= 1
             return
-        let_go = _method_of(self)
+        loader.before, loader.newest = loader.newest, {}
+        if getattr(iterator, "_pin_memory", False):  # torch keeps such memory for the next batch
+            loader.rest = _REST_BATCHES
+            return
+        loader.shared = bool(getattr(iterator, "_num_workers", 0))
+        let_go = _method_of(self, loader)
         for tensor in islice(_tensors(batch, _DEPTH), _MOST_TENSORS):
             reference = weakref.ref(tensor, let_go)
-            self._newest[id(reference)] = reference, tensor.untyped_storage()
-        self._seen += 1
-        self._measured = self._seen <= _FIRST_MEASURED or self._seen % _MEASURED_EVERY == 0
-        if self._seen == _FIRST_MEASURED + 1 and self._costs_nothing():
-            self._newest, self._before = {}, {}
-            self._seen, self.rest = 0, _REST_BATCHES
-            return
+            loader.newest[id(reference)] = reference, tensor.untyped_storage()
+        loader.looks += 1
+        if loader.looks > _LOOKS:
+            loader.looks = 0
+            if self._costs_nothing(loader):
+                loader.newest, loader.before = {}, {}
+                loader.rest = _REST_BATCHES
+                return
+        self._expected_ns = 0
         self._callers.clear()
         while caller is not None and len(self._callers) < _CALLERS:
             self._callers[id(caller)] = caller.f_lasti
             caller = caller.f_back
 
-    def let_go(self, reference: Any, frame: FrameType) -> None:
+    def let_go(self, loader: _Loader, reference: Any, frame: FrameType) -> None:
         """A tensor is no more. On whatever thread that happens. frame: which runs."""
-        if self._newest.pop(id(reference), None) is not None:
+        if loader.newest.pop(id(reference), None) is not None:
             return
-        _, storage = self._before.pop(id(reference), (None, None))
+        _, storage = loader.before.pop(id(reference), (None, None))
         if storage is None:
             return
         p = self._progress
         if state.current is not p or p.thread != get_ident() or len(p.trace) < FIELDS[DATA]:
             return
-        _, ended, loader, _, kind = p.trace[-5:]
-        if kind != DATA or loader != self._loader or now() - ended > _AT_ONCE_NS or not self._fetches(frame):
+        _, ended, _, _, kind = p.trace[-5:]
+        if kind != DATA or now() - ended > _AT_ONCE_NS + self._expected_ns or not self._fetches(frame):
             return
-        if not self._measured:
-            p.trace[-4] = now() + self._costs.ns(storage.nbytes())
-        elif self._may_hold(storage.nbytes()):
+        size = storage.nbytes()
+        if self._costs.wants(size) and self._may_hold(size, shared=loader.shared):
             self.held.append(storage)
+            self._held_since = now()
+        else:
+            self._expected_ns = self._costs.ns(size)
+            p.trace[-4] = now() + self._expected_ns
 
-    def _costs_nothing(self) -> bool:
-        return sum(self._costs.ns(storage.nbytes()) for _, storage in self._newest.values()) < _NEGLIGIBLE_NS
+    def _loader(self, number: int) -> _Loader:
+        if len(self._loaders) >= _MOST_LOADERS:  # each epoch has an iterator of its own
+            del self._loaders[next(iter(self._loaders))]
+        self._loaders[number] = made = _Loader()
+        return made
 
-    def _may_hold(self, size: int) -> bool:
+    def _costs_nothing(self, loader: _Loader) -> bool:
+        return sum(self._costs.ns(storage.nbytes()) for _, storage in loader.newest.values()) < _NEGLIGIBLE_NS
+
+    def _may_hold(self, size: int, *, shared: bool) -> bool:
         """The workers' next batch must fit beside it."""
         size += sum(storage.nbytes() for storage in self.held)
-        if not self._shared or size > _MOST_HELD_BYTES:
+        if not shared or size > _MOST_HELD_BYTES:
             return size <= _MOST_HELD_BYTES
         try:
             space = os.statvfs(_SHARED_MEMORY)
@@ -143,23 +171,44 @@ class Release:
         asked = self._callers.get(id(frame))
         if asked is None:
             return False
-        key = id(frame.f_code), asked, frame.f_lasti
-        same = self._same_line.get(key)
-        if same is None:
-            if len(self._same_line) > 64:  # code that is made anew all the time
-                self._same_line.clear()
-            same = self._same_line[key] = _line(frame.f_code, asked) == _line(frame.f_code, frame.f_lasti)
-        return same
+        code = frame.f_code
+        key = id(code), asked, frame.f_lasti
+        known = self._lines.get(key)
+        if known is None or known[0] is not code:
+            if len(self._lines) > 64:  # code that is made anew all the time
+                self._lines.clear()
+            known = self._lines[key] = code, _line(code, asked) == _line(code, frame.f_lasti)
+        return known[1]
+
+
+def _let_go_of(held: list[Any]) -> Iterator[tuple[int, int]]:
+    """Bytes and ns of each. Two threads may ask for the same list."""
+    while True:
+        try:
+            storage = held.pop()
+        except IndexError:
+            return
+        size = storage.nbytes()
+        began = now()
+        del storage  # here the memory is given back
+        yield size, now() - began
 
 
 class _Costs:
     """ns to give back the memory of a storage, by its size: the median of the latest few."""
 
-    __slots__ = ("_latest", "_medians")
+    __slots__ = ("_asked", "_latest", "_medians")
 
     def __init__(self) -> None:
         self._latest: dict[int, deque[int]] = {}
         self._medians: dict[int, int] = {}
+        self._asked: dict[int, int] = {}
+
+    def wants(self, size: int) -> bool:
+        """Whether one of this size is to be measured: the first few, then now and then."""
+        key = _about(size)
+        self._asked[key] = asked = self._asked.get(key, 0) + 1
+        return asked % _MEASURED_EVERY == 0 or len(self._latest.get(key, ())) < _FIRST_MEASURED
 
     def note(self, size: int, ns: int) -> None:
         key = _about(size)
@@ -183,23 +232,23 @@ def _line(code: CodeType, instruction: int) -> int | None:
     return next(islice(code.co_positions(), instruction // 2, None), (None,))[0]
 
 
-def _method_of(release: Release) -> Any:
+def _method_of(release: Release, loader: _Loader) -> Any:
     """Its `let_go`, without keeping it alive."""
     mine = weakref.ref(release)
 
     def let_go(reference: Any) -> None:
         alive = mine()
         if alive is not None:
-            alive.let_go(reference, sys._getframe(1))
+            alive.let_go(loader, reference, sys._getframe(1))
 
     return let_go
 
 
 def _tensors(batch: Any, depth: int) -> Iterator[Any]:
-    """The plain tensors of a batch: itself, or in tuples, lists and mappings."""
+    """The plain tensors of a batch in host memory: itself, or in tuples, lists and mappings."""
     torch: Any = sys.modules["torch"]
     if type(batch) is torch.Tensor:
-        if batch.layout is torch.strided:
+        if batch.is_cpu and batch.layout is torch.strided:
             yield batch
     elif depth:
         items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (tuple, list)) else ()

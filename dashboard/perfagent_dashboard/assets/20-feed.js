@@ -7,16 +7,21 @@
   const HIDDEN_GRACE_MS = 5000;
   const SILENCE_MS = 20000;
   const ANSWER_MS = 5000;
+  const LISTEN_MS = 2000;
 
   /**
-   * subscription(): what to ask for, made anew at every connect. onMessage(message): {subscribed: true} when the server listens;
-   * what happened before has to be fetched. onState(state, since): "connecting", "live", "stale" (since Unix seconds), "paused".
+   * subscription(): what to ask for, made anew at every connect. fetch(): first listen, then fetch: called when the server has
+   * said that it listens, after every connect, since nothing tells what happened before; at the start also when the server does
+   * not say so for two seconds. onMessage(message). onState(state, since): "connecting", "live", "stale" (since Unix seconds) or
+   * "paused".
    */
   pa.Feed = class {
-    constructor({ subscription, onMessage, onState }) {
-      Object.assign(this, { subscription, onMessage, onState });
+    constructor({ subscription, fetch, onMessage, onState }) {
+      Object.assign(this, { subscription, fetch, onMessage, onState });
       this.delay = FIRST_DELAY_MS;
       this.closed = false;
+      this.listening = false; // the server has answered this socket's first subscription
+      this.patience = setTimeout(() => this.fetch(), LISTEN_MS);
       this.lastSeen = null;
       this.visibility = () => this.#visibility();
       document.addEventListener("visibilitychange", this.visibility);
@@ -34,6 +39,7 @@
       document.removeEventListener("visibilitychange", this.visibility);
       clearTimeout(this.timer);
       clearTimeout(this.grace);
+      clearTimeout(this.patience);
       clearInterval(this.watchdog);
       this.socket?.close();
     }
@@ -67,6 +73,7 @@
     #connect() {
       if (this.closed || this.paused) return;
       if (!this.lastSeen) this.onState("connecting");
+      this.listening = false;
       const socket = (this.socket = new WebSocket(location.origin.replace(/^http/, "ws") + "/ws/live"));
       socket.onopen = () => {
         this.delay = FIRST_DELAY_MS;
@@ -83,6 +90,11 @@
           return; // not ours
         }
         this.onMessage(message);
+        if (message.subscribed && !this.listening) {
+          this.listening = true;
+          clearTimeout(this.patience);
+          this.fetch();
+        }
       };
       socket.onclose = () => this.#lost(socket);
     }

@@ -6,7 +6,6 @@
   const PAGE = 100;
   const TREND_POINTS = 60;
   const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
-  const LISTEN_MS = 2000; // so long the list waits for the server to say that it listens: what is fetched then stays true
   const MOST_LOSSES = 100; // names of them that are heard
   const ASK_AGAIN_S = 10;
   const MOVING = new Set(["starting", "running", "stuck"]);
@@ -164,7 +163,9 @@
       this.projectName = new URLSearchParams(location.search).get("project") ?? "";
       this.text = new URLSearchParams(location.search).get("q") ?? "";
       this.body = document.getElementById("fleet-rows");
+      this.messages = 0; // that told of a run
       this.note = document.getElementById("fleet-note");
+      pa.put(this.note, pa.el("p", { class: "quiet" }, words.loading));
       this.table = document.getElementById("fleet-table");
       this.table.hidden = true;
       document.title = pa.config.title;
@@ -186,12 +187,12 @@
           this.sent.push(names);
           return { runs: [], names, bands: true };
         },
+        fetch: () => this.load(),
         onMessage: (message) => this.#message(message),
         onState: (state, since) => {
           if (state !== "live") {
             this.sent = [];
             this.heard = new Set();
-            this.listens = false;
           }
           pa.showFeed(state, since);
         },
@@ -203,7 +204,6 @@
           if (!document.hidden) row.askAgain();
         }
       }, 1000);
-      setTimeout(() => this.listens || this.closed || this.load(), LISTEN_MS);
     }
 
     /** Hears a loss from now on that has a name of its own. */
@@ -237,6 +237,8 @@
     }
 
     async load(cursor) {
+      const before = this.messages;
+      const turn = cursor ? this.turn : (this.turn = (this.turn ?? 0) + 1);
       let page;
       try {
         page = await pa.api(`/runs?limit=${PAGE}${cursor ? `&cursor=${encodeURIComponent(cursor)}` : ""}`);
@@ -244,9 +246,10 @@
         if (!this.rows.size) pa.put(this.note, pa.problemNotice(problem));
         return;
       }
-      if (this.closed) return;
+      if (this.closed || turn !== this.turn) return; // asked anew meanwhile
       for (const summary of page.runs) {
-        const row = this.#take(summary);
+        const known = this.rows.get(summary.run);
+        const row = known?.heardAt > before ? known : this.#take(summary); // a message that came meanwhile is newer
         if (row.filled && !cursor) {
           row.filled = false;
           if (row.visible) row.fill();
@@ -270,10 +273,6 @@
     /** What was asked for before the server listened for it may be old by now, and nobody will tell. */
     #listens() {
       this.heard = new Set(this.sent.shift());
-      if (!this.listens) {
-        this.listens = true;
-        this.load();
-      }
       for (const row of this.rows.values()) {
         if (!row.filled || row.heard || !this.heard.has(row.lossName)) continue;
         row.filled = false;
@@ -288,6 +287,7 @@
         const known = this.rows.has(message.run.run);
         const before = this.rows.get(message.run.run)?.summary.state;
         const row = this.#take(message.run);
+        row.heardAt = ++this.messages;
         if (!known || before !== message.run.state) {
           this.#arrange();
           if (known) row.refreshVerdict();

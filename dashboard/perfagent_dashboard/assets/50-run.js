@@ -7,7 +7,6 @@
   const CONSOLE_EVENTS = 60;
   const CONSOLE_LINES = 400;
   const MUTE_S = 3600;
-  const LISTEN_MS = 2000;
   const FIGURES = ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "step_time_s", "phase/data_s", "process/rss_bytes", "host/cpu_pct",
     "gpu/utilization_pct", "gpu/memory_used_bytes"];
 
@@ -230,6 +229,9 @@
       this.values = new Map();
       this.alerts = [];
       this.mayAct = false;
+      this.heardRuns = 0; // messages so far that told of the run itself
+      this.heardAlerts = 0;
+      this.heardNames = new Set(); // since the latest values were asked for
       this.part = (name) => root.querySelector(`#run-${name}`);
       document.title = `${this.run} · ${pa.config.title}`;
       pa.put(this.part("verdict"), pa.el("p", { class: "quiet" }, words.loading));
@@ -269,45 +271,34 @@
       this.showSummary(summary);
       this.#tools();
       this.#below();
-      // First listen, then fetch: what arrives in between is appended after what was fetched. Where the server does not say soon
-      // that it listens, all is fetched at once, and again when it does.
-      const listening = new Promise((resolve) => {
-        this.listens = resolve;
-        setTimeout(resolve, LISTEN_MS);
-      });
       this.feed = new pa.Feed({
         subscription: () => ({ runs: [this.run], names: [], bands: true }),
+        fetch: () => this.refresh(),
         onMessage: (message) => this.#message(message),
         onState: (state, since) => pa.showFeed(state, since),
       });
       this.clock = setInterval(() => this.#tick(), 1000);
       this.keys = (event) => this.#key(event);
       document.addEventListener("keydown", this.keys);
-      await listening;
-      if (this.closed) return;
-      this.fetched = true;
-      await Promise.all([this.#load(), this.loadSession()]);
+      await this.loadSession();
     }
 
-    async #load() {
-      try {
-        this.showSummary(await pa.api(this.path));
-      } catch {
-        return; // the feed tells that the server is away
-      }
-      await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts()]);
-    }
-
-    /** After a gap: everything that is on screen again, at its level of detail. */
+    /** Everything that is on screen, at its level of detail: at the start and after a gap. */
     async refresh() {
+      const heard = this.heardRuns;
+      const turn = (this.turn = (this.turn ?? 0) + 1);
+      try {
+        const summary = await pa.api(this.path);
+        if (this.closed) return;
+        if (turn !== this.turn) return; // asked anew meanwhile
+        if (heard === this.heardRuns) this.showSummary(summary); // else a message that came meanwhile is newer
+      } catch {
+        if (this.closed || turn > 1) return; // the feed tells that the server is away
+      }
       this.board.reload();
-      await this.#load();
-    }
-
-    /** From here on nothing is missed; what was fetched before may be old. */
-    #heard() {
-      this.listens();
-      if (this.fetched) this.refresh();
+      if (ENDED.has(this.summary.state)) this.loadEnding();
+      if (this.console?.open) this.loadConsole();
+      await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts()]);
     }
 
     async loadNames() {
@@ -334,9 +325,11 @@
     }
 
     async loadLatest() {
+      const heard = (this.heardNames = new Set());
       try {
         const latest = await pa.api(`${this.path}/latest`);
         for (const [name, sample] of Object.entries(latest)) {
+          if (heard.has(name)) continue;
           this.values.set(name, pa.num(sample.value));
           const chart = this.board.charts.get(name);
           if (chart) chart.latest = pa.num(sample.value);
@@ -371,8 +364,10 @@
     }
 
     async loadAlerts() {
+      const heard = this.heardAlerts;
       try {
         const body = await pa.api(`${this.path}/alerts`);
+        if (heard !== this.heardAlerts) return this.loadAlerts();
         this.alerts = body.alerts ?? [];
       } catch {
         return;
@@ -384,10 +379,10 @@
     // --- messages --------------------------------------------------------------------------------------------------------------
 
     #message(message) {
-      if (message.subscribed) this.#heard();
       if (message.lagged) this.refresh();
       if (message.run?.run === this.run) {
         const { state, attempts } = this.summary;
+        this.heardRuns++;
         this.showSummary(message.run);
         if (message.run.attempts !== attempts) this.refresh(); // a resumed run: what was drawn may be cut
         else if (message.run.state !== state) {
@@ -398,6 +393,7 @@
         if (this.console?.open) this.#later("console", 1500, () => this.loadConsole());
       }
       if (message.alert?.run === this.run) {
+        this.heardAlerts++;
         const others = this.alerts.filter((alert) => alert.id !== message.alert.id);
         this.alerts = [message.alert, ...others];
         this.showAlerts();
@@ -409,6 +405,7 @@
         const end = band.step.length - 1;
         if (band.run !== this.run || end < 0) continue;
         this.values.set(band.name, pa.num(band.mean[end]));
+        this.heardNames.add(band.name);
         if (this.board.charts.has(band.name)) this.board.append(band);
         else fresh.push(band.name);
       }

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from pathlib import Path
@@ -8,12 +9,15 @@ from typing import Any
 import pytest
 from builders import RecordingSender
 
-from perfagent.delivery.collecting import DEFERRED_S, Collector
+from perfagent.delivery.collecting import DEFERRED_S, Collector, Taken
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
 from perfagent.governor import Governor
-from perfagent.hooks.account import BACKWARD, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
+from perfagent.hooks.evaluation import Evaluations, Interrupted
+from perfagent.hooks.layout import StepPacker, Steps, count, notes_in
 from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.reading import Note
 from perfagent.hooks.row import LoggedLater, StepRow
 
 
@@ -36,9 +40,26 @@ def collector(sender: Any) -> Collector:
     return Collector(sender, Columns(), lambda: None, lambda _: None)
 
 
-def step(number: int, loss: float = 0.5) -> StepRow:
-    entries = [(FORWARD, now(), None, True, None), (BACKWARD, now(), None, loss, False), (OPTIMIZER, now(), None)]
-    return StepRow(number, 0.0, now(), 1, 0.1, None, 0, trace_of([*entries, (OPTIMIZER_END, now(), None)]), None)
+def step(number: int, loss: float = 0.5, size: int = 8, rare: Any = None) -> StepRow:
+    began = now()
+    entries = [
+        (FORWARD, now(), None, True, (size, None, False)),
+        (BACKWARD, now(), None, loss, False),
+        (BACKWARD_END, now(), None),
+        (OPTIMIZER, now(), None),
+        (OPTIMIZER_END, now(), None),
+    ]
+    return StepRow(number, 0.0, began, 1, 0.1, None, 0, trace_of(entries), rare)
+
+
+def notes_of(taken: Taken) -> list[Note]:
+    """Every step that was taken, in order."""
+    return [note for row in taken.rows for note in (notes_in(row) if isinstance(row, Steps) else [row])]
+
+
+def blocks_of(taken: Taken) -> list[int]:
+    """How many steps each row holds: 0 for a note."""
+    return [count(row) if isinstance(row, Steps) else 0 for row in taken.rows]
 
 
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
@@ -46,11 +67,11 @@ def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collecto
     progress.completed = 3
     sender.rows.extend([step(1), (1, 5.0, 6.0, {"a": 1.0}), step(2), Waits(), step(3)])
     taken = collector.collect(1.0, last=False)
-    assert [note.step for note in taken.rows] == [1, 2]
+    assert [note.step for note in notes_of(taken)] == [1, 2]
     assert [rows_in(block) for block in taken.packed] == [[(1, 5.0, 6.0, ("a",), (1.0,))]]
     assert taken.total == 3
     assert len(sender.rows) == 2
-    assert sender.stepped == (2, 8)
+    assert sender.stepped == (2, 2 * (len(step(1).trace) // 4))
     assert sender.logged == (1, 1)
 
 
@@ -114,3 +135,96 @@ def test_what_a_user_logs_presses_only_where_it_is_a_loss_or_gradient(
     sender.rows.append((1, 0.0, 0.0, values))
     assert collector.collect(1.0, last=False).total == 1
     assert collector.pressing is pressing
+
+
+class Measured:
+    """What only some steps have."""
+
+    def __init__(self, **values: float) -> None:
+        self._values = values
+
+    def ready(self) -> bool:
+        return True
+
+    def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
+        values.update(self._values)
+
+
+def packed(steps: list[StepRow]) -> list[Any]:
+    """As StepPacker packs them one by one."""
+    rows: list[Any] = []
+    packer = StepPacker()
+    for one in steps:
+        packer.add(one, rows)
+    packer.take(rows)
+    return rows
+
+
+def test_usual_steps_are_packed_as_the_packer_would(sender: Any, collector: Collector) -> None:
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 40
+    steps = [step(number) for number in range(1, 31)]
+    sender.rows.extend(steps)
+    taken = collector.collect(1.0, last=False)
+    assert taken.rows == packed(steps)
+    assert blocks_of(taken) == [0, 29]
+    assert notes_of(taken) == steps
+    more = [step(number) for number in range(31, 36)]
+    sender.rows.extend(more)
+    assert blocks_of(again := collector.collect(1.1, last=False)) == [5], "what they share is known from the last tick"
+    assert notes_of(again) == more
+
+
+def test_steps_of_another_kind_keep_their_place(sender: Any, collector: Collector) -> None:
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 40
+    steps = [step(1), step(2), step(3), step(4, size=7), step(5), step(6, loss=math.nan, rare=Measured())]
+    steps += [step(7), step(8, rare=Measured(**{"grad/norm": 2.0})), step(9)]
+    steps += [step(number, size=7) for number in (10, 11, 12)]
+    sender.rows.extend(steps)
+    taken = collector.collect(1.0, last=False)
+    assert [note.step for note in notes_of(taken)] == [*range(1, 13)]
+    assert blocks_of(taken) == [0, 2, 0, 1, 0, 3, 0, 2]
+    assert notes_of(taken)[7].rare == {"grad/norm": 2.0}
+    assert collector.pressing
+
+
+def test_a_loss_that_the_user_logs_now_and_then_goes_with_its_step(sender: Any, collector: Collector) -> None:
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 40
+    steps = [step(number) for number in range(1, 21)]
+    progress.user_losses.update({number: float(number) for number in range(8, 13)})
+    sender.rows.extend(steps)
+    taken = collector.collect(1.0, last=False)
+    assert [note.user_loss for note in notes_of(taken)] == [float(n) if 8 <= n < 13 else None for n in range(1, 21)]
+    assert [note.step for note in notes_of(taken)] == [*range(1, 21)]
+
+
+def test_a_row_of_a_device_in_between_finds_the_steps_before_it_read(sender: Any) -> None:
+    """What is not plain data is read at once, and so are the steps before it: in their order."""
+    order: list[str] = []
+    collector = Collector(sender, Columns(), lambda: order.append("drafts"), lambda _: None)
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 40
+    progress.account.evaluations = Evaluations()
+    sender.reader = progress.reader
+    evaluated = step(3)
+    evaluated = evaluated._replace(trace=Interrupted(evaluated.trace))
+    sender.rows.extend([step(1), step(2), evaluated, step(4), step(5)])
+    taken = collector.collect(1.0, last=False)
+    read = [row[0] for row in taken.rows if len(row) == 5]
+    assert read == [1, 2], "they are not read after it"
+    assert [row[0] for block in taken.packed for row in rows_in(block)] == [3]
+    later = [row for row in taken.rows if len(row) != 5]
+    assert [note.step for note in notes_of(Taken(later, [], 0))] == [4, 5]
+    assert order == ["drafts"]
+
+
+def test_a_step_that_cannot_be_looked_at_costs_itself_and_no_other(sender: Any, collector: Collector) -> None:
+    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress.completed = 40
+    sender.rows.extend([step(1), step(2)._replace(trace=[1, 2, 99]), step(3)])
+    taken = collector.collect(1.0, last=False)
+    assert [note.step for note in notes_of(taken)] == [1, 3]
+    assert sender.counters["dropped"] == 1
+    assert not sender.rows

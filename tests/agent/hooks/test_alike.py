@@ -12,6 +12,7 @@ import msgspec
 import pytest
 import torch  # noqa: F401 - what devices can do is asked of it
 
+from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
 from perfagent.hooks import layout
@@ -29,7 +30,7 @@ from perfagent.hooks.account import (
     trace_of,
 )  # fmt: skip
 from perfagent.hooks.alike import read_alike
-from perfagent.hooks.layout import Packer, Steps, joined, notes_in
+from perfagent.hooks.layout import StepPacker, Steps, joined, notes_in
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.reading import Note, StepReader
 from perfagent.rootcause.investigator import Investigator
@@ -110,9 +111,9 @@ class Loop:
         return found
 
 
-def packed(notes: list[Note], packer: Packer | None = None) -> list[Any]:
+def packed(notes: list[Note], packer: StepPacker | None = None) -> list[Any]:
     """As the collector packs what it finds in one tick."""
-    packer = packer or Packer()
+    packer = packer or StepPacker()
     rows: list[Any] = []
     for note in notes:
         if is_pressing(note):
@@ -159,7 +160,7 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     alone, together = reader(embedded=seed % 2 == 0), reader(embedded=seed % 2 == 0)
     failed: list[object] = []
     one, other = [], []
-    packer = Packer()
+    packer = StepPacker()
     for begin in range(0, len(notes), 80):
         part = notes[begin : begin + 80]
         one += groups_of(rows_of(part, alone, failed.append), Columns(), failed.append)
@@ -211,7 +212,7 @@ def test_the_usual_loop_is_read_at_once():
     first, block = packed(sound)
     assert (first, len(sound)) == (sound[0], len(block.data) // 128 + 1)
     assert len(sound) > 60
-    found = read_alike(reader(embedded=False), block)
+    found = read_alike(reader(embedded=False), block, Columns().knows)
     assert found is not None
     table, rows = found
     assert [*table.steps] == [note.step for note in sound[1:] if note.rare is None]
@@ -262,3 +263,52 @@ def test_many_steps_of_one_tick_are_several_blocks():
     assert len(blocks) == 3
     assert [first, *notes_in(joined(blocks))] == notes
     assert [one for block in blocks for one in notes_in(block)] == notes[1:]
+
+
+def damaged(block: Any) -> list[Any]:
+    """A block as a broken disk or another version may have left it."""
+    alike, data, rare = block
+    kinds, logged, shared = alike
+    return [
+        [[[1, 99], logged, shared], data, rare],
+        [[[*kinds, 3], logged, shared], data, rare],
+        [[kinds, logged, shared[:3]], data, rare],
+        [[None, logged, shared], data, rare],
+        [[kinds, logged], data, rare],
+        [alike, data[:-5], rare],
+        [alike, None, rare],
+        [alike, data, [[10_000, {"grad/norm": 1.0}]]],
+        [alike, data, [7]],
+        [None, data, rare],
+    ]
+
+
+@pytest.mark.parametrize("kind", range(10))
+def test_a_damaged_block_costs_itself_and_no_other(kind):
+    loop = usual_loop()
+    notes = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
+    first, block = written(packed(notes))
+    lost: list[object] = []
+    rows = [first, block, damaged(block)[kind], loop.note(), block]
+    groups = read([Draft([], rows)], reader(embedded=False), Columns(), lost.append)
+    losses = sum(len(group.column("loss")) for group in groups if "loss" in group.values)
+    assert losses >= 2 + 2 * (len(notes) - 1)
+    assert lost or losses > 2 + 2 * (len(notes) - 1), "what is lost is counted"
+
+
+def test_blocks_of_few_steps_are_read_one_by_one(monkeypatch):
+    """A loop that hardly ever does the same twice has blocks of one step; each as columns would take four times as long."""
+    together = []
+    real = drafts.read_alike
+    monkeypatch.setattr(drafts, "read_alike", lambda *given: together.append(given) or real(*given))
+    loop = usual_loop()
+    notes = [note for note in [loop.note() for _ in range(150)][1:] if is_sound(note)]
+    first, block = packed(notes)
+    size = len(block.data) // (len(notes) - 1)
+    few = [Steps(block.alike, block.data[at * size : (at + 2) * size], []) for at in range(0, 40, 2)]
+    rows = [row for pair in zip(notes[41:61], few, strict=True) for row in pair]
+    lost: list[object] = []
+    one = groups_of(rows_of(rows, reader(embedded=False), lost.append), Columns(), lost.append)
+    assert table(read([Draft([], rows)], reader(embedded=False), Columns(), lost.append)) == table(one)
+    assert (together, lost) == ([], [])
+    assert first == notes[0]
