@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent.training.collectives import all_reduce
 from perfagent.training.strategies import Strategy
 
 __all__ = ["Count", "Window"]
@@ -139,8 +140,8 @@ class Window:
             same = self._number(count)
             if self._strategy.world > 1:
                 low, high = same.clone(), same.clone()
-                torch.distributed.all_reduce(low, torch.distributed.ReduceOp.MIN, group=self._strategy.group)
-                torch.distributed.all_reduce(high, torch.distributed.ReduceOp.MAX, group=self._strategy.group)
+                all_reduce(low, torch.distributed.ReduceOp.MIN, group=self._strategy.group)
+                all_reduce(high, torch.distributed.ReduceOp.MAX, group=self._strategy.group)
                 if float(low) != float(high):
                     raise ConfigError(_unequal(float(low), float(high)))
             self._constant = count

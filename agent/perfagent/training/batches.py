@@ -16,11 +16,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
 from perfagent.training.accumulation import Count, Window
+from perfagent.training.collectives import all_gather, rest
 from perfagent.training.data.transfer import CopyStream, moved
 from perfagent.training.randomness import random_state, restore_random_state
 from perfagent.training.strategies import Strategy
@@ -66,6 +66,13 @@ class Batches:
 
     def read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Reading) -> Iterator[Any]:
         """The batches of so many epochs; a window that the loader's end cut short is stepped at that end."""
+        try:
+            yield from self._read(loader, epochs, items, loop)
+        finally:
+            if self._strategy.world > 1 and self._strategy.device.type == "cpu":
+                rest()  # a script may end with its loop
+
+    def _read(self, loader: Iterable[Any], epochs: int | None, items: Items | None, loop: Reading) -> Iterator[Any]:
         resumed, self._resumed = self._resumed, None
         self._loader = loader
         if self._window.done:  # the loop before was left in the middle of a window
@@ -179,7 +186,7 @@ class Batches:
         strategy = self._strategy
         mine = torch.tensor([length], device=strategy.device)
         others = [torch.empty_like(mine) for _ in range(strategy.world)]
-        dist.all_gather(others, mine, group=strategy.group)
+        all_gather(others, mine, group=strategy.group)
         return [int(one) for one in others]  # sync: once an epoch
 
     # ---- position

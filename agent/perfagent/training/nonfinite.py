@@ -15,6 +15,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfagent.errors import ConfigError, PerfagentError
+from perfagent.training.collectives import all_reduce
 from perfagent.training.happenings import count, tell
 from perfagent.training.stepping import StepResult
 
@@ -114,7 +115,7 @@ def all_finite(loop: Any) -> bool:
         norms = torch._foreach_norm(pieces, float("inf"))
         good = torch.stack([norm.to(strategy.device) for norm in norms]).isfinite().all().float()
     if strategy.kind == "fsdp2" and strategy.world > 1:
-        dist.all_reduce(good, op=dist.ReduceOp.MIN, group=strategy.group)
+        all_reduce(good, op=dist.ReduceOp.MIN, group=strategy.group)
     return bool(good)  # sync
 
 

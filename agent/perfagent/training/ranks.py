@@ -6,12 +6,15 @@ Collectives of one group must come in the same order on every rank, so each thre
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
+
+from perfagent.training.collectives import MOST_S, let_go, references
 
 __all__ = ["Agreement", "Ranks", "rank_of_job", "world_of_job"]
 
@@ -81,6 +84,7 @@ class Agreement:
         self.ranks = ranks
         self._work: Any = None
         self._numbers = torch.zeros(2)
+        self._before = 0
         self._every = self._left = self._steps = 1
         self._at = 0.0
 
@@ -95,6 +99,7 @@ class Agreement:
         took_s = 0.0
         if self._work is not None:
             self._work.wait()
+            let_go(self._numbers, self._before)
             answer = int(self._numbers[0])
             slowest_s = float(self._numbers[1])
             if slowest_s > 0:
@@ -102,6 +107,7 @@ class Agreement:
             took_s = (now_s - self._at) / self._steps
         self._at, self._steps, self._left = now_s, self._every, self._every
         self._numbers = torch.tensor([float(mine), took_s])
+        self._before = references(self._numbers)
         self._work = dist.all_reduce(self._numbers, op=dist.ReduceOp.MAX, group=self.ranks.group, async_op=True)
         return answer
 
@@ -109,4 +115,14 @@ class Agreement:
         if self._work is not None:
             with contextlib.suppress(RuntimeError):  # a rank that is gone
                 self._work.wait()
+                let_go(self._numbers, self._before)
             self._work = None
+
+    def __del__(self) -> None:
+        """A script may end without a word: its last sum is then done, or will be in a moment."""
+        with contextlib.suppress(Exception):  # at the interpreter's end much is gone already
+            until = time.monotonic() + MOST_S
+            while self._work is not None and not self._work.is_completed() and time.monotonic() < until:
+                time.sleep(0.001)
+            self._work = None
+            let_go(self._numbers, self._before)

@@ -19,6 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from perfagent.errors import ConfigError
+from perfagent.training.collectives import all_reduce
 from perfagent.training.happenings import count, tell
 
 __all__ = ["SplitOnOom", "cut", "is_out_of_memory"]
@@ -122,7 +123,7 @@ class SplitOnOom:
         if strategy.world == 1:
             return failed
         flag = torch.full((), float(failed), device=strategy.device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=strategy.group)
+        all_reduce(flag, op=dist.ReduceOp.MAX, group=strategy.group)
         return bool(flag)
 
     def _halve(self, batch: Any, error: BaseException | None) -> None:
@@ -141,7 +142,7 @@ class SplitOnOom:
         if strategy.world == 1:
             return rows
         least = torch.full((), float(rows), device=strategy.device)
-        dist.all_reduce(least, op=dist.ReduceOp.MIN, group=strategy.group)
+        all_reduce(least, op=dist.ReduceOp.MIN, group=strategy.group)
         return int(least)
 
     def _average(self) -> None:
@@ -157,7 +158,7 @@ class SplitOnOom:
                 held.append(parameter.grad)
         for bucket in _buckets(held):
             flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
-            dist.all_reduce(flat, group=strategy.group)
+            all_reduce(flat, group=strategy.group)
             flat /= strategy.world
             for gradient, mean in zip(bucket, torch.split(flat, [one.numel() for one in bucket]), strict=True):
                 gradient.copy_(mean.view_as(gradient))

@@ -19,6 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import clip_grad
 
 from perfagent.errors import ConfigError
+from perfagent.training.collectives import all_reduce
 
 __all__ = ["FSDP2", "Data", "DeepSpeed", "Plain", "Strategy", "strategy_of"]
 
@@ -52,7 +53,7 @@ class Plain:
     def total(self, count: Tensor) -> Tensor:
         """The sum of a count over the ranks, on its device; nothing waits for it where the backend is asynchronous."""
         if self.world > 1:
-            dist.all_reduce(count, group=self.group)
+            all_reduce(count, group=self.group)
         return count
 
     def multiply(self, parameters: Iterable[Tensor], factor: Tensor | float) -> None:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from perfagent.errors import ConfigError
+from perfagent.training.collectives import all_reduce
 from perfagent.training.finding.host_memory import HostMemory
 from perfagent.training.finding.keeping import kept, release_memory
 from perfagent.training.split_on_oom import is_out_of_memory
@@ -138,7 +139,7 @@ class _Search:
             return failed
         device = "cuda" if dist.get_backend(self._group) == "nccl" else "cpu"
         flag = torch.full((), float(failed), device=device)
-        dist.all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
+        all_reduce(flag, op=dist.ReduceOp.MAX, group=self._group)
         return bool(flag)
 
 

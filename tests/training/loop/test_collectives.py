@@ -1,0 +1,62 @@
+"""Collectives whose tensors are nobody else's when the call returns: a script may end right after them."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+from builders import free_port, job_environment
+
+RANK = """
+    import sys, time
+    import torch, torch.distributed as dist
+    from perfagent.training.collectives import all_gather, all_reduce
+    from perfagent.training.ranks import Agreement, Ranks
+
+    dist.init_process_group("gloo")
+    held = 0
+    for _ in range(500):
+        mine, others = torch.ones(3), [torch.empty(3), torch.empty(3)]
+        before = sys.getrefcount(mine), sys.getrefcount(others[0])
+        all_reduce(mine)
+        held += sys.getrefcount(mine) > before[0]
+        all_gather(others, mine)
+        held += sys.getrefcount(mine) > before[0]
+        held += sys.getrefcount(others[0]) > before[1]
+    assert mine.tolist() == others[0].tolist() == [2.0, 2.0, 2.0]
+    low = torch.tensor(float(dist.get_rank()))
+    all_reduce(low, dist.ReduceOp.MIN)
+    assert low.item() == 0.0
+    class Alone:  # what an Agreement needs to know of the ranks
+        group = dist.group.WORLD
+    agreement = Agreement(Alone)
+    agreement.look(1, time.monotonic())
+    numbers = agreement._numbers
+    before = sys.getrefcount(numbers)
+    del agreement  # its sum is still on its way, as where a script ends
+    held += sys.getrefcount(numbers) > before - 1
+    print(held)
+    dist.barrier()
+    dist.destroy_process_group()
+"""
+
+
+def test_no_thread_holds_a_tensor_when_the_collective_returns(tmp_path: Path) -> None:
+    script = tmp_path / "rank.py"
+    script.write_text(textwrap.dedent(RANK), encoding="utf-8")
+    job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, str(script)],
+            env=job_environment(tmp_path, RANK=str(rank), **job),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    said = [rank.communicate(timeout=120) for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert [out.strip() for out, _ in said] == ["0", "0"]
