@@ -74,7 +74,6 @@ def test_workers_of_every_start_method_are_counted_with_their_cpu_and_memory(wor
     assert abs(told["process/workers_rss_bytes"] - psutil.Process(process.pid).memory_info().rss) < 8 * 2**20
     assert told.keys() - CATALOGUE.keys() == set()
     process.kill()
-    psutil.wait_procs([psutil.Process(process.pid)], timeout=0)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT) if process._popen.method == "fork" else process.join()
     assert reader.read(20.0) == {"process/workers": 0}
 
