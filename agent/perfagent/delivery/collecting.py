@@ -3,8 +3,8 @@
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
 what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what
 the usual rows need, a user's with the names of the one before or a step like the one before, stands in one loop: both are packed
-(packing.py, hooks/layout.py). Any other is asked by itself. What was taken is written down (drafts.py) and let
-go of, since objects that live on make the garbage collector run.
+(packing.py, hooks/layout.py). Any other is asked by itself. What was taken is written down (drafts.py) and let go of, since
+objects that live on make the garbage collector run.
 """
 
 from __future__ import annotations
@@ -206,13 +206,14 @@ class Collector:
         pressing = is_pressing(checked)
         self.pressing = self.pressing or pressing
         self.newest = max(self.newest, checked[0])
-        if isinstance(checked, Note) and not pressing:
-            self._step(checked, rows)
-        elif isinstance(checked, Note):
+        if not isinstance(checked, Note):
+            if not self._packs(checked):
+                rows.append(checked)
+        elif pressing:
             self._steps.take(rows)
             rows.append(checked)
-        elif not self._packs(checked):
-            rows.append(checked)
+        else:
+            self._step(checked, rows)
 
     def _packs(self, row: tuple[Any, ...]) -> bool:
         if len(row) == _OURS:

@@ -27,7 +27,7 @@ from perfagent.hooks.account import (
     RETURNED,
     Trace,
     entries_of,
-)  # fmt: skip
+)
 from perfagent.hooks.reading import Note
 
 __all__ = ["Layout", "StepPacker", "Steps", "count", "joined", "layout_of", "notes_in", "words_of"]
@@ -42,7 +42,6 @@ _FIXED = "qqddd"
 _MOST_STEPS = 256
 """Of one block: some 0.5 ms to read, with cold caches."""
 _MOST_PATIENCE = 64
-_as_note = tuple.__new__
 
 
 class Steps(NamedTuple):

@@ -120,9 +120,11 @@ class Agreement:
 
     def __del__(self) -> None:
         """A script may end without a word: its last sum is then done, or will be in a moment."""
+        if self._work is None:
+            return
         with contextlib.suppress(Exception):  # at the interpreter's end much is gone already
             until = time.monotonic() + MOST_S
-            while self._work is not None and not self._work.is_completed() and time.monotonic() < until:
+            while not self._work.is_completed() and time.monotonic() < until:
                 time.sleep(0.001)
             self._work = None
             let_go(self._numbers, self._before)

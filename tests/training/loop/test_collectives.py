@@ -7,7 +7,10 @@ import sys
 import textwrap
 from pathlib import Path
 
+import pytest
 from builders import free_port, job_environment
+
+from perfagent.training import ranks as subject
 
 RANK = """
     import sys, time
@@ -60,3 +63,11 @@ def test_no_thread_holds_a_tensor_when_the_collective_returns(tmp_path: Path) ->
     said = [rank.communicate(timeout=120) for rank in ranks]
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert [out.strip() for out, _ in said] == ["0", "0"]
+
+
+def test_an_agreement_that_has_nothing_on_its_way_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    waited: list[object] = []
+    monkeypatch.setattr(subject, "let_go", lambda *given: waited.append(given))
+    agreement = subject.Agreement(subject.Ranks.__new__(subject.Ranks))
+    del agreement
+    assert waited == []
