@@ -13,6 +13,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ LINES_PER_S = 200
 LINE_CHARACTERS = 4000
 """What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
 KEY_LINES = 200
+STATE_S = 10.0
+"""So often the state of a line that is being rewritten (a progress bar) is told before it ends."""
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]")
 _MARKER = "_perfagent_console"
 
@@ -32,46 +35,42 @@ class Console:
     """The tail of what the script prints, as "log" events of at most 200 lines a second.
 
     `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line with carriage
-    returns is one line, as on the screen. A write by the script costs one append more.
+    returns is one line, as on the screen, and every 10 s its state is another. A write by the script costs one append more.
     """
 
     def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._sender, self._clock = sender, clock
         self._streams: list[_Stream] = []
         self._source: Source | None = None
+        self._closed = False
         self._budget = float(LINES_PER_S)
         self._refilled = clock()
         self.left_out = 0
 
     def install(self) -> None:
+        self._source = self._sender.add_source(self.poll, every_s=math.inf)
         for name in ("stdout", "stderr"):
-            target = getattr(sys, name, None)
-            if target is None or getattr(target, _MARKER, None) is not None:
-                continue
-            stream = _Stream(name, target)
-            if stream.watch(lambda: self._sender.disabled, self._rouse):
+            stream = _Stream(name, getattr(sys, name, None))
+            if stream.watch(self._sender, self._source):
                 self._streams.append(stream)
-        if self._streams:
-            self._source = self._sender.add_source(self.poll, every_s=math.inf)
-
-    def _rouse(self) -> None:
-        """Something was printed. On whatever thread printed it: two assignments."""
-        if self._source is not None:
-            self._source.due = self._sender.sources_due = 0.0
 
     def close(self) -> None:
+        """What is left is told at the sender's last poll: lines are made on its thread alone."""
         for stream in self._streams:
             stream.release()
+        self._closed = True
 
     def poll(self) -> None:
-        """On the sender thread, at the tick after something was printed: whole lines become events."""
-        if not any(stream.pieces for stream in self._streams):
+        """On the sender thread, at the tick after something was printed and while a line has no end: lines become events."""
+        if not any(stream.pieces or stream.rest for stream in self._streams):
             return
-        now = self._clock()
+        closed, now = self._closed, self._clock()
+        if self._source is not None:  # before the pieces are taken: what is printed after that makes it due at once
+            self._source.due = time.monotonic() + STATE_S
         self._budget = min(LINES_PER_S, self._budget + LINES_PER_S * (now - self._refilled))
         self._refilled = now
         for stream in self._streams:
-            lines = stream.lines()
+            lines = stream.lines(now, last=closed)
             room = int(self._budget)
             if len(lines) > room:
                 self.left_out += len(lines) - room
@@ -88,46 +87,91 @@ class _Stream:
     def __init__(self, name: str, target: Any) -> None:
         self.name, self._target = name, target
         self.pieces: deque[str] = deque(maxlen=5000)
-        self._rest = ""
+        self.rest = ""
+        """What has no end of line yet."""
+        self._state, self._state_at = "", 0.0
         self._key_lines = 0
+        self._own: dict[str, Any] = {}
+        self._before: Any = None
+        self._seen: Any = None
 
-    def watch(self, off: Callable[[], bool], rouse: Callable[[], None]) -> bool:
-        """rouse: called after each write. False where the target cannot be watched."""
-        write, pieces = self._target.write, self.pieces
+    def watch(self, sender: Sender, source: Source) -> bool:
+        """source: made due by each write. False where the target cannot be watched; then it is as it was.
 
-        def seen(text: str, /) -> Any:
-            result = write(text)
-            if not off():
-                pieces.append(text)
-                rouse()
+        Our write goes straight into the target's own dict: an assignment may go to another object (tqdm's DummyTqdmFile hands it
+        on to the stream that it writes to, where it would call itself for ever) and could not be taken back.
+        """
+        with contextlib.suppress(Exception):  # somebody else's stream may raise anything when it is looked at
+            if self._target is None or getattr(self._target, _MARKER, None) is not None:
+                return False
+            self._seen = self._watched(self._target.write, sender, source)
+            self._own = object.__getattribute__(self._target, "__dict__")  # a text stream of the io module has one too
+            self._before = self._own.get("write")
+            self._own["write"] = self._own[_MARKER] = self._seen
+            if self._target.write is self._seen:
+                return True
+        self.release()
+        return False
+
+    def _watched(self, write: Callable[..., Any], sender: Sender, source: Source) -> Callable[..., Any]:
+        pieces, inside = self.pieces, 0
+
+        def seen(*args: Any, **named: Any) -> Any:
+            nonlocal inside
+            thread = get_ident()
+            if inside == thread:  # the stream's write came back to itself: the outer call has all of the text
+                return write(*args, **named)
+            try:
+                inside = thread
+                result = write(*args, **named) if named else write(*args)  # 10 ns less
+            finally:
+                inside = 0
+            try:
+                if not sender.disabled and isinstance(args[0], str):
+                    pieces.append(args[0])
+                    source.due = sender.sources_due = 0.0
+            except Exception:  # noqa: BLE001, S110 - no text, no memory, no stack left: it was printed all the same
+                pass
             return result
 
-        try:
-            self._target.write = seen  # on the instance: a text stream of the io module has a dict of its own
-            setattr(self._target, _MARKER, seen)
-        except AttributeError:
-            return False
-        return True
+        return seen
 
     def release(self) -> None:
-        if getattr(self._target, _MARKER, None) is self._target.__dict__.get("write"):  # somebody else's wrapper stays
-            with contextlib.suppress(AttributeError):
-                del self._target.write
-        with contextlib.suppress(AttributeError):
-            delattr(self._target, _MARKER)
+        """Puts back what was there before us."""
+        own = self._own
+        if own.get("write") is self._seen:  # somebody else's wrapper stays
+            own["write"] = self._before
+            if self._before is None:
+                del own["write"]
+        if own.get(_MARKER) is self._seen:
+            own.pop(_MARKER, None)
 
-    def lines(self) -> list[str]:
-        parts = [self._rest]
+    def lines(self, now: float, *, last: bool) -> list[str]:
+        """Whole lines, and now and then the state of one that is being rewritten; last: what has no end is a line too."""
+        if "\r" not in self.rest:
+            self._state_at = now
+        parts = [self.rest]
         while self.pieces:
-            piece = self.pieces.popleft()
-            parts.append(piece if isinstance(piece, str) else str(piece))
-        text = "".join(parts)
-        *whole, self._rest = text.split("\n")
-        if len(self._rest) > 100_000:
-            self._rest = self._rest[-1000:]
-        if "\r" in self._rest:
-            self._rest = self._rest[self._rest.rstrip("\r").rfind("\r") + 1 :]
-        return [shown for line in whole if (shown := self._without_key(_as_shown(line)))]
+            parts.append(self.pieces.popleft())
+        *whole, self.rest = "".join(parts).split("\n")
+        if len(self.rest) > 100_000:
+            self.rest = self.rest[-1000:]
+        if "\r" in self.rest:  # one of them stays: it tells that the line is being rewritten
+            self.rest = self.rest[max(self.rest.rstrip("\r").rfind("\r"), 0) :]
+        if last:
+            whole, self.rest = [*whole, self.rest], ""
+        lines = [self._without_key(_as_shown(line)) for line in whole]
+        if lines:
+            if lines[0] == self._state:
+                lines[0] = ""  # told already
+            self._state, self._state_at = "", now
+        return [line for line in (*lines, self._new_state(now)) if line]
+
+    def _new_state(self, now: float) -> str:
+        if "\r" not in self.rest or now - self._state_at < STATE_S or self._key_lines:
+            return ""
+        before, self._state, self._state_at = self._state, _as_shown(self.rest), now
+        return "" if self._state == before or "-----BEGIN" in self._state else self._state
 
     def _without_key(self, line: str) -> str:
         """A private key has many lines; they may come in different events, and none but the first tells what it is."""

@@ -14,7 +14,7 @@ import stat
 import struct
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,6 +25,8 @@ __all__ = ["Repository", "find"]
 MAX_INDEX_BYTES = 8 * 2**20
 MAX_HASHED_BYTES = 32 * 2**20
 _EMPTY_BLOB = bytes.fromhex("e69de29bb2d1d6434b8b29ae775ad8c2e48c5391")
+_HEAD_OF_AN_OBJECT = 4096
+"""Bytes of a stored object that are read where only its first line is wanted."""
 _LINK, _SUBMODULE, _FOLDER = 0o120000, 0o160000, 0o040000
 _HEXADECIMAL = frozenset("0123456789abcdef")
 
@@ -67,7 +69,13 @@ class Repository(NamedTuple):
 
     def branch(self) -> str | None:
         head = _read(self.git / "HEAD")
-        return head.removeprefix("ref: ").removeprefix("refs/heads/") if head.startswith("ref: ") else None
+        if not head.startswith("ref: ") or self._references_elsewhere():
+            return None
+        return head.removeprefix("ref: ").removeprefix("refs/heads/")
+
+    def _references_elsewhere(self) -> bool:
+        """Whether they are in tables of git's newer format, which we cannot read: HEAD then names a branch that cannot be."""
+        return _read(self.git / "HEAD") == "ref: refs/heads/.invalid"
 
     def commit(self) -> str | None:
         """The commit that is checked out; None before the first one."""
@@ -123,10 +131,13 @@ class Repository(NamedTuple):
             index = _Index(path.read_bytes(), path.stat().st_mtime_ns) if path.stat().st_size <= MAX_INDEX_BYTES else None
         except (OSError, ValueError, struct.error, IndexError):
             return
-        if index is None or len(self.commit() or "") == 64:  # objects named by SHA-256
+        if index is None or self._references_elsewhere() or len(self.commit() or "") == 64:  # objects named by SHA-256
             return
         yield None
-        if self._staged(index):
+        staged = yield from self._staged(index)
+        if staged is None:
+            return
+        if staged:
             yield True
             return
         modes = self._config().get("core", {}).get("filemode", "true") == "true"
@@ -157,18 +168,77 @@ class Repository(NamedTuple):
         attributes = _read(self.root / ".gitattributes") + _read(self.common / "info" / "attributes")
         return any(word in attributes for word in ("filter=", "text", "eol=", "ident", "crlf"))
 
-    def _staged(self, index: _Index) -> bool:
-        """Whether the index is of another tree than the commit. `git add` marks the tree that the index remembers as old."""
-        tree, commit = index.tree(), self.commit()
-        if tree is None:
-            return False  # what differs shows in the files
-        if not tree or commit is None:
-            return True
-        try:
-            stored = zlib.decompress((self.common / "objects" / commit[:2] / commit[2:]).read_bytes())
-        except (OSError, zlib.error):
-            return False  # the commit is in a pack
-        return not stored.partition(b"\0")[2].startswith(b"tree " + tree.hex().encode())
+    def _staged(self, index: _Index) -> Generator[None, None, bool | None]:
+        """Whether the index is of another tree than the commit; None where that cannot be known."""
+        commit = self.commit()
+        if index.unsettled or commit is None:  # before the first commit all that is in the index is new
+            return index.unsettled or bool(index.entries)
+        committed, tree = self._tree_of(commit), index.tree()
+        if tree is None and committed is not None:
+            tree = yield from index.rebuilt_tree()
+        if committed is None:  # deep in a pack: an index that knows its tree was hardly ever changed by hand
+            return None if tree is None else False
+        return tree != committed
+
+    def _tree_of(self, commit: str) -> bytes | None:
+        """The id of the commit's tree, None where the commit is not found or is stored as what differs from another one."""
+        folders = [self.common / "objects"]
+        folders += [folders[0] / other for other in _read(folders[0] / "info" / "alternates").splitlines() if other]
+        for folder in folders:
+            with contextlib.suppress(OSError, zlib.error, ValueError, struct.error, IndexError):
+                stored = _loose(folder / commit[:2] / commit[2:]) or _from_packs(folder / "pack", bytes.fromhex(commit))
+                if stored is not None and stored.startswith(b"tree "):
+                    return bytes.fromhex(stored[5:45].decode("ascii"))
+        return None
+
+
+def _loose(path: Path) -> bytes | None:
+    """The beginning of an object that has a file of its own."""
+    try:
+        with path.open("rb") as file:
+            stored = file.read(_HEAD_OF_AN_OBJECT)
+    except FileNotFoundError:
+        return None
+    return zlib.decompressobj().decompress(stored, _HEAD_OF_AN_OBJECT).partition(b"\0")[2]
+
+
+def _from_packs(folder: Path, oid: bytes) -> bytes | None:
+    """The beginning of a commit in a pack: of those that are stored whole, as the newest of each pack are."""
+    for index in folder.glob("*.idx"):
+        offset = _offset_in_pack(index, oid)
+        if offset is None:
+            continue
+        with index.with_suffix(".pack").open("rb") as file:
+            file.seek(offset)
+            stored = file.read(_HEAD_OF_AN_OBJECT)
+        if stored[0] >> 4 & 7 != 1:  # not a commit, but what differs from one
+            return None
+        start = next((at for at, byte in enumerate(stored) if byte < 128), 0) + 1  # after the size
+        return zlib.decompressobj().decompress(stored[start:], _HEAD_OF_AN_OBJECT)
+    return None
+
+
+def _offset_in_pack(index: Path, oid: bytes) -> int | None:
+    """Version 2 of gitformat-pack: how many names begin with up to each byte, the names, checksums, offsets, long offsets."""
+    with index.open("rb") as file:
+        magic, version, *counts = struct.unpack(">4sI256I", file.read(8 + 4 * 256))
+        if magic != b"\xfftOc" or version != 2:
+            return None
+        first, end, total = counts[oid[0] - 1] if oid[0] else 0, counts[oid[0]], counts[255]
+        names = file.tell()
+        while first < end:
+            middle = (first + end) // 2
+            file.seek(names + 20 * middle)
+            found = file.read(20)
+            if found == oid:
+                file.seek(names + 24 * total + 4 * middle)
+                (offset,) = struct.unpack(">I", file.read(4))
+                if offset >> 31:
+                    file.seek(names + 28 * total + 8 * (offset & 0x7FFFFFFF))
+                    (offset,) = struct.unpack(">Q", file.read(8))
+                return int(offset)
+            first, end = (middle + 1, end) if found < oid else (first, middle)
+    return None
 
 
 class _Entry(NamedTuple):
@@ -211,7 +281,7 @@ class _Entry(NamedTuple):
                     content = file.read(MAX_HASHED_BYTES)
         except OSError:
             return False
-        return hashlib.sha1(b"blob %d\0" % len(content) + content, usedforsecurity=False).digest() == self.oid
+        return _named(b"blob", content) == self.oid
 
 
 class _Index:
@@ -220,6 +290,10 @@ class _Index:
     def __init__(self, data: bytes, written_ns: int) -> None:
         self.written_ns = written_ns
         self.entries: list[_Entry] = []
+        """The files that are to be looked at."""
+        self.unsettled = False
+        """Whether something in it belongs to no tree: a conflict, or a new file without content (`git add -N`)."""
+        self._all: list[_Entry] = []
         magic, version, count = struct.unpack_from(">4sII", data)
         if magic != b"DIRC" or version not in (2, 3, 4):
             raise ValueError(f"index version {version}")
@@ -240,8 +314,11 @@ class _Index:
                 path = data[at:end]
                 at = begin + (end - begin + 8) // 8 * 8
             skipped = flags & 0x8000 or extended & 0x4000  # "assume unchanged", "skip worktree"
+            entry = _Entry(path, mode, size, mtime * 10**9 + mtime_ns, oid)
+            self._all.append(entry)
+            self.unsettled = self.unsettled or bool(flags & 0x3000 or extended & 0x2000)
             if not skipped and mode & 0o170000 not in (_SUBMODULE, _FOLDER):
-                self.entries.append(_Entry(path, mode, size, mtime * 10**9 + mtime_ns, oid))
+                self.entries.append(entry)
         self._extensions: dict[bytes, bytes] = {}
         while at + 8 <= len(data) - 20:
             name, length = struct.unpack_from(">4sI", data, at)
@@ -251,11 +328,40 @@ class _Index:
             raise ValueError("a split index")
 
     def tree(self) -> bytes | None:
-        """The tree that the whole index stands for: b"" when it is out of date, None when the index remembers none."""
+        """The tree that the whole index stands for, None where it remembers none. `git add` marks it as out of date, and what
+        takes the change back leaves it so."""
         match = re.match(rb"\0(-?\d+) \d+\n", self._extensions.get(b"TREE", b""))
-        if match is None:
+        if match is None or match[1] == b"-1":
             return None
-        return b"" if match[1] == b"-1" else self._extensions[b"TREE"][match.end() : match.end() + 20]
+        return self._extensions[b"TREE"][match.end() : match.end() + 20]
+
+    def rebuilt_tree(self) -> Generator[None, None, bytes]:
+        """The tree that the entries make, as `git write-tree` names it; yields after each piece of work. Entries and trees have
+        the same order, so that a folder is complete when the next path lies outside of it."""
+        folders: list[bytes] = []
+        contents: list[list[bytes]] = [[]]  # of the root, and of each of the folders
+
+        def leave(depth: int) -> None:
+            while len(folders) > depth:
+                made = _named(b"tree", b"".join(contents.pop()))
+                contents[-1].append(b"40000 %s\0%s" % (folders.pop(), made))
+
+        for number, entry in enumerate(self._all):
+            if number % 1000 == 999:
+                yield
+            *parents, name = entry.path.rstrip(b"/").split(b"/")  # a folder that is not checked out ends with a slash
+            if parents != folders:
+                leave(next((at for at, (a, b) in enumerate(zip(folders, parents, strict=False)) if a != b), len(parents)))
+                contents += [[] for _ in parents[len(folders) :]]
+                folders += parents[len(folders) :]
+            contents[-1].append(b"%o %s\0%s" % (entry.mode, name, entry.oid))
+        leave(0)
+        return _named(b"tree", b"".join(contents[0]))
+
+
+def _named(kind: bytes, content: bytes) -> bytes:
+    """An object's id."""
+    return hashlib.sha1(b"%s %d\0" % (kind, len(content)) + content, usedforsecurity=False).digest()
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:

@@ -4,12 +4,15 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import TypeVar, cast
 
 import pytest
 
-from perfagent.context.git import Repository, find
+from perfagent.context.git import Repository, _Index, find
+
+T = TypeVar("T")
 
 
 def git(folder: Path, *words: str) -> str:
@@ -177,12 +180,109 @@ def another_branch(tree: Path) -> None:
     git(tree, "checkout", "-q", "-b", "side", "HEAD~1")
 
 
+def staged_and_restored(tree: Path) -> None:
+    staged(tree)
+    git(tree, "restore", "--staged", "--worktree", ".")
+
+
+def stashed_fetched_back_and_dropped(tree: Path) -> None:
+    edited(tree)
+    git(tree, "stash")
+    git(tree, "stash", "pop", "-q")
+    git(tree, "checkout", "-q", ".")
+
+
+def new_and_added_and_taken_out(tree: Path) -> None:
+    new_and_added(tree)
+    git(tree, "rm", "-q", "--cached", "notes.txt")
+
+
+def taken_out_and_added(tree: Path) -> None:
+    git(tree, "rm", "-q", "--cached", "a/b/data.py")
+    git(tree, "add", "a/b/data.py")
+
+
+def taken_out(tree: Path) -> None:
+    git(tree, "rm", "-q", "--cached", "a/b/data.py")
+
+
+def made_a_program_in_the_index(tree: Path) -> None:
+    git(tree, "update-index", "--chmod=+x", "train.py")
+    git(tree, "config", "core.filemode", "false")
+
+
+def names_that_sort_oddly(tree: Path) -> None:
+    for name in ("a.py", "a-b/c.py", "a0", "a/b.py", "a/b0/c/d.py", "a/é", "zz/1/2/3/4"):
+        (tree / name).parent.mkdir(parents=True, exist_ok=True)
+        (tree / name).write_text(name)
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "names")
+    staged_and_restored(tree)
+
+
+def a_submodule(tree: Path) -> None:
+    git(tree, "clone", "-q", ".", str(tree.parent / "other"))
+    git(tree, "submodule", "--quiet", "add", str(tree.parent / "other"), "a/module")
+    git(tree, "commit", "-q", "-m", "module")
+    staged_and_restored(tree)
+
+
+def half_of_it_checked_out(tree: Path) -> None:
+    git(tree, "sparse-checkout", "set", "--cone", "--sparse-index", "nothing")
+    (tree / "train.py").write_text("# another\n")
+    git(tree, "add", "train.py")
+    git(tree, "restore", "--staged", "--worktree", "train.py")
+
+
+def half_of_it_checked_out_and_staged(tree: Path) -> None:
+    half_of_it_checked_out(tree)
+    (tree / "train.py").write_text("# another\n")
+    git(tree, "add", "train.py")
+
+
+def announced(tree: Path) -> None:
+    (tree / "notes").touch()
+    git(tree, "add", "-N", "notes")
+
+
+def merged_in_vain(tree: Path) -> None:
+    another_branch(tree)
+    (tree / "a" / "model.py").write_text("# a third\n")
+    git(tree, "commit", "-q", "-a", "-m", "four")
+    with pytest.raises(subprocess.CalledProcessError):
+        git(tree, "merge", "-q", "main")
+
+
+def packed_and_staged(tree: Path) -> None:
+    packed(tree)
+    staged(tree)
+
+
+def packed_and_staged_and_restored(tree: Path) -> None:
+    packed(tree)
+    staged_and_restored(tree)
+
+
+def commit_taken_back_in_a_pack(tree: Path) -> None:
+    staged_and_committed(tree)
+    packed(tree)
+    git(tree, "reset", "-q", "--soft", "HEAD~1")
+
+
+def newest_index_format_and_restored(tree: Path) -> None:
+    newest_index_format(tree)
+    staged_and_restored(tree)
+
+
 @pytest.mark.parametrize(
     "happens",
     [
         lambda tree: None, edited, edited_in_the_same_length, touched, staged, staged_and_put_back, staged_and_committed, removed,
         new_and_untracked, new_and_added, made_a_program, link_to_another, commit_taken_back, newest_index_format,
-        newest_index_format_and_edited, packed, another_branch,
+        newest_index_format_and_edited, packed, another_branch, staged_and_restored, stashed_fetched_back_and_dropped,
+        new_and_added_and_taken_out, taken_out_and_added, taken_out, made_a_program_in_the_index, names_that_sort_oddly,
+        a_submodule, half_of_it_checked_out, half_of_it_checked_out_and_staged, announced, merged_in_vain, packed_and_staged,
+        packed_and_staged_and_restored, commit_taken_back_in_a_pack, newest_index_format_and_restored,
     ],
 )  # fmt: skip
 def test_changed_files_are_seen_as_git_sees_them(tree: Path, happens: Callable[[Path], None]) -> None:
@@ -198,6 +298,52 @@ def test_a_clone_and_a_copy_of_it_are_clean(tree: Path) -> None:
     for path in (tree.parent / "copy").rglob("*.py"):
         path.touch()  # as a copy that keeps no times
     assert dirty(tree.parent / "copy") is False
+
+
+def test_a_clone_that_borrows_its_objects_is_seen_as_git_sees_it(tree: Path) -> None:
+    clone = tree.parent / "clone"
+    git(tree, "clone", "-q", "--shared", str(tree), str(clone))
+    staged_and_restored(clone)
+    assert dirty(clone) is expected(clone) is False
+    staged(clone)
+    assert dirty(clone) is expected(clone) is True
+
+
+def test_a_big_index_is_worked_through_in_pieces(tree: Path) -> None:
+    staged_and_restored(tree)
+    oid = git(tree, "rev-parse", "HEAD:train.py")
+    new = "".join(f"100644 {oid}\t{n % 7}/{n % 11}/{n:05d}.py\n" for n in range(5000))
+    subprocess.run(["git", "-C", str(tree), "update-index", "--index-info"], input=new, check=True, text=True)
+    found = [*repository(tree).changes()]
+    assert found == [None] * (len(found) - 1) + [True]
+    assert len(found) > 5
+    git(tree, "commit", "-q", "-m", "big")
+    index = _Index((tree / ".git" / "index").read_bytes(), 0)
+    assert returned(index.rebuilt_tree()) == bytes.fromhex(git(tree, "rev-parse", "HEAD^{tree}"))
+
+
+def returned(work: Generator[None, None, T]) -> T:
+    while True:
+        try:
+            next(work)
+        except StopIteration as end:
+            return cast("T", end.value)
+
+
+def test_with_a_commit_that_cannot_be_read_there_is_no_answer(tree: Path) -> None:
+    git(tree, "config", "pack.indexVersion", "1")
+    git(tree, "repack", "-a", "-d", "-q")
+    git(tree, "prune-packed")
+    assert dirty(tree) is False
+    staged_and_restored(tree)
+    assert dirty(tree) is None
+
+
+@pytest.mark.fault
+def test_references_in_tables_are_not_guessed(tree: Path) -> None:
+    (tree / ".git" / "HEAD").write_text("ref: refs/heads/.invalid\n")
+    assert repository(tree).describe() == {}
+    assert dirty(tree) is None
 
 
 def test_what_cannot_be_known_is_not_told(tree: Path) -> None:
