@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from perfagent.errors import ConfigError
+from perfagent.naming import identity_problem
 
 __all__ = ["DEFAULT_SERVER", "AgentConfig"]
 
@@ -61,12 +62,15 @@ class AgentConfig:
         if address.scheme not in ("http", "https") or not address.hostname:
             raise ConfigError(f"server must be an http:// or https:// address such as {DEFAULT_SERVER}, not {self.server!r}")
         object.__setattr__(self, "server", self.server.rstrip("/"))
-        for name in ("project", "run_id"):
+        for name, kind in (("project", "project"), ("run_id", "run")):
             value = getattr(self, name)
             if value is None:
                 continue
-            if not isinstance(value, str) or not value.strip() or len(value.encode("utf-8", "replace")) > 256:
-                raise ConfigError(f"{name} must be text of 1 to 256 bytes, not {value!r:.80}")
+            if not isinstance(value, str):
+                raise ConfigError(f"{name} must be text, not {value!r:.80}")
+            problem = identity_problem(kind, value)
+            if problem is not None:
+                raise ConfigError(f"{name} cannot be used: {problem}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:

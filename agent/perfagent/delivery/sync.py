@@ -134,6 +134,8 @@ def _told(spool: Spool, result: Upload) -> str:
     text += f"{result.duplicate} there already"
     if result.refused:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
+    elif (spool.folder / "quarantine").exists():
+        text += f"; what the server had refused before is kept in {spool.folder / 'quarantine'}"
     return text if result.complete else f"{text}; not complete: {result.reason}"
 
 

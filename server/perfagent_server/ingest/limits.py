@@ -7,25 +7,21 @@ counted, the rest of the frame is stored: one odd metric must not cost the other
 from __future__ import annotations
 
 from perfagent.errors import WireError
+from perfagent.naming import identity_problem
 from perfagent.wire import MAX_NAME_BYTES, Frame
 
 __all__ = ["MAX_NAMES_PER_RUN", "MAX_STEP", "check_frame", "name_problem"]
 
 MAX_NAMES_PER_RUN = 2000
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
-_LENGTHS = {"project": 256, "run": 128, "source": 64}  # characters, as in tables.py
 
 
 def check_frame(frame: Frame) -> None:
     """Raises WireError if the frame cannot be stored at all."""
-    for field, length in _LENGTHS.items():
-        value: str = getattr(frame, field)
-        if not value or len(value) > length:
-            raise WireError(f"{field} has {len(value)} characters; 1 to {length} are allowed")
-        if not value.isprintable() or (field == "run" and not _fits_an_address(value)):
-            raise WireError(
-                f"{field} {value!r:.80} holds characters that cannot be shown; letters, digits and -_.:@+= are always fine"
-            )
+    for field in ("project", "run", "source"):
+        problem = identity_problem(field, getattr(frame, field))
+        if problem is not None:
+            raise WireError(problem)
     if not 0 <= frame.attempt <= MAX_STEP or not 0 <= frame.rank < 2**31 or not 0 <= frame.seq <= MAX_STEP:
         raise WireError(
             "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31), "
@@ -46,7 +42,3 @@ def name_problem(name: str) -> str | None:
     if not name.isprintable():
         return "the name holds control characters"
     return None
-
-
-def _fits_an_address(run: str) -> bool:
-    return not any(character in run for character in "/\\?#%") and run not in (".", "..")
