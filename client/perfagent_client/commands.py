@@ -14,10 +14,13 @@ from typing import Any, BinaryIO
 
 from perfagent.errors import ConfigError
 from perfagent.wire import Finding, Latest, RunSummary, Timing, to_json
-from perfagent_client.client import Client
+from perfagent_client.client import ApiError, Client
+from perfagent_client.models import RunDetails
 from perfagent_client.techniques import sentences
 
-__all__ = ["add_options", "delete", "export", "output", "print_json", "runs", "show"]
+__all__ = ["add_options", "delete", "export", "found", "output", "print_json", "reader", "runs", "show"]
+
+_SHOWN = 10  # runs of one name
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
@@ -73,33 +76,67 @@ def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value).decode() + "\n")
 
 
+def reader(arguments: argparse.Namespace) -> Client:
+    """A client that may read: where the key of the environment may not, with the admin token of a server on this machine."""
+    client = Client(arguments.server)
+    token = _admin_token(None) if _is_own(client.server) else None
+    if token is None:
+        return client
+    try:
+        client.request("GET", "/runs", params={"limit": 1})
+    except ApiError as error:
+        if error.status not in (401, 403):
+            raise
+        client.close()
+        return Client(arguments.server, token)
+    return client
+
+
+def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
+    """A run by its id, else the newest one of that name, which is said where there are several. only: raises ConfigError then."""
+    run = client.find(name_or_id)
+    if run.run == name_or_id:
+        return run
+    named = [each.run for each in client.runs(name=name_or_id, limit=_SHOWN)]
+    if len(named) > 1:
+        many = f"{len(named)}{' or more' if len(named) == _SHOWN else ''} runs are named {name_or_id!r}"
+        if only:
+            raise ConfigError(f"{many}: give the id of one, which is {', '.join(named[:-1])} or {named[-1]}")
+        sys.stderr.write(f"perfagent: {many}; this is the newest, {run.run}\n")
+    return run
+
+
+def _is_own(server: str) -> bool:
+    return server.startswith(("http://127.", "http://localhost:", "http://[::1]:"))
+
+
 def _runs(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server) as client:
-        found = list(
+    with reader(arguments) as client:
+        listed = list(
             client.runs(
                 project=arguments.project, name=arguments.name, state=arguments.state, tag=arguments.tag, limit=arguments.limit
             )
         )
     if arguments.json:
-        print_json({"runs": found})
-    elif not found:
+        print_json({"runs": listed})
+    elif not listed:
         print("no runs")
     else:
-        _table(found)
+        _table(listed)
     return 0
 
 
-def _table(found: list[RunSummary]) -> None:
+def _table(listed: list[RunSummary]) -> None:
     head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "STARTED")
-    rows = [(row.run, row.name, row.project, row.state, str(row.step), row.started[:19].replace("T", " ")) for row in found]
+    rows = [(row.run, row.name, row.project, row.state, str(row.step), row.started[:19].replace("T", " ")) for row in listed]
     widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
     for row in (head, *rows):
         print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
 
 
 def _show(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server) as client:
-        run = client.find(arguments.name_or_id)
+    with reader(arguments) as client:
+        run = found(client, arguments.name_or_id)
         verdict, findings, latest = client.verdict(run.run), client.findings(run.run), client.latest(run.run)
         alerts, timing = client.alerts(run.run), client.timing(run.run)
     if arguments.json:
@@ -145,16 +182,16 @@ def _timing(timing: Timing) -> None:
     if not timing.series:
         return
     print(f"\nsteps {timing.from_step} to {timing.to_step}, ms".ljust(30) + "      P50       P90       P99")
-    for name, found in sorted(timing.series.items(), key=lambda item: -item[1].mean):
-        print(name.ljust(28) + "".join(f"{1000 * value:10.3f}" for value in (found.p50, found.p90, found.p99)))
+    for name, phase in sorted(timing.series.items(), key=lambda item: -item[1].mean):
+        print(name.ljust(28) + "".join(f"{1000 * value:10.3f}" for value in (phase.p50, phase.p90, phase.p99)))
     print("  ".join(f"{share} {100 * value:.1f} %" for share, value in timing.shares.items()))
 
 
 def _export(arguments: argparse.Namespace) -> int:
     if arguments.format == "parquet" and arguments.output is None and sys.stdout.isatty():
         raise ConfigError("a Parquet file is no text for a terminal: name a file with -o FILE, or pipe it")
-    with Client(arguments.server) as client:
-        run = client.find(arguments.name_or_id)
+    with reader(arguments) as client:
+        run = found(client, arguments.name_or_id)
         pieces = client.export_bytes(run.run, arguments.format)
         first = next(pieces, b"")  # an error of the server comes before a file is touched
         with output(arguments.output) as file:
@@ -188,11 +225,11 @@ def output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server) as reader:
-        own = reader.server.startswith(("http://127.", "http://localhost:", "http://[::1]:"))
+    with Client(arguments.server) as asked:
+        own = _is_own(asked.server)
     # This machine's token is for this machine's server: it must not be sent to whatever address --server names.
     with Client(arguments.server, _admin_token(arguments.data) if own else os.environ.get("PERFAGENT_ADMIN_TOKEN")) as client:
-        run = client.find(arguments.name_or_id)
+        run = found(client, arguments.name_or_id, only=True)
         client.delete(run.run)
     if arguments.json:
         print_json({"run": run.run, "deleted": True})

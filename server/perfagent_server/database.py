@@ -25,8 +25,8 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Protocol, TypeVar
 
-from sqlalchemy import Connection, Engine, create_engine, event, make_url
-from sqlalchemy.exc import DatabaseError, DBAPIError, OperationalError
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
+from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent_server.store import schema
@@ -39,6 +39,7 @@ BALLAST_BYTES = 64 * 2**20
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is told to come back
+_ADDRESSES = "sqlite:////path/perfagent.db or postgresql+psycopg://user@host/name"
 CHECK_UP_TO_BYTES = 256 * 2**20  # a full quick_check of this much takes about a second; a start must not take minutes
 
 
@@ -271,9 +272,15 @@ class Database:
 
 def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BYTES, max_waiting: int = MAX_WAITING) -> Database:
     """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be used."""
-    if settings.database is not None and not make_url(settings.database).get_backend_name().startswith("sqlite"):
-        engine = create_engine(settings.database, pool_size=8, max_overflow=56)
-        _upgrade(engine, settings.database)
+    url = database_url(settings)
+    if url is not None and url.get_backend_name() != "sqlite":
+        try:
+            engine = create_engine(url, pool_size=8, max_overflow=56)
+        except ModuleNotFoundError as error:
+            raise ConfigError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
+        except ArgumentError as error:
+            raise ConfigError(f"the driver of {url!r} is not known; use an address such as {_ADDRESSES}") from error
+        _upgrade(engine, repr(url))
         return Database(engine, max_waiting=max_waiting)
     path = sqlite_path(settings)
     _prepare(path)
@@ -287,11 +294,25 @@ def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BY
     return Database(engine, ballast=path.parent / "ballast", ballast_bytes=ballast_bytes, max_waiting=max_waiting)
 
 
+def database_url(settings: DatabaseSettings) -> URL | None:
+    """Where the database is; None for SQLite in the data folder. Raises ConfigError for what is none, or none of ours."""
+    if settings.database is None:
+        return None
+    try:
+        url = make_url(settings.database)
+    except ArgumentError as error:  # what was given is not shown: it may hold a password
+        raise ConfigError(f"the database must be an address such as {_ADDRESSES}; what was given is none") from error
+    if url.get_backend_name() not in ("sqlite", "postgresql"):
+        raise ConfigError(f"the database must be SQLite or PostgreSQL, as {_ADDRESSES}, not {url.get_backend_name()}")
+    return url
+
+
 def sqlite_path(settings: DatabaseSettings) -> Path:
     """The SQLite file these settings mean."""
-    if settings.database is None:
+    url = database_url(settings)
+    if url is None:
         return Path(settings.data) / "perfagent.db"
-    name = make_url(settings.database).database
+    name = url.database
     if not name or name == ":memory:":
         raise ConfigError(
             f"database {settings.database!r} lives in memory and would be lost; give a file: sqlite:////path/perfagent.db"

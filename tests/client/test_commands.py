@@ -112,6 +112,23 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
     assert nobody.returncode == 1 and "perfagent up" in nobody.stderr
 
 
+def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listening, tmp_path: Path) -> None:
+    for project in ("one", "two"):
+        row = {"project": project, "run": "twin", "metrics": {"x": 1}}
+        httpx.post(f"{server.url}/api/v1/log", json=row, trust_env=False).raise_for_status()
+    listed = json.loads(perfagent(server, tmp_path, "runs", "--name", "twin", "--json").stdout)["runs"]
+    ids = [run["run"] for run in listed]
+    assert len(ids) == 2
+    shown = perfagent(server, tmp_path, "show", "twin", "--json")
+    assert json.loads(shown.stdout)["run"] == ids[0]
+    assert shown.stderr == f"perfagent: 2 runs are named 'twin'; this is the newest, {ids[0]}\n"
+    refused = perfagent(server, tmp_path, "delete", "twin", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
+    assert refused.returncode == 1
+    assert "2 runs are named 'twin'" in refused.stderr and all(run in refused.stderr for run in ids)
+    for run in ids:
+        assert perfagent(server, tmp_path, "delete", run, PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN).returncode == 0
+
+
 def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> None:
     httpx.post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}, trust_env=False).raise_for_status()
     refused = perfagent(server, tmp_path, "delete", "short")

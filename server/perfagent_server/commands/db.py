@@ -36,11 +36,10 @@ def _settings(arguments: argparse.Namespace) -> Settings:
 
 
 def _sqlite_file(settings: Settings) -> Path:
-    from sqlalchemy import make_url
+    from perfagent_server.database import database_url, sqlite_path
 
-    from perfagent_server.database import sqlite_path
-
-    if settings.database is not None and not make_url(settings.database).get_backend_name().startswith("sqlite"):
+    url = database_url(settings)
+    if url is not None and url.get_backend_name() != "sqlite":
         raise ConfigError("backup and restore are for SQLite; use the other database's own tools (pg_dump, pg_restore)")
     return sqlite_path(settings)
 

@@ -137,7 +137,8 @@ def authorize(connection: HTTPConnection, scope: Scope) -> Identity:
         return identity
     if identity.who == "anyone":
         raise ApiError(401, "unauthorized", _WHAT_IS_MISSING[scope], headers={"WWW-Authenticate": "Bearer"})
-    raise ApiError(403, "forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}")
+    cure = f"; an administrator makes a key with it: `perfagent keys create {scope}`"
+    raise ApiError(403, "forbidden", f"{identity.who} may not do this: it needs the scope {scope!r}{cure}")
 
 
 _WHAT_IS_MISSING: dict[Scope, str] = {

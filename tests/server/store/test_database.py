@@ -217,6 +217,22 @@ def test_a_database_in_memory_is_refused(tmp_path: Path) -> None:
         open_database(place)
 
 
+@pytest.mark.parametrize(
+    ("given", "word"),
+    [
+        ("foo", "sqlite:////path"),
+        ("mysql://u:hidden@host/name", "SQLite or PostgreSQL"),
+        ("postgresql+pg8000://u:hidden@host/name", "pip install pg8000"),
+        ("postgresql+nothing://u:hidden@host/name", "driver .* is not known"),
+    ],
+)
+def test_an_address_that_cannot_be_used_is_refused_in_words(tmp_path: Path, given: str, word: str) -> None:
+    place = type("Place", (), {"data": tmp_path, "database": given})()
+    with pytest.raises(ConfigError, match=word) as refused:
+        open_database(place)
+    assert "hidden" not in str(refused.value)
+
+
 # --- migrations --------------------------------------------------------------------------------------------------------------
 
 
