@@ -79,7 +79,7 @@ def collect(tensor: torch.Tensor) -> Reading | None:
         if _made >= _MOST_WAITING:
             return None
         _made += 1
-        buffer = torch.empty(tensor.numel(), dtype=dtype, pin_memory=True)
+        buffer = torch.empty(tensor.numel(), dtype=dtype, device="cpu", pin_memory=True)  # whatever the default device is
         event = torch.cuda.Event()
     buffer.copy_(tensor.reshape(-1), non_blocking=True)
     event.record(torch.cuda.current_stream(tensor.device))

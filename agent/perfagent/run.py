@@ -33,6 +33,8 @@ from perfagent.hooks import guard
 from perfagent.hooks.data import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.model import has_optimizer
+from perfagent.hooks.parts import Uncalled
 from perfagent.hooks.phases import Span
 from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.row import EarlyLog, LoggedLater
@@ -108,6 +110,7 @@ class Run:
         self._sender.reader, self._sender.progress = self._progress.reader, self._progress
         self._progress.off = self._sender.disabled
         self._undo_forward: Any = None
+        self._uncalled: Uncalled | None = None
         self._undo_step: Any = None
         self._refused = 0
         self._last_value = getattr(sys, "last_value", None)
@@ -157,6 +160,9 @@ class Run:
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
         elif p.seen_backward:
+            if p.last is None and p.unstepped():
+                self._log_unstepped(values)
+                return
             step = p.completed + p.opened
             loss = values.get("loss")
             if type(loss) is float:
@@ -175,7 +181,7 @@ class Run:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
         severity = LEVELS.get(level.lower() if isinstance(level, str) else "", "warning")
         self._sender.event(
-            "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.in_progress()
+            "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.logged_at()
         )
 
     def phase(self, name: str) -> Span:
@@ -189,7 +195,8 @@ class Run:
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when it does not answer within 2 s, or when there is no server."""
+        """What the server says about this run now; None when it does not answer within 2 s, when there is no server, and, with a
+        warning, when the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
         import httpx
@@ -202,6 +209,9 @@ class Run:
         try:
             with httpx.Client(timeout=2.0, trust_env=not local, headers=headers) as client:
                 answer = client.get(f"{self.settings.server}/api/v1/runs/{self.id}/verdict")
+            if answer.status_code in (401, 403):
+                why = "the key in PERFAGENT_API_KEY may send, not read" if self.settings.api_key else "reading needs a key"
+                self._sender.tell("verdict", logging.WARNING, f"perfagent: no verdict here: {why}; see `perfagent show`")
             return msgspec.json.decode(answer.content, type=Finding) if answer.status_code == 200 else None
         except (httpx.HTTPError, msgspec.MsgspecError):
             return None
@@ -315,7 +325,7 @@ class Run:
             self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         if model is not None:
             self._model = self._progress.found = weakref.ref(model)
-            self._progress.model_size = sum(p.numel() for p in model.parameters() if p.requires_grad)
+            self._progress.model_size = _trainable(model)
             if self._progress.last is not None:
                 self._watch_again()
         if optimizer is not None:
@@ -344,7 +354,10 @@ class Run:
         model = self._known_model()
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
-            self._undo_forward = watch_forward(model)
+            watched, self._undo_forward = watch_forward(model)
+            if watched is not None:
+                self._uncalled = Uncalled(model, watched)
+                self._investigator.add(self._uncalled)
         primary = self._known_optimizer()
         if primary is not None and self._undo_step is None:
             self._undo_step = watch_whole_step(primary)
@@ -360,6 +373,8 @@ class Run:
 
     def _take_off(self) -> None:
         """The patches of model and optimizer."""
+        if self._uncalled is not None:
+            self._uncalled.remove()
         for undo in (self._undo_forward, self._undo_step):
             if undo is not None:
                 undo()
@@ -370,7 +385,7 @@ class Run:
     def _poll(self) -> None:
         p = self._progress
         if p.early and p.early[0].waits_too_long():
-            p.settle_early(None)
+            self._settle_waiting()
         if p.release is not None:
             p.release.expire()
         own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
@@ -378,6 +393,14 @@ class Run:
         if share is None:
             return
         self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+
+    def _settle_waiting(self) -> None:
+        """Gives logs that waited for a first step the one that is theirs without it."""
+        p = self._progress
+        if p.awaits_optimizer():
+            p.settle_unstepped(by_log=not has_optimizer())
+        else:
+            p.settle_early(None)
 
     def _look(self) -> None:
         """Rare looks at a step, from the first step on."""
@@ -392,6 +415,12 @@ class Run:
             self._look_source.due = max(self._look_source.due, idle_until)
 
     # ---- details
+
+    def _log_unstepped(self, values: dict[str, Any]) -> None:
+        p = self._progress
+        if "loss" in values and not p.by_log:
+            self._explicit_loss(p.completed + 1, values["loss"])
+        p.log_unstepped(EarlyLog(time.time(), time.monotonic(), values))
 
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""
@@ -433,6 +462,8 @@ class Run:
         self._ended = True
         p = self._progress
         p.ended = True
+        if p.awaits_optimizer():
+            p.settle_unstepped(by_log=True)
         p.settle_early(None)
         p.release = None
         after_last_step(p)
@@ -456,6 +487,12 @@ def _text(value: Any, most: int) -> str:
         return str(value)[:most]
     except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
         return f"[{type(value).__name__}]"
+
+
+def _trainable(model: Any) -> int:
+    """Trainable numbers of a model; those of lazy modules are not known before their first call."""
+    is_lazy = sys.modules["torch"].nn.parameter.is_lazy
+    return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
 
 
 def _snapshot(values: dict[str, Any]) -> None:

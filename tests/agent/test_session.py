@@ -329,3 +329,83 @@ def test_a_row_reaches_the_record_while_the_process_lives(tmp_path):
     run = perfagent.init(record=tmp_path / "record")
     run.log({"x": 1.0}, step=1)
     until(lambda: run._sender.counters.get("spooled", 0) >= 1, why="the row was never spooled")
+
+
+def by_hand(model, x):
+    """A step of a loop that has no optimizer: the loss."""
+    loss = model(x).square().mean()
+    model.zero_grad()
+    loss.backward()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter -= 0.01 * parameter.grad
+    return loss.item()
+
+
+def logged(recorded, name):
+    return [(step, values[name]) for step, values in recorded.rows if name in values]
+
+
+def test_each_log_is_a_step_where_parameters_are_updated_by_hand(record):
+    recorded = record()
+    model = nn.Linear(4, 1)
+    losses = []
+    for _ in range(6):
+        losses.append(by_hand(model, torch.ones(2, 4)))
+        recorded.run.log({"train_loss": losses[-1]})
+    recorded.finish()
+    assert logged(recorded, "train_loss") == list(enumerate(losses, 1))
+
+
+def test_what_waits_for_an_optimizer_waits_seconds_at_most(record, monkeypatch):
+    """And from then on, since there is none, nothing waits."""
+    monkeypatch.setattr("perfagent.run.has_optimizer", lambda: False)  # other tests of this process have some
+    recorded = record()
+    model = nn.Linear(4, 1)
+    for number in range(4):
+        by_hand(model, torch.ones(2, 4))
+        recorded.run.log({"number": number})
+        recorded.run._settle_waiting()
+    by_hand(model, torch.ones(2, 4))
+    recorded.run.log({"number": 4})
+    assert not recorded.run._progress.early
+    recorded.finish()
+    assert logged(recorded, "number") == [(step, step - 1) for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("polls", [False, True])
+def test_logs_between_the_micro_batches_of_the_first_step_belong_to_it(record, polls):
+    """However long they last: there is an optimizer."""
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer)
+    for step in range(2):
+        for micro in range(4):
+            model(torch.ones(2, 4)).mean().backward()
+            recorded.run.log({"micro": 4 * step + micro})
+            if polls:
+                recorded.run._settle_waiting()
+        optimizer.step()
+    recorded.finish()
+    assert logged(recorded, "micro") == [(1, 0), (1, 1), (1, 2), (1, 3), (2, 4), (2, 5), (2, 6), (2, 7)]
+
+
+def test_an_alert_belongs_to_the_newest_log_where_nothing_else_counts_steps(record):
+    recorded = record()
+    for number in range(3):
+        recorded.run.log({"a": number})
+        recorded.run.alert(f"at {number}")
+    recorded.finish()
+    assert logged(recorded, "a") == [(0, 0), (1, 1), (2, 2)]
+    assert [step for kind, _, step in recorded.sender.events if kind == "alert"] == [0, 1, 2]
+
+
+def test_a_lazy_model_may_be_attached(record):
+    model = nn.Sequential(nn.LazyLinear(4), nn.ReLU(), nn.LazyLinear(1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(3):
+        model(torch.ones(2, 3)).mean().backward()
+        optimizer.step()
+    recorded.finish()
+    assert [step for step, _ in logged(recorded, "loss")] == [1, 2, 3]

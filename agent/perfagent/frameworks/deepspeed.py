@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from perfagent.device import Value, take
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
 from perfagent.hooks.backward import begin_pass, remember
-from perfagent.hooks.guard import failures, guarded, keep_out_of_frames
+from perfagent.hooks.guard import guarded, keep_out_of_frames
 from perfagent.hooks.living import living
 from perfagent.hooks.model import owned
 from perfagent.hooks.progress import Progress, now, state
@@ -66,7 +66,7 @@ def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.entered or p.scaler_depth or failures:
+        if p is None or p.entered or p.scaler_depth:
             return original(self, *args, **kwargs)
         before = _before(p, self)
         if before is None:
@@ -159,7 +159,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(self: Any, loss: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.backward_depth or failures or p.thread != get_ident():
+        if p is None or p.backward_depth or p.thread != get_ident():
             return original(self, loss, *args, **kwargs)
         began, trace = now(), p.trace
         p.backward_depth = 1

@@ -87,8 +87,9 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
     if p.clock is None and tensor is not None and tensor.is_cuda:
         p.clock = DeviceClock()
     p.opened = p.seen_backward = True
-    if p.early:
+    if p.early and p.first_logged < 0:
         p.settle_early(p.completed + 1)
+        p.first_logged = 0
     return None if p.clock is None else p.clock.mark()
 
 

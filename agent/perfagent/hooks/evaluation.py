@@ -64,7 +64,12 @@ def interrupted(p: Progress) -> None:
 def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     """A call of the root model without gradients, noted when it returns. training: the model's mode."""
     began = now()
-    output = call(*args, **kwargs)
+    try:
+        output = call(*args, **kwargs)
+    except (RuntimeError, MemoryError) as error:
+        if p.investigator is not None:
+            p.investigator.passing(error)
+        raise
     interrupted(p)
     p.trace.extend((began, now(), training, EVALUATED))
     if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step

@@ -24,9 +24,9 @@ from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.living import living
-from perfagent.hooks.progress import now, state
+from perfagent.hooks.progress import Progress, now, state
 
-__all__ = ["Watched", "watch_forward"]
+__all__ = ["CALL", "Watched", "size_of_call", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
@@ -34,30 +34,30 @@ _ENOUGH = 3
 """So many training calls whose output held no loss, and outputs are no longer looked at."""
 
 
-def watch_forward(model: Any) -> Callable[[], None]:
-    """Watches the calls of a root model; the answer ends it."""
+def watch_forward(model: Any) -> tuple[Watched | None, Callable[[], None]]:
+    """Watches the calls of a root model. Answers what watches them and what ends it."""
     root = _outermost(model)
-    if not hasattr(root, _CALL):
-        logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", _CALL)
-        return lambda: None
-    replaced = root.__dict__.get(_CALL)
+    if not hasattr(root, CALL):
+        logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", CALL)
+        return None, lambda: None
+    replaced = root.__dict__.get(CALL)
     watched = Watched(root, replaced)
-    root.__dict__[_CALL] = watched  # not by setattr: torch.compile's wrapper would hand it on to the model inside
+    root.__dict__[CALL] = watched  # not by setattr: torch.compile's wrapper would hand it on to the model inside
     kept = weakref.ref(root)
 
     def remove() -> None:
         module = kept()
-        if module is None or module.__dict__.get(_CALL) is not watched:
+        if module is None or module.__dict__.get(CALL) is not watched:
             return
         if replaced is None:
-            del module.__dict__[_CALL]
+            del module.__dict__[CALL]
         else:
-            module.__dict__[_CALL] = replaced
+            module.__dict__[CALL] = replaced
 
-    return remove
+    return watched, remove
 
 
-_CALL = "_compiled_call_impl"
+CALL = "_compiled_call_impl"
 _DATA = FIELDS[DATA]
 
 
@@ -68,12 +68,14 @@ class Watched:
     has None here: modules leave this attribute out of copies and pickles, and the wrappers that do not get `__reduce__`.
     """
 
-    __slots__ = ("_grad_enabled", "_looks", "_replaced", "_root")
+    __slots__ = ("_grad_enabled", "_looks", "_replaced", "_root", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None) -> None:
         self._root, self._replaced = weakref.ref(root), replaced
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._looks = _ENOUGH
+        self.called = False
+        """In the course of a training step."""
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
@@ -82,7 +84,7 @@ class Watched:
         root: Any = self._root()  # it lives: it is calling us
         call = self._replaced or root._call_impl
         p = state.current
-        if p is None or p.backward_depth or p.phase_depth or failures or p.thread != get_ident():
+        if p is None or p.backward_depth or p.phase_depth or _NAME in failures or p.thread != get_ident():
             return call(*args, **kwargs)
         if not self._grad_enabled():
             return evaluated(p, root.training, call, args, kwargs)
@@ -95,11 +97,7 @@ class Watched:
             trace = p.trace
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
-                batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
-                measure = p.readers.get(0)
-                if measure is None:
-                    measure = measure_of(p, 0, batch)
-                size = measure(batch)
+                size = size_of_call(p, args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
             if p.probe is not None and training:
                 call, p.probe = functools.partial(_probed, p.probe, call), None
@@ -114,6 +112,7 @@ class Watched:
         if not self._looks:
             return output
         try:
+            self.called = True
             holds_loss = _holds_loss(output)
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
@@ -123,6 +122,15 @@ class Watched:
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
+
+
+def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:
+    """Samples and tokens of the batch that a model is called with."""
+    batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
+    measure = p.readers.get(0)
+    if measure is None:
+        measure = measure_of(p, 0, batch)
+    return measure(batch)
 
 
 def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

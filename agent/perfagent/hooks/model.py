@@ -12,7 +12,7 @@ from typing import Any
 
 from perfagent.hooks.living import living
 
-__all__ = ["owned", "parameters_of", "search"]
+__all__ = ["has_optimizer", "owned", "parameters_of", "search"]
 
 
 def parameters_of(optimizer: Any) -> dict[int, Any]:
@@ -40,6 +40,11 @@ def search(optimizer: Any, *, model: bool) -> tuple[Any, list[Any]]:
         elif "param_groups" in thing.__dict__:
             optimizers.append(thing)
     return (_root(optimizer, modules) if model else None), optimizers
+
+
+def has_optimizer() -> bool:
+    """Whether the process has any of torch's optimizers; slow (living.py)."""
+    return any("param_groups" in thing.__dict__ for thing in living(sys.modules["torch"].optim.Optimizer))
 
 
 def _root(optimizer: Any, modules: dict[int, Any]) -> Any:

@@ -35,7 +35,7 @@ class _EveryStep:
     """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
 
     __slots__ = (
-        "backward_depth", "boundary", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
+        "backward_depth", "boundary", "clips", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
         "measure_at", "off", "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth",
         "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
@@ -57,12 +57,15 @@ class Progress(_EveryStep):
         "account",
         "accumulates",
         "blocked",
+        "by_log",
         "clip_count",
         "clip_norm",
+        "clip_rounds",
         "early_step",
         "ended",
         "extras",
         "fetched",
+        "first_logged",
         "found",
         "governor",
         "grad_count",
@@ -131,6 +134,8 @@ class Progress(_EveryStep):
         self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
         self.clip_norm: list[Value] = []
         self.clip_count = 0
+        self.clips: Any = None  # what was clipped since the last step (clipping.py)
+        self.clip_rounds = 0  # how often in the step before, with a backward pass in between
         # mixed precision
         self.scaling = self.unscaled = False
         self.scaler_scale: Value | None = None
@@ -148,6 +153,9 @@ class Progress(_EveryStep):
         self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step
         # log() before anything is known about steps
         self.early_step = start_step + 1 if start_step else 0
+        # log() between backward passes of which none was followed by an optimizer's step so far
+        self.first_logged = -1  # where the trace was at the first such call
+        self.by_log: bool | None = None  # no optimizer ever steps here, so each call is a step; None until that is asked
         self.fetched = False
         self.readers: dict[int, Any] = {}
         self.release: Any = None  # what the loop lets go of where it takes the next batch (release.py)
@@ -193,6 +201,12 @@ class Progress(_EveryStep):
         """The step that log() takes: n until the step after n starts."""
         return self.completed + self.opened
 
+    def logged_at(self) -> int:
+        """The step of the newest log() call, where those are what counts steps; else the step in progress."""
+        if self.last is not None or (self.seen_backward and not self.by_log):
+            return self.in_progress()
+        return max(0, self.early_step + len(self.early) - 1)
+
     # log() before the first backward pass --------------------------------------------------------------------------------------
 
     def log_early(self, log: EarlyLog) -> None:
@@ -211,6 +225,37 @@ class Progress(_EveryStep):
                 self.early_step += 1
             else:
                 log.settle(step)
+
+
+    # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
+
+    def unstepped(self) -> bool:
+        """Asked by log() while no optimizer has stepped: whether the step of the call is not the one in progress for sure. A
+        second backward pass has begun then, and that is accumulation, or a loop that updates its parameters by hand."""
+        if self.by_log is not None:
+            return self.by_log
+        at = len(self.trace)
+        if self.first_logged < 0:
+            self.first_logged = at
+        return at != self.first_logged
+
+    def awaits_optimizer(self) -> bool:
+        """Whether log() calls between backward passes wait for an optimizer's first step."""
+        return self.last is None and self.first_logged >= 0 and not self.by_log
+
+    def log_unstepped(self, log: EarlyLog) -> None:
+        if self.by_log:
+            log.settle(self.early_step)
+            self.early_step += 1
+        else:
+            self.early.append(log)
+        self.rows.append(log)
+
+    def settle_unstepped(self, *, by_log: bool) -> None:
+        """by_log: there is no optimizer that could step. Any thread."""
+        self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
+        self.by_log = by_log
+        self.settle_early(None if by_log else self.completed + 1)
 
 
 class _State:

@@ -37,7 +37,7 @@ def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.clock is None or not self.is_cpu or failures or p.thread != get_ident():
+        if p is None or p.clock is None or not self.is_cpu or __name__ in failures or p.thread != get_ident():
             return original(self, *args, **kwargs)
         if p.phase_depth or p.data_depth:  # part of what is timed already
             return original(self, *args, **kwargs)

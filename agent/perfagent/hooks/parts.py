@@ -1,0 +1,135 @@
+"""Forward time where nobody calls the model itself: `model.loss(x)`, a method that calls the model's parts one after the other.
+
+The first call of a part begins the forward pass, which then lasts until backward starts. The parts are watched only once whole
+steps have passed in which the root was not called, and not where anything was compiled: inside of a compiled method they would
+break its graph.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator
+from threading import get_ident
+from typing import Any
+
+from perfagent.hooks.account import DATA, FIELDS, FORWARD
+from perfagent.hooks.evaluation import evaluated, interrupted
+from perfagent.hooks.forward import CALL, Watched, size_of_call
+from perfagent.hooks.guard import failed, failures, keep_out_of_frames, not_traced
+from perfagent.hooks.progress import Progress, now, state
+
+__all__ = ["Uncalled"]
+
+_PATIENCE = 2
+"""Whole steps without a call of the root."""
+_MOST_PARTS = 256
+_NAME = f"{__name__}.Part"
+_FETCH = FIELDS[DATA]
+
+
+class Uncalled:
+    """A task between two steps (rootcause/investigator.py): watches the parts of a model that is trained and not called."""
+
+    def __init__(self, root: Any, watched: Watched) -> None:
+        self._root, self.watched = weakref.ref(root), watched
+        self._left = _PATIENCE
+        self._parts: list[Part] = []
+        self._off = False
+        self._pass = (-1, -1)
+
+    def at_boundary(self) -> bool:
+        root = self._root()
+        if self._off or self.watched.called or root is None:
+            return False
+        self._left -= 1
+        if self._left <= 0 and not _compiled():
+            self._parts = [Part(self, part) for part, _ in zip(_parts(root), range(_MOST_PARTS), strict=False)]
+            keep_out_of_frames()
+        return self._left > 0
+
+    def remove(self) -> None:
+        self._off = True
+        for part in self._parts:
+            part.take_off()
+        self._parts = []
+
+    def is_training(self) -> bool:
+        root = self._root()
+        return root is not None and bool(root.training)
+
+    def begins(self, p: Progress) -> bool:
+        """Whether this is the first call since the last backward pass."""
+        at = p.completed, p.roots
+        first = at != self._pass
+        self._pass = at
+        return first
+
+
+class Part:
+    """Stands in the call of one part, where `Watched` stands in that of a root."""
+
+    __slots__ = ("_grad_enabled", "_owner", "_part", "_replaced")
+
+    def __init__(self, owner: Uncalled, part: Any) -> None:
+        self._owner, self._part, self._replaced = owner, weakref.ref(part), part.__dict__.get(CALL)
+        self._grad_enabled = sys.modules["torch"].is_grad_enabled
+        part.__dict__[CALL] = self
+
+    def __reduce__(self) -> tuple[type[None], tuple[()]]:
+        return type(None), ()
+
+    def take_off(self) -> None:
+        part = self._part()
+        if part is None or part.__dict__.get(CALL) is not self:
+            return
+        if self._replaced is None:
+            del part.__dict__[CALL]
+        else:
+            part.__dict__[CALL] = self._replaced
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        part: Any = self._part()  # it lives: it is calling us
+        call = self._replaced or part._call_impl
+        p, owner = state.current, self._owner
+        if p is None or p.backward_depth or p.phase_depth or owner.watched.called or p.thread != get_ident():
+            return call(*args, **kwargs)
+        if not self._grad_enabled():
+            return evaluated(p, owner.is_training(), call, args, kwargs)
+        if _NAME not in failures:
+            try:
+                if owner.begins(p):
+                    began = now()
+                    p.opened = True
+                    training = owner.is_training()
+                    if not training:
+                        interrupted(p)
+                    event = None if p.clock is None else p.clock.mark()
+                    p.trace.extend((began, event, training, _size(p, args, kwargs), FORWARD))
+            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+                failed(_NAME, error)
+        return call(*args, **kwargs)
+
+
+not_traced(Part.__call__)
+
+
+def _compiled() -> bool:
+    from perfagent.signals.flops import compiled  # the sender's thread has imported it by now
+
+    return compiled()
+
+
+def _size(p: Progress, args: Any, kwargs: Any) -> Any:
+    fetched = len(p.trace) >= _FETCH and p.trace[_FETCH - 1] == DATA
+    return None if fetched else size_of_call(p, args, kwargs)
+
+
+def _parts(module: Any) -> Iterator[Any]:
+    """What the methods of a module can call: its children, and those of containers, which cannot be called."""
+    torch = sys.modules["torch"]
+    for child in module.__dict__.get("_modules", {}).values():
+        if type(child) in (torch.nn.ModuleList, torch.nn.ModuleDict):
+            yield from _parts(child)
+        elif child is not None and not isinstance(child, (torch.jit.ScriptModule, torch.nn.DataParallel)):
+            yield child
