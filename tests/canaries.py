@@ -63,7 +63,8 @@ BY_NAME = [
     "password", "db_password", "API_KEY", "apiKey", "wandb_api_key", "HF_TOKEN", "access_token", "client_secret", "auth",
     "AWS_SECRET_ACCESS_KEY", "Authorization", "cookie", "session_id", "private_key", "credentials", "passwd", "pwd", "token",
     "github_token", "webhook_url", "dsn", "jwt", "AccountKey", "SharedAccessKey", "storage_key", "signing_key", "OPENAI_KEY",
-    "connection_string", "ssh_key", "x-api-key", "otp", "GITHUB_PAT", "mnemonic",
+    "connection_string", "ssh_key", "x-api-key", "otp", "GITHUB_PAT", "mnemonic", "pass", "PASS", "DB_PASS", "MY_PASS", "db-pass",
+    "smtp.pass", "dbPass", "dbpass", "test_pass", "pw", "PW", "db_pw", "bearer", "license_key", "licence-key", "LICENCE_CODE",
 ]  # fmt: skip
 """Names whose value is a secret whatever it looks like."""
 
@@ -99,13 +100,92 @@ IN_TEXT = [
     ("{{'accountKey': '{}'}}", BASE62),
     ("signature: {}", BASE62),
     ("[('Authorization', '{}')]", "Token abcdefabcdef"),
+    ("export DB_PASS={}", "hunter2secret"),
+    ("user: me  pass: {}", "hunter2secret"),
+    ("smtp:\n  retry: all\n  pass: {}\n", "hunter2secret"),
+    ("pw = '{}'", "correct horse"),
+    ("wandb login {}", HEX40),
+    ("wandb login --relogin {}", HEX40),
+    ("$ wandb login --host https://wandb.example.com --verify '{}'", HEX40),
+    ("wandb.login(key='{}')", HEX40),
+    ('wandb.login(relogin=True, key="{}", timeout=3)', HEX40),
+    ('  File "train.py", line 3, in main\n    wandb.login("{}")', HEX40),
+    ('wandb.login(\n    anonymous="never",\n    key="{}",\n)', HEX40),
+    ("wandb:\n  entity: team\n  key: {}\n", HEX40),
+    ("wandb.api={}", HEX40),
+    ('os.environ.get("WANDB_API_KEY", "{}")', HEX40),
+    ("api_key: >-\n  {}\nuser: me", "plainwordplainword"),
+    ("login:\n  password: |\n\n    {}\n  user: me", "correct horse\n    battery"),
+    ("- name: HF_TOKEN\n  value: {}\n", "plainwordplainword"),
+    ("https://{}@github.com/team/repo", "shorttoken"),
+    ("http_proxy=me:{}@proxy.example.org:3128", "hunter2secret"),
+    ("proxy: 'me:{}@proxy.example.org:3128'", "p@ssw0rd"),
+    ("user='me:{}'", "hunter2secret"),
+    ("--license={}", "AB12-CD34-EF56"),
+    ("Command '['python', 'train.py', '--api-key', '{}', '--lr', '1']' returned non-zero exit status 1.", "plainwordplainword"),
 ]
 """(what it stands in, the secret)."""
+
+IN_ARGUMENTS = [
+    (["train.py", "--api-key", "{}", "--lr", "1"], "hunter2secret"),
+    (["train.py", "--db-pass", "{}"], "hunter2secret"),
+    (["train.py", "--pass", "{}"], "hunter2secret"),
+    (["train.py", "--pw", "{}"], "hunter2secret"),
+    (["train.py", "--bearer", "{}"], "hunter2secret"),
+    (["train.py", "--license", "{}"], "AB12-CD34-EF56"),
+    (["train.py", "--password", "{}", "--lr", "1"], "-abc"),
+    (["train.py", "--password", "{}"], "-hunter2secret"),
+    (["train.py", "--passwords", "first", "{}", "--lr", "1"], "hunter2secret"),
+    (["train.py", "--api-keys", "first", "second", "{}", "--lr", "1"], "hunter2secret"),
+    (["train.py", "--opts", "LR", "0.1", "LOGGER.API_KEY", "{}", "SEED", "1"], "hunter2secret"),
+    (["train.py", "LOGGER.API_KEY", "{}", "SEED", "1"], "hunter2secret"),
+    (["train.py", "--set", "api_key", "{}"], "hunter2secret"),
+    (["train.py", "--user", "me:{}"], "hunter2secret"),
+    (["train.py", "--login", "me:{}"], "hunter2secret"),
+    (["train.py", "--proxy-user", "me:{}"], "hunter2secret"),
+    (["train.py", "--proxy", "me:{}@host:3128"], "hunter2secret"),
+    (["curl", "-s", "-u", "me:{}", "https://example.org"], "hunter2secret"),
+    (["wandb", "login", "{}"], HEX40),
+    (["wandb", "login", "--relogin", "{}"], HEX40),
+    (["train.py", "--wandb", "{}"], HEX40),
+    (["train.py", "WANDB.KEY", "{}"], HEX40),
+    (["train.py", "--logger", "wandb", "--key", "{}"], HEX40),
+    (["train.py", "logger=wandb", "logger.key={}"], HEX40),
+    (["train.py", "logger.api_key={}"], "hunter2secret"),
+]
+"""(a command line, the secret in it)."""
+
+NESTED = [
+    ({"smtp": {"user": "me", "pass": "{}"}}, "hunter2secret"),
+    ({"db": {"user": "me", "pw": "{}"}}, "hunter2secret"),
+    ({"wandb": {"entity": "team", "key": "{}"}}, HEX40),
+    ({"wandb": {"api": "{}"}}, HEX40),
+    ({"login": {"key": "{}"}}, HEX40),
+    ({"WANDB": "{}"}, HEX40),
+    ({"env": [{"name": "HF_TOKEN", "value": "{}"}]}, "hunter2secret"),
+    ({"http": {"proxy": "me:{}@host:3128"}}, "hunter2secret"),
+    ({"smtp": {"login": "me:{}"}}, "hunter2secret"),
+    ({"url": "https://{}@github.com/x"}, "shorttoken"),
+    ({"job": {"note": "api_key: >-\n  {}"}}, "hunter2secret"),
+]
+"""(configuration, the secret in it): these are recognized as objects and as what Python and JSON print of them."""
+
+LISTS = [
+    ({"opts": ["LOGGER.API_KEY", "{}", "LR", 0.1]}, "hunter2secret"),
+    ({"opts": ("lr", 0.1, "logger.api_key", "{}")}, "hunter2secret"),
+    ({"headers": [("Authorization", "{}", 1)]}, "hunter2secret"),
+    ({"launch": ["train.py", "--password", 4711, "--api-key", "{}"]}, "hunter2secret"),
+    ({"logger": {"name": "wandb", "key": "{}"}}, HEX40),
+    ({"pairs": ["password={}", "x"]}, "hunter2secret"),
+]
+"""(configuration, the secret in it): these are recognized as objects."""
 
 ORDINARY_NAMES = [
     "tokenizer", "max_tokens", "tokens_per_batch", "num_tokens", "pad_token", "eos_token_id", "author", "keyboard", "monkey",
     "token_ids", "authors", "hidden_size", "special_tokens", "batch_size", "sessions", "passes", "max_new_tokens", "compass",
-    "num_key_value_heads", "key_dim", "monitor_key_metric",
+    "num_key_value_heads", "key_dim", "monitor_key_metric", "n_pass", "num_passes", "forward_pass", "one_pass", "forwardPass",
+    "post_grad_custom_post_pass", "low_pass", "bypass", "conv_pw", "powers", "license", "license_link", "user", "user_agent",
+    "proxy_loss", "wandb_project", "login_node", "bearing",
 ]  # fmt: skip
 
 ORDINARY_TEXT = [
@@ -143,6 +223,23 @@ ORDINARY_TEXT = [
     "2024-01-01T12:00:00.123Z INFO worker-7 192.168.1.10:29500 rank=3 world_size=8",
     "s3://bucket/path/to/data-00001-of-01024.tar gs://bucket/x hdfs://node:9000/y",
     "-----BEGIN CERTIFICATE-----",
+    "Forward pass: eager, backward pass: compiled",
+    "forward pass: 12.34 ms | backward pass: 20.1 ms | pass: 3/10 (30%)",
+    "n_pass=2 one_pass=True pass: 3 PASS: ok, 2nd pass: finetuning",
+    "license: apache-2.0\nlicense: cc-by-sa-4.0\nLicense: see LICENSE.txt\nlicense=MIT license: llama3.1",
+    "wandb: Run data is saved locally in wandb/run-20240101_120000-1a2b3c4d at commit 9ee4a0bf527be1dfadf0713484afc43b44c543cc",
+    "HEAD is now at 9ee4a0bf527be1dfadf0713484afc43b44c543cc fix wandb login",
+    "wandb: done\nkey: 9ee4a0bf527be1dfadf0713484afc43b44c543cc",
+    "logging in as me on login-node-3, sha 9ee4a0bf527be1dfadf0713484afc43b44c543cc",
+    "docker run --user 1000:1000 team/image:tag@sha256:9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08",
+    "user: arn:aws:iam::123456789012:user/me, user=system:serviceaccount:default:trainer, login: 12:30:05",
+    "http_proxy=proxy.example.org:3128 --proxy localhost:8080 proxy: http://proxy.example.org:3128",
+    "git clone https://git@github.com/team/repo ssh://git@host/x hdfs://me@node:9000/y abfss://data@account.dfs.core.windows.net/x",
+    "https://example.org?mail=me@example.org https://medium.com/@me",
+    "- name: LR\n  value: adamw\n{'name': 'max_tokens', 'value': '4096'}",
+    "description: >-\n  a model\nlicense: mit",
+    "python train.py --use-auth --lr 1 --opts SOLVER.BASE_LR 0.1 MODEL.DEVICE cuda",
+    "['train.py', '--use-auth', '--lr', '1']",
 ]
 
 ORDINARY_ARGUMENTS = [
@@ -160,4 +257,18 @@ ORDINARY_ARGUMENTS = [
     "9ee4a0bf527be1dfadf0713484afc43b44c543cc",
     "123e4567-e89b-12d3-a456-426614174000",
     "--run=2024-06-01T12-00-00_gpt2_lr3e-4_bs64_seed1337",
+]
+
+ORDINARY_LISTS = [
+    ["train.py", "--use-auth", "--lr", "1", "-n", "8"],
+    ["train.py", "--logger", "wandb", "--commit", "9ee4a0bf527be1dfadf0713484afc43b44c543cc"],
+    ["git", "checkout", "9ee4a0bf527be1dfadf0713484afc43b44c543cc"],
+    ["train.py", "--opts", "SOLVER.BASE_LR", "0.1", "MODEL.DEVICE", "cuda"],
+    ["docker", "run", "--user", "1000:1000", "--proxy", "localhost:8080", "team/image:tag"],
+    ["train.py", "--user", "root:root", "--license", "Apache-2.0"],
+    ["python", "-u", "train.py", "--max_token", "-1", "--n-pass", "2", "--forward-pass", "eager"],
+    ["input_ids", "token_type_ids", "labels", "user", "name"],
+    ["user", "password", "email"],
+    ["layers.0.attention.key", "layers.0.mlp", "Layer.Key"],
+    ["lr", 0.1, "pass", 2, None, True],
 ]

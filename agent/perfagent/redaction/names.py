@@ -6,7 +6,7 @@ import functools
 import math
 import re
 
-__all__ = ["HIDDEN", "WORDS", "compiled", "may_stay", "random_looking", "secret_key", "weak_key"]
+__all__ = ["HEX", "HIDDEN", "WORDS", "compiled", "may_stay", "noted", "random_looking", "secret_key", "stands_for", "weak_key"]
 
 HIDDEN = "[redacted]"
 
@@ -17,13 +17,21 @@ _KINDS = (
     ("passw", r"passw(?:or)?d"),
     ("passphrase", r"passphrase"),
     ("pwd", r"(?<![a-z])pwd(?![a-z])|mysql_pwd"),
+    (
+        "pass",
+        r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
+        r"|(?:^|[._-])(?:db|my|user|ftp|smtp|imap|mail|root|admin|sudo|mysql|pg|http|proxy|ssh|vpn|ldap|redis|mongo)pass$",
+    ),
+    ("pw", r"(?:^|[._ -])pw$"),
+    ("bearer", r"(?<![a-z])bearer(?![a-z])"),
+    ("licen", r"licen[sc]e[._ -]?(?:key|code)"),
     ("secret", r"secret"),
     ("credential", r"credential"),
     ("conn", r"connection[._ -]?string|conn[._-]?str"),
     (
         "key",
         r"apikey|(?:private|api|access|account|shared|signing|encryption|master|ssh|service|deploy|subscription|storage|consumer"
-        r"|license|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
+        r"|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
         r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram)[._ -]?key",
     ),
     ("auth", r"authoriz|auth(?!or|enticated)"),
@@ -46,17 +54,34 @@ _KINDS = (
         r"|(?:access|refresh|bearer|auth|hf|hub|id|bot|github|gitlab|wandb|api|session|security)[._ -]?tokens?$",
     ),
 )
-_ORDINARY = r"(?:pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start)[._-]?token(?:_id)?s?$"
-_WEAK = r"(?:^|[._\s-])(?:key|tokens?|pass|pw|creds?|pat|code|sig|signature|salt|nonce|value)$|[a-z]Key$"
+# What is a pass of a training run and not a password: a sweep over data or over a graph, a filter; pw is a pointwise convolution.
+_PASSES = (
+    r"forward|backward|fwd|bwd|first|second|third|last|final|next|prev|previous|one|two|three|single|double|multi|max|min|num|n|per"
+    r"|each|every|this|the|a|train|training|eval|evaluation|val|validation|warmup|pre|post|joint|custom|fusion|aten|grad|graph|fx"
+    r"|compile|compiler|optimization|inductor|quant|sample|decode|prefill|inner|outer|full|low|high|band|all|by|whole|entire"
+    r"|\d+|\d*(?:1st|2nd|3rd|\dth)"
+)
+_ORDINARY = (
+    r"(?:pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start)[._-]?token(?:_id)?s?$"
+    rf"|(?:^|[^a-z0-9]|(?-i:(?<=[a-z])(?=[A-Z])))(?:{_PASSES})[._ -]?pass$|(?:conv|bn|dw)\d*[._-]pw$"
+)
+_WEAK = r"(?:^|[._\s-])(?:key|tokens?|creds?|pat|code|sig|signature|salt|nonce|value)$|[a-z]Key$"
 _WEAK_ENDS = (
-    "key", "token", "tokens", "pass", "pw", "cred", "creds", "pat", "code", "sig", "signature", "salt", "nonce", "value", "Key",
+    "key", "token", "tokens", "cred", "creds", "pat", "code", "sig", "signature", "salt", "nonce", "value", "Key",
 )  # fmt: skip
+_SWEEP = r"pass$"
+_SAID_OF_A_SWEEP = r"(?i)[\d.,:/]+(?:%|x|[mnu]?s|min|h)?|ok|done|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|started|finished|completed?"
+_USER = r"(?:^|[._\s-])(?:user(?:[._-]?(?:name|pwd))?|login)$"
+_PROXY = r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|address|host))?$"
+_LICENCE = r"(?:^|[._\s-])licen[sc]e$"
+_WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
+_NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
 _EVEN_NUMBERS = r"passw|passphrase|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
 _SAYS_NOTHING = frozenset(("none", "null", "true", "false", "yes", "no", "on", "off", ""))
 WORDS = (
-    "passw", "passphrase", "pwd", "secret", "credential", "key", "auth", "cookie", "session", "srf", "jwt", "ssn", "security",
+    "pass", "pw", "secret", "credential", "key", "auth", "cookie", "session", "srf", "jwt", "ssn", "security",
     "card", "webhook", "dsn", "otp", "mnemonic", "phrase", "token", "conn", "pat", "bearer", "basic", "code", "sig", "salt",
-    "nonce",
+    "nonce", "user", "login", "prox", "licen", "wandb", "biases",
 )  # fmt: skip
 """In lower case; a name that holds none of these is no secret. (A quick look: most lines of output hold none.)"""
 
@@ -82,11 +107,69 @@ def weak_key(key: str) -> bool:
     return key.removesuffix("\n").endswith(_WEAK_ENDS) and compiled(_WEAK).search(key) is not None
 
 
+@functools.lru_cache(maxsize=4096)
+def noted(key: str) -> bool:
+    """Whether what stands under this name may have to be hidden, or a part of it."""
+    return secret_key(key) or weak_key(key) or compiled(_NOTED, re.IGNORECASE).search(key) is not None
+
+
+def stands_for(key: str, value: str) -> str | None:
+    """What is shown in place of a value under this name; None where it may stay."""
+    if not noted(key):
+        return None
+    if secret_key(key):
+        return None if may_stay(key, value) else HIDDEN
+    if weak_key(key) and random_looking(value):
+        return HIDDEN
+    if compiled(_WANDB, re.IGNORECASE).search(key):
+        return HIDDEN if compiled(HEX).fullmatch(value) else None
+    if compiled(_LICENCE, re.IGNORECASE).search(key):
+        return HIDDEN if _is_licence_key(value) else None
+    if compiled(_USER, re.IGNORECASE).search(key):
+        return _without_password(_BESIDE_A_USER, value)
+    if compiled(_PROXY, re.IGNORECASE).search(key):
+        return _without_password(_BEFORE_A_PROXY, value)
+    return None
+
+
+HEX = r"[0-9a-fA-F]{32,}"
+"""A classic key of W&B, or a commit, or a checksum: its surroundings tell which."""
+# Not the names of a user in a cloud or in Kubernetes, not a group of this machine (`--user root:root`), not an address or a path.
+_BESIDE_A_USER = (
+    r"(?P<who>(?!(?:arn|urn|system|file|https?):)[A-Za-z][\w.+@-]*:)"
+    r"(?!\d+$|[\\/]|(?:root|nogroup|users|staff|wheel|docker)$)\S{3,}(?P<host>)"
+)
+_BEFORE_A_PROXY = r"(?P<who>[^\s:/@]*:)(?!//)[^\s]+(?P<host>@[\w.\[\]:-]+/?)"
+
+
+def _without_password(pattern: str, value: str) -> str | None:
+    match = compiled(pattern).fullmatch(value) if ":" in value and HIDDEN not in value else None
+    return f"{match['who']}{HIDDEN}{match['host']}" if match else None
+
+
+_KNOWN_LICENCES = (
+    r"(?i)apache|mit\b|mit-|bsd|[al]?gpl|cc\d?-|mpl|epl|isc|zlib|openrail|bigscience|creativeml|llama|gemma|odc|afl|artistic|boost|bsl"
+    r"|ecl|eupl|ms-?pl|ncsa|ofl|osl|postgresql|psf|python|unlicense|wtfpl|deepseek|qwen|nvidia|intel|etalab|c-uda|cdla|gfdl|lppl"
+    r"|version|v?\d{1,2}\."
+)
+
+
+def _is_licence_key(value: str) -> bool:
+    """Of eight characters and more with a digit among them, and no name of a licence (`Apache-2.0`), path or server."""
+    if not compiled(r"(?=\D*\d)[\w+=.-]{8,}").fullmatch(value):
+        return False
+    return compiled(_KNOWN_LICENCES).match(value) is None
+
+
 def may_stay(key: str, value: str) -> bool:
     """Whether a value under a secret name tells nothing: a switch or, except for passwords, a number (`max_token=5`)."""
     if value.lower() in _SAYS_NOTHING:
         return True
-    return len(value) <= 12 and _is_number(value) and compiled(_EVEN_NUMBERS, re.IGNORECASE).search(key) is None
+    if len(value) > 12:
+        return False
+    if _is_number(value):
+        return compiled(_EVEN_NUMBERS, re.IGNORECASE).search(key) is None
+    return compiled(_SWEEP, re.IGNORECASE).search(key) is not None and compiled(_SAID_OF_A_SWEEP).fullmatch(value) is not None
 
 
 def _is_number(text: str) -> bool:

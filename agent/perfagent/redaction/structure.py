@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import PurePath
 from types import BuiltinFunctionType, FunctionType
 from typing import Any
 
-from perfagent.redaction.names import HIDDEN, may_stay, random_looking, secret_key, weak_key
-from perfagent.redaction.text import redacted_arguments, redacted_lines, redacted_text
+from perfagent.redaction.arguments import TAKES_PAIRS, CommandLine, redacted_arguments
+from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, noted, random_looking, secret_key, stands_for
+from perfagent.redaction.text import redacted_lines, redacted_text
 
 __all__ = ["redacted"]
 
@@ -31,6 +33,7 @@ _PRINTABLE = {
 """Types whose text costs nothing and says all."""
 _RECORDS = frozenset(("Namespace", "SimpleNamespace", "PretrainedConfig", "PreTrainedConfig"))
 """Classes, by name, whose objects are no more than their attributes."""
+_KEY = r"(?:^|[._-])(?:key|api)$"
 
 
 def redacted(value: Any) -> Any:
@@ -39,10 +42,11 @@ def redacted(value: Any) -> Any:
 
 
 class _Walk:
-    """One structure; `room` is what it may still grow by."""
+    """One structure; `room` is what it may still grow by, `login` whether a name above the value speaks of W&B or of a login."""
 
     def __init__(self) -> None:
         self.room = MAX_ALL
+        self.login = False
 
     def value(self, value: Any, depth: int) -> Any:
         self.room -= 1
@@ -90,32 +94,62 @@ class _Walk:
 
     def _mapping(self, value: Mapping[Any, Any], depth: int) -> dict[str, Any]:
         result: dict[str, Any] = {}
-        for key, item in list(value.items()):
+        everything = list(value.items())
+        for key, item in everything:
             if len(result) >= MAX_ITEMS or self.room <= 0:
                 result["..."] = f"{len(value) - len(result)} more"
                 break
             plain = str(key) if isinstance(key, (str, int, float, enum.Enum, type(None))) else type(key).__name__
-            name = redacted_text(plain)[:256]
-            if _hides(plain, item):
-                result[name] = HIDDEN
-            elif name in ("command", "argv") and isinstance(item, (list, tuple)):
-                result[name] = redacted_arguments(word for word in item if isinstance(word, str))
-            elif name == "lines" and isinstance(item, list):
-                result[name] = redacted_lines(line for line in item if isinstance(line, str))
-            else:
-                result[name] = self.value(item, depth + 1)
+            result[redacted_text(plain)[:256]] = self._named(plain, item, everything, depth)
         return result
 
-    def _items(self, value: Any, depth: int) -> list[Any]:
+    def _named(self, name: str, item: Any, siblings: list[tuple[Any, Any]], depth: int) -> Any:
+        """What stands under a name, without a secret."""
+        if name in ("value", "Value"):
+            name = _told_name(siblings) or name
+        if isinstance(item, str):
+            text = str.__str__(item)
+            shown = HIDDEN if self._logs_in(name, text, siblings) else stands_for(name, text)
+            return self.value(item, depth + 1) if shown is None else redacted_text(shown)
+        if noted(name) and _hides(name, item):
+            return HIDDEN
+        if name in ("command", "argv") and isinstance(item, (list, tuple)):
+            return redacted_arguments(word for word in item if isinstance(word, str))
+        if name == "lines" and isinstance(item, list):
+            return redacted_lines(line for line in item if isinstance(line, str))
+        if name in TAKES_PAIRS and type(item) in (list, tuple):
+            return self._items(item, depth + 1, pairs=True)
+        outer, self.login = self.login, self.login or _speaks_of_a_login(name)
+        try:
+            return self.value(item, depth + 1)
+        finally:
+            self.login = outer
+
+    def _logs_in(self, name: str, text: str, siblings: list[tuple[Any, Any]]) -> bool:
+        """Whether this is a key of W&B, which is as long as a commit: `{"wandb": {"key": X}}`, `{"name": "wandb", "key": X}`."""
+        if len(text) < 32 or compiled(HEX).fullmatch(text) is None or compiled(_KEY, re.IGNORECASE).search(name) is None:
+            return False
+        return self.login or any(isinstance(word, str) and _speaks_of_a_login(word) for pair in siblings for word in pair)
+
+    def _items(self, value: Iterable[Any], depth: int, *, pairs: bool = False) -> list[Any]:
         everything = list(value)
-        if len(everything) == 2 and isinstance(everything[0], str) and _hides(everything[0], everything[1]):
-            return [everything[0], HIDDEN]  # a pair, as lists of headers have them
+        if len(everything) == 2 and isinstance(everything[0], str) and _begins_a_pair(everything[0]) and _hides(*everything):
+            return [self.value(everything[0], depth + 1), HIDDEN]  # as lists of headers have them
+        line = None if isinstance(value, (set, frozenset)) else CommandLine(everything, pairs=pairs)
         items: list[Any] = []
         for item in everything[:MAX_ITEMS]:
             if self.room <= 0:
                 break
-            items.append(self.value(item, depth + 1))
+            items.append(self.value(item, depth + 1) if line is None else self._word(line, item, depth))
         return items if len(items) == len(everything) else [*items, f"{len(everything) - len(items)} more"]
+
+    def _word(self, line: CommandLine, item: Any, depth: int) -> Any:
+        """One of a list: any list of strings may be a command line, or a part of one."""
+        if isinstance(item, str) and not isinstance(item, enum.Enum):
+            self.room -= 1
+            return line.word(str.__str__(item))
+        name = line.name()
+        return HIDDEN if name and _hides(name, item) else self.value(item, depth + 1)
 
     def _object(self, value: Any, depth: int) -> Any:
         """What has fields becomes a dict of them; of all else only the type is told."""
@@ -142,11 +176,26 @@ def _hides(key: str, item: Any) -> bool:
     """Whether the value under this name is left out. Numbers and switches stay, unless they may be a password."""
     if item is None or isinstance(item, bool):
         return False
-    if secret_key(key):
-        if isinstance(item, str):
-            return not may_stay(key, item)
-        return not (isinstance(item, (int, float)) and may_stay(key, str(item)))
-    return isinstance(item, str) and weak_key(key) and random_looking(item)
+    if isinstance(item, str):
+        return stands_for(key, item) == HIDDEN
+    if not secret_key(key):
+        return False
+    return not (isinstance(item, (int, float)) and may_stay(key, str(item)))
+
+
+def _begins_a_pair(word: str) -> bool:
+    """Whether the first of two words may name the other: neither an option (arguments.py knows more of those) nor `x=y`."""
+    return not word.startswith("-") and "=" not in word
+
+
+def _told_name(items: list[tuple[Any, Any]]) -> str:
+    """What `{"name": "HF_TOKEN", "value": X}` is about, as Kubernetes lists variables."""
+    return next((item for key, item in items if key in ("name", "Name", "key", "Key") and isinstance(item, str)), "")
+
+
+def _speaks_of_a_login(word: str) -> bool:
+    lower = word.lower()
+    return "wandb" in lower or "login" in lower
 
 
 def _shorter(number: int) -> str:

@@ -2,8 +2,25 @@
 
 from __future__ import annotations
 
+import json
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
-from canaries import BASE62, BY_NAME, BY_VALUE, IN_TEXT, ORDINARY_ARGUMENTS, ORDINARY_NAMES, ORDINARY_TEXT
+from canaries import (
+    BASE62,
+    BY_NAME,
+    BY_VALUE,
+    HEX40,
+    IN_ARGUMENTS,
+    IN_TEXT,
+    LISTS,
+    NESTED,
+    ORDINARY_ARGUMENTS,
+    ORDINARY_LISTS,
+    ORDINARY_NAMES,
+    ORDINARY_TEXT,
+)
 
 from perfagent.redaction import HIDDEN, redacted, redacted_arguments, redacted_text, secret_key
 
@@ -37,9 +54,81 @@ def test_x10_a_secret_in_its_surroundings_is_hidden_and_they_stay(text: str, sec
     found = redacted_text(text.format(secret))
     assert secret not in found
     assert HIDDEN in found
+    for nested in ({"lines": text.format(secret).split("\n")}, {"traceback": text.format(secret)}, ["x", text.format(secret)]):
+        assert secret not in str(redacted(nested)).replace("\\\\", "\\"), nested
     before, after = text.format("\0").split("\0")
     for kept in (before.split(" ")[0][:12], after.strip("'\")}] ")):
         assert kept in found or "cookie" in text  # of a cookie nothing stays
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("words", "secret"), IN_ARGUMENTS)
+def test_x10_a_secret_in_a_command_line_is_hidden_in_every_list_and_in_text(words: list[str], secret: str) -> None:
+    line = filled(words, secret)
+    found = redacted_arguments(line)
+    assert HIDDEN in " ".join(found)
+    kept = [word for word in line if secret not in word and word not in ("first", "second")]
+    assert [word for word in found if HIDDEN not in word] == kept
+    for key in ("command", "argv", "launch", "args", "cmd", "overrides", "opts", "anything"):
+        assert secret not in str(redacted({key: line})), key
+        assert secret not in str(redacted({"nested": [SimpleNamespace(**{key: tuple(line)})]})), key
+    assert secret not in redacted_text(" ".join(line))
+    assert secret not in str(redacted({"lines": ["$ " + " ".join(line)]}))
+
+
+def filled(structure: Any, secret: str) -> Any:
+    """The structure with the secret in its place."""
+    if isinstance(structure, str):
+        return structure.replace("{}", secret)
+    if isinstance(structure, dict):
+        return {key: filled(item, secret) for key, item in structure.items()}
+    return type(structure)(filled(item, secret) for item in structure) if isinstance(structure, (list, tuple)) else structure
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("structure", "secret"), [*NESTED, *LISTS])
+def test_x10_a_secret_in_a_configuration_is_hidden(structure: Any, secret: str) -> None:
+    given = filled(structure, secret)
+    for shown in (given, {"config": SimpleNamespace(**given)}, [given, 1]):
+        found = str(redacted(shown))
+        assert secret not in found
+        assert HIDDEN in found
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(("structure", "secret"), NESTED)
+def test_x10_a_secret_in_a_printed_configuration_is_hidden(structure: Any, secret: str) -> None:
+    given = filled(structure, secret)
+    for shown in (repr(given), json.dumps(given), json.dumps(given, indent=2)):
+        assert secret not in redacted_text(shown), shown
+        assert secret not in str(redacted({"lines": shown.split("\n")})), shown
+
+
+@pytest.mark.parametrize("words", ORDINARY_LISTS)
+def test_ordinary_lists_stay(words: list[Any]) -> None:
+    assert redacted({"words": words, "again": tuple(words)}) == {"words": words, "again": words}
+    assert redacted_arguments(map(str, words)) == [str(word) for word in words]
+
+
+def test_a_commit_stays_where_nobody_logs_in() -> None:
+    given = {"wandb": {"commit": HEX40, "project": "x"}, "git": {"commit": HEX40}, "cache": {"key": HEX40}, "login": "me"}
+    assert redacted(given) == given
+    assert redacted({"name": "commit", "value": HEX40}) == {"name": "commit", "value": HEX40}
+
+
+def test_of_a_user_and_a_proxy_only_the_password_is_hidden() -> None:
+    assert redacted_arguments(["--user", "me:hunter2secret"]) == ["--user", f"me:{HIDDEN}"]
+    assert redacted({"proxy": "me:p@ss@host:3128"}) == {"proxy": f"me:{HIDDEN}@host:3128"}
+    assert redacted_text("user='me:hunter2secret', lr=1") == f"user='me:{HIDDEN}', lr=1"
+
+
+def test_a_block_of_yaml_ends_with_its_indentation() -> None:
+    assert redacted_text("a:\n  api_key: |\n    x y\n\n    z\n  lr: 1\n") == f"a:\n  api_key: {HIDDEN}\n  lr: 1\n"
+
+
+def test_numbers_and_switches_under_the_name_of_a_pass_stay() -> None:
+    given = {"pass": 2, "n_pass": 3, "forward_pass": "eager", "num_passes": 4, "one_pass": True, "db_pass": None, "pw": 16}
+    assert redacted(given) == given
 
 
 @pytest.mark.fault
@@ -108,6 +197,23 @@ def test_text_that_matches_nothing_is_read_in_a_time_that_grows_with_its_length(
         "key=a)",
         "token:]",
         "-----END A\n",
+        "login --x ",
+        "wandb.login(",
+        "wandb " + "0123456789abcdef" * 2 + " ",
+        "login --a --b --c --d " + "0123456789abcdef" * 2 + "\n",
+        "name: value: ",
+        "name=token" + " " * 39,
+        "pass: ",
+        "token: |\n",
+        "token: |\n ",
+        "proxy=a:@b@",
+        "user=a:b",
+        "--set A.B ",
+        "A.KEY ",
+        "--tokens a ",
+        "'--keys', 'a', ",
+        "https://a@",
     ):
         redacted_text(piece * (200_000 // len(piece)))
+    redacted([piece * 1_000 for piece in ("--password=a", "a:", "proxy=:", "A.KEY", "x@")] * 20)
     redacted_text("AAAAAAAA" * 10 + "\n" * 1 + ("A" * 64 + "\n") * 2_500 + "-----END CERTIFICATE-----")

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from re import _parser  # type: ignore[attr-defined]
 
-from canaries import BY_NAME, BY_VALUE, IN_TEXT, ORDINARY_NAMES, ORDINARY_TEXT
+from canaries import BY_NAME, BY_VALUE, HEX40, IN_TEXT, ORDINARY_NAMES, ORDINARY_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.redaction import names, redacted_text, secret_key, text, values
+from perfagent.redaction import arguments, names, redacted_text, secret_key, structure, text, values
 from perfagent.redaction.names import compiled, random_looking, weak_key
 
 UNUSUAL = "\u212a\u017f\u0130\u0131é\0\n"
@@ -18,7 +18,10 @@ PIECES = (
     *BY_NAME, *ORDINARY_NAMES[:40], *(piece for piece, _ in names._KINDS), *names._WEAK_ENDS, *BY_VALUE.values(), *UNUSUAL,
     "Basic ", "bearer ", "login ", "curl -u ", "x-", "://", "://user:word@", "?sig=", "--", "-", "_", ".", ":", "=", ",",
     ", ", " ", "'", '"', "/", "@", "plainword", "1.2",
+    "name: ", "value: ", "--opts ", "LOGGER.API_KEY ", "wandb login ", "wandb.login(key=", "proxy", "me:hunter2", "https://",
+    "pass: ", ">-\n  ", HEX40,
 )  # fmt: skip
+MODULES = (arguments, names, structure, text, values)
 some_text = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=8).map("".join)
 
 
@@ -37,18 +40,21 @@ def unhurried_text(shown: str) -> str:
     if "://" in found:
         found = re.sub(text._USERINFO, rf"\g<scheme>\g<user>:{names.HIDDEN}@", found)
         found = re.sub(text._ALONE, rf"\g<scheme>{names.HIDDEN}@", found)
+        found = re.sub(text._ON_THE_WEB, rf"\g<scheme>{names.HIDDEN}@", found)
         found = re.sub(text._QUERY, rf"\g<lead>{names.HIDDEN}", found)
     lower = found.lower()
     if any(word in lower for word in names.WORDS):
         if any(word in lower for word in ("authorization", "cookie", "x-")):
             found = re.sub(text._HEADER, text._hide_header, found)
         found = text._hide_values(text._ASSIGNMENT, found)
+        found = text._hide_values(text._NAMED, found)
         found = text._hide_values(text._FLAG, found)
+        found = text._hide_values(text._PAIR, found)
         if any(word in lower for word in ("bearer", "basic", "token ")):
             found = re.sub(text._SCHEME, text._hide_scheme, found)
     if "login" in lower or "curl" in lower:
         found = re.sub(text._LOGIN, lambda match: (match["lead"] or match["curl"]) + names.HIDDEN, found)
-    return found
+    return re.sub(rf"(?<![\w-]){names.HEX}+(?![\w-])", text._hide_hex, found)
 
 
 @settings(max_examples=400, deadline=None)
@@ -90,4 +96,4 @@ def test_no_kind_of_secret_is_shorter_than_the_text_that_is_passed_over() -> Non
 
 
 def test_importing_redaction_compiles_no_pattern() -> None:
-    assert not [name for module in (names, text, values) for name, value in vars(module).items() if isinstance(value, re.Pattern)]
+    assert not [name for module in MODULES for name, value in vars(module).items() if isinstance(value, re.Pattern)]
