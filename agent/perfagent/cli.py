@@ -105,7 +105,7 @@ _NEEDS = {"perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn")), 
 
 def _cure(value: str) -> str:
     extra = _NEEDS.get(value.partition(".")[0], ("", ()))[0]
-    return f"install perfagent[{extra}]" if extra else "install perfagent again"
+    return f"in the checkout: pip install '.[{extra}]'" if extra else "install perfagent again"
 
 
 def _installed(entry: metadata.EntryPoint) -> bool:

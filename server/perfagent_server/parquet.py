@@ -13,7 +13,7 @@ from perfagent.wire import LogRow
 
 __all__ = ["INSTALL", "can_write", "write"]
 
-INSTALL = "pip install 'perfagent[server,parquet]'"
+INSTALL = "pip install pyarrow"
 _GROUP_ROWS = 65_536
 
 

@@ -60,7 +60,7 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, c
     with pytest.raises(SystemExit) as ended:
         cli.main(["up"])
     assert ended.value.code == 1
-    assert "install perfagent[server]" in capsys.readouterr().err
+    assert "pip install '.[server]'" in capsys.readouterr().err
 
 
 def test_an_error_of_ours_is_one_line_and_exit_code_1(

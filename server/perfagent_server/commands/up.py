@@ -36,7 +36,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", type=int, help="the port to listen on (default 8420; 0 is any free one)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
     parser.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
-    parser.add_argument("--metrics", metavar="URL", help="a separate store for samples (default: the database)")
+    parser.add_argument("--metrics", metavar="URL", help="a separate store for samples: not there yet, and refused")
     parser.add_argument("--folder", type=Path, metavar="DIR", help="offline recordings to take in at the start")
     parser.add_argument(
         "--auth", choices=("auto", "required"), help="auto: no key needed on this machine; required: always (default auto)"

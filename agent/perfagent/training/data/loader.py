@@ -98,11 +98,11 @@ def resumable_loader(dataset: Dataset[Any], **arguments: Any) -> DataLoader[Any]
     also with iterable datasets that have state_dict() and load_state_dict(). A plain DataLoader over a map-style dataset
     needs none of this: the loop passes over what was seen without loading it. Must be resumed with the same num_workers.
 
-    Raises ConfigError without torchdata: pip install 'perfagent[data]'.
+    Raises ConfigError without torchdata.
     """
     if importlib.util.find_spec("torchdata") is None:
         raise ConfigError(
-            "a loader that resumes in an epoch of an iterable dataset needs torchdata: pip install 'perfagent[data]'; a "
+            "a loader that resumes in an epoch of an iterable dataset needs torchdata (pip install torchdata); a "
             "map-style dataset in a plain DataLoader resumes without it"
         )
     stateful = importlib.import_module("torchdata.stateful_dataloader").StatefulDataLoader
