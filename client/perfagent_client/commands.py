@@ -21,6 +21,7 @@ from perfagent_client.techniques import sentences
 __all__ = ["add_options", "delete", "export", "found", "output", "print_json", "reader", "runs", "show"]
 
 _SHOWN = 10  # runs of one name
+_LINES = 30  # of a traceback: its end says most
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
@@ -167,6 +168,10 @@ def _finding(finding: Finding) -> None:
     print(f"[{finding.severity}] {finding.rule}: {finding.message}{since}")
     if finding.fix:
         print(f"    {finding.fix}")
+    traceback = finding.evidence.get("traceback")
+    if isinstance(traceback, str):
+        for line in traceback.splitlines()[-_LINES:]:
+            print(f"    | {line}")
 
 
 def _figures(latest: dict[str, Latest]) -> None:

@@ -162,6 +162,6 @@ def _known_run(app: FastAPI, run: str) -> bool:
 async def _no_dashboard() -> Response:
     return HTMLResponse(
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>perfagent</title><h1>perfagent</h1>'
-        "<p>The server runs, its dashboard is not installed here: in the checkout <code>pip install '.[server,dashboard]'</code>, "
-        'then start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
+        "<p>The server runs, its dashboard is not installed here: <code>pip install '.[server,dashboard]'</code>, "
+        'in the checkout, and start it again. The API is at <a href="/docs">/docs</a>.</p></html>'
     )

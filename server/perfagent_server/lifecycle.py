@@ -6,11 +6,14 @@ A run's state is computed from the sources of its newest attempt, so it does not
 - finished, when every rank that ever reported has finished;
 - lost, when no rank that has not finished is in contact; a frame that was made just now brings it back;
 - frames that arrive late for a source that has ended (a drained spool) change nothing.
+
+When a run began and ended is its senders' word, put right where their clocks are wrong; when it was last heard is ours.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -31,6 +34,10 @@ ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have something."""
+_SKEW_S = 60.0
+"""A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
+_CLOCK_SET = 1e9
+"""Unix seconds (2001). Before that a clock was not set yet."""
 _REASON_CHARACTERS = 4000
 _NOTES_CHARACTERS = 100_000
 _CONFIG_BYTES = 256 * 1024
@@ -77,15 +84,17 @@ class _RankState(NamedTuple):
     state: str
     reason: str
     ended: float | None
+    clock_offset_s: float | None
 
 
-_SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "contact", "ended", "heartbeat")
+_SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "started", "contact", "ended", "heartbeat")
 _RUN_COLUMNS = (
     "project",
     "name",
     "state",
     "reason",
     "step",
+    "started",
     "updated",
     "ended",
     "attempt",
@@ -97,18 +106,17 @@ _RUN_COLUMNS = (
 _SOURCE_ROW = ("id", "run", "attempt", "rank", *_SOURCE_COLUMNS, "clock_offset_s", "seq_floor")
 _RUN_ROW = ("id", *_RUN_COLUMNS)
 # Those of a new row: all columns, for what is handed to the driver as it is has no defaults.
-_NEW_RUN = (*_RUN_ROW, "started", "tags", "notes", "config", "meta")
-_NEW_SOURCE = (*_SOURCE_ROW, "started")
+_NEW_RUN = (*_RUN_ROW, "tags", "notes", "config", "meta")
 _load_source = Prepared(select(*(sources.c[name] for name in _SOURCE_ROW)).where(sources.c.id == bindparam("_id")))
 _new_run = Prepared(insert(runs), _NEW_RUN)
-_new_source = Prepared(insert(sources), _NEW_SOURCE)
+_new_source = Prepared(insert(sources), _SOURCE_ROW)
 _new_attempt = Prepared(insert(attempts), ("run", "attempt", "start_step", "started"))
 _load_attempt = Prepared(
     select(attempts.c.start_step).where(attempts.c.run == bindparam("run"), attempts.c.attempt == bindparam("attempt"))
 )
 _load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
 _states_of_attempt = Prepared(
-    select(sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended).where(
+    select(sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended, sources.c.clock_offset_s).where(
         sources.c.run == bindparam("run"), sources.c.attempt == bindparam("attempt")
     )
 )
@@ -162,6 +170,7 @@ class _Book:
         elif source["state"] == "lost" and self._is_fresh(frame, source):
             source["state"] = "running" if source["step"] or item.step is not None else "starting"
             self._changed(source)
+        self._began(run, source, frame)
         source["contact"] = self.now
         self.touched_sources[source["id"]] = None
         for event in states:
@@ -225,7 +234,7 @@ class _Book:
 
     def _source(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> dict[str, Any]:
         self._attempt(frame, run, item, states)
-        started = frame.sent if frame.sent is not None else self.now
+        sent = frame.sent if frame.sent is not None and math.isfinite(frame.sent) else self.now
         source = {
             "id": frame.source,
             "run": frame.run,
@@ -239,7 +248,7 @@ class _Book:
             "started": self.now,
             "contact": self.now,
             "ended": None,
-            "clock_offset_s": started - self.now,
+            "clock_offset_s": sent - self.now,
             "heartbeat": False,
             "seq_floor": 0,
         }
@@ -261,6 +270,20 @@ class _Book:
             self.changed_runs[run["id"]] = None
             self.judge[run["id"]] = None
 
+    def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
+        """A run, an attempt and a source began with the earliest thing that is told of them, in whatever order frames come."""
+        told = [_our_time(time, source["clock_offset_s"]) for time in _times(frame)]
+        began = min((time for time in told if time >= _CLOCK_SET), default=self.now)
+        if began >= source["started"]:
+            return
+        source["started"] = began
+        self.changed_sources[source["id"]] = None
+        older = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt) & (attempts.c.started > began)
+        self.connection.execute(update(attempts).where(older).values(started=began))
+        if began < run["started"]:
+            run["started"] = began
+            self.changed_runs[run["id"]] = None
+
     def _report(self, run: dict[str, Any], source: dict[str, Any], frame: Frame, event: Event) -> None:
         """A state event of a source."""
         data = event.data
@@ -279,7 +302,7 @@ class _Book:
             return
         source["state"] = state
         if state in ENDED:
-            source["ended"] = event.time
+            source["ended"] = event.time if math.isfinite(event.time) else self.now
             source["reason"] = str(data.get("reason") or data.get("exception") or "")[:_REASON_CHARACTERS]
         self._changed(source)
 
@@ -384,20 +407,39 @@ def silent_sources(connection: Connection, now: float, after_s: float) -> list[S
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
     """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
     rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
-    failures = sorted((row.ended or 0.0, row.rank, row.state, row.reason) for row in rows if row.state in FAILED)
+    # By the ranks' own clocks: on one host they tell milliseconds apart, which our guess of how far a clock is off does not.
+    failures = [row for row in rows if row.state in FAILED]
     if failures:
-        ended, rank, state, reason = failures[0]
+        first = min(failures, key=lambda row: (row.ended or 0.0, row.rank, row.state, row.reason))
         several = len({row.rank for row in rows}) > 1
-        return state, f"rank {rank}: {reason}" if several and reason else reason, ended
+        reason = f"rank {first.rank}: {first.reason}" if several and first.reason else first.reason
+        return first.state, reason, _our_time(first.ended or 0.0, first.clock_offset_s)
     finished = {row.rank for row in rows if row.state == "finished"}
     active = [row for row in rows if row.rank not in finished]
     if finished and not active:
-        return "finished", "", max(row.ended or 0.0 for row in rows if row.state == "finished")
+        ends = (_our_time(row.ended or 0.0, row.clock_offset_s) for row in rows if row.state == "finished")
+        return "finished", "", max(ends)
     states = {row.state for row in active}
     for state in ("stuck", "running", "starting"):
         if state in states:
             return state, "", None
     return ("lost", "no contact", None) if states else ("starting", "", None)
+
+
+def _times(frame: Frame) -> list[float]:
+    """Times that a frame tells, by its sender's clock: of its events, and the earliest of each group."""
+    times = [min(group.times()) for group in frame.groups if group.rows]
+    for event in frame.events:
+        times.append(event.time)
+        if event.kind == "state" and isinstance(told := event.data.get("started"), float):
+            times.append(told)  # of a watcher, which may have said nothing before its script ended
+    return times
+
+
+def _our_time(time: float, clock_offset_s: float | None) -> float:
+    """A sender's time by our clock. Frames tell when they were sent, so that also one which was kept for days shows how far its
+    sender's clock is off."""
+    return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
 
 
 def _whole(value: object) -> int | None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from typing import Any, get_args
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic import ConfigDict
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
@@ -17,9 +20,14 @@ from perfagent_server.database import StorageError, StorageFull
 from perfagent_server.ingest.decode import TooLarge, UnknownEncoding
 from perfagent_server.routes.reply import reply
 
-__all__ = ["ApiError", "install", "problem"]
+__all__ = ["CLOSED", "ApiError", "install", "not_json", "problem"]
 
 log = logging.getLogger("perfagent.server")
+
+
+CLOSED = ConfigDict(extra="forbid")
+"""`__pydantic_config__` of a body: a field that it does not have is refused by name, for a misspelt one must not be dropped in
+silence."""
 
 
 class ApiError(Exception):
@@ -43,6 +51,13 @@ def problem(
     if field is not None:
         error["field"] = field
     return reply({"error": error}, status, headers=headers)
+
+
+def not_json(content_type: str | None) -> ApiError:
+    """The refusal of a body that is not sent as JSON."""
+    is_what = f"is {content_type.partition(';')[0].strip().lower()[:80]!r}" if content_type else "is missing"
+    message = f"Content-Type {is_what}; application/json is needed (curl: -H 'Content-Type: application/json')"
+    return ApiError(415, _CODES[415], message, "content-type")
 
 
 _CODES = {
@@ -90,16 +105,9 @@ def install(app: FastAPI) -> None:
             message = f"there is nothing at {request.url.path[:200]}; /docs lists what there is"
         return problem(error.status_code, code, message, headers=error.headers)
 
-    async def invalid(_request: Request, error: Exception) -> Response:
+    async def invalid(request: Request, error: Exception) -> Response:
         assert isinstance(error, RequestValidationError)
-        # FastAPI's own answer repeats the input, which may hold NaN or a lone surrogate and then fails to encode (a 500).
-        first = next(iter(error.errors()), None)
-        if first is not None and first["type"] == "json_invalid":
-            return problem(400, "bad_request", f"the body is not valid JSON: {first['ctx']['error']}")
-        place = [str(part) for part in first["loc"]] if first else []
-        name = ".".join(place[1:] or place) or None
-        message = str(first["msg"]) if first else "the request is not valid"
-        return problem(422, "invalid", f"{name}: {message}" if name else message, name)
+        return _invalid(request, error.errors()).response()
 
     async def internal(request: Request, error: Exception) -> Response:
         log.error("%s %s failed", request.method, request.url.path, exc_info=error)
@@ -112,3 +120,40 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(HTTPException, http_error)
     app.add_exception_handler(RequestValidationError, invalid)
     app.add_exception_handler(Exception, internal)
+
+
+_UNKNOWN_FIELD = "unexpected_keyword_argument"  # pydantic's name for a field that a dataclass does not have
+
+
+def _invalid(request: Request, errors: Sequence[Any]) -> ApiError:
+    """What is wrong with a request, in our words: FastAPI's own answer repeats the input, which may hold NaN or a lone surrogate
+    and then fails to encode (a 500), and names classes that are nobody's business."""
+    # A misspelt name first: that the right one is missing follows from it.
+    first = min(errors, key=lambda one: one["type"] != _UNKNOWN_FIELD, default=None)
+    if first is None:
+        return ApiError(422, "invalid", "the request is not valid")
+    if first["type"] == "json_invalid":
+        return ApiError(400, "bad_request", f"the body is not valid JSON: {first['ctx']['error']}")
+    place = [str(part) for part in first["loc"]]
+    if place == ["body"]:
+        content_type = request.headers.get("content-type")
+        if first["type"] != "missing" and not _is_json(content_type):
+            return not_json(content_type)
+        return ApiError(422, "invalid", "the body must be a JSON object", "body")
+    name = ".".join(place[1:] or place)
+    if first["type"] == _UNKNOWN_FIELD:
+        message = f"the body has no field {place[-1][:80]!r}; allowed are {', '.join(_fields_of_body(request))}"
+        return ApiError(422, "invalid", message, name[:80])
+    return ApiError(422, "invalid", f"{name}: {first['msg']}", name)
+
+
+def _is_json(content_type: str | None) -> bool:
+    """Whether FastAPI reads it as JSON."""
+    media_type = (content_type or "").partition(";")[0].strip().lower()
+    return media_type == "application/json" or (media_type.startswith("application/") and media_type.endswith("+json"))
+
+
+def _fields_of_body(request: Request) -> list[str]:
+    declared = request.scope["route"].body_field.field_info.annotation
+    shapes = [shape for shape in (declared, *get_args(declared)) if is_dataclass(shape)]
+    return [field.name for shape in shapes for field in fields(shape)]

@@ -80,11 +80,11 @@ class Runs:
         return [_summary(row, brief=True) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id and attempt of the newest run of a name."""
+        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may tell any time."""
         query = (
             select(run.c.id, run.c.attempt)
             .where(run.c.project == project, run.c.name == name)
-            .order_by(run.c.started.desc(), run.c.id.desc())
+            .order_by(run.c.attempt.desc(), run.c.started.desc(), run.c.id.desc())
             .limit(1)
         )
         with self._database.read() as connection:

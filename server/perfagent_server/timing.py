@@ -1,13 +1,15 @@
 """Where the time of a run's newest steps went: percentiles of each phase over a sliding window, and what share each has.
 
-The window is the newest `steps` steps; ranks are put together step by step as the catalogue says, before percentiles are taken.
+The window is the newest `steps` steps, of which those count that were timed as a whole: a process's first step has phases, but
+began before there was anything to time it from. Ranks are put together step by step as the catalogue says, before percentiles
+are taken.
 Percentiles are interpolated between the two nearest values (type 7 of Hyndman and Fan 1996, numpy's default).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from perfagent.wire import PHASES, Quantiles, Timing
 from perfagent_server.store.interface import MetricStore
@@ -29,17 +31,10 @@ _SHARES = {
 
 def timing(store: MetricStore, run: str, *, steps: int) -> Timing:
     """Of the newest `steps` steps of a run; empty where no step was timed."""
-    known = set(store.names(run))
-    newest = store.latest(run).get("step_time_s")
-    if newest is None:
+    values = _values(store, run, steps)
+    whole = values.get("step_time_s")
+    if not whole:
         return Timing(from_step=0, to_step=0, series={}, shares={})
-    first = newest.step - steps + 1
-    values = {
-        name: [value for value in series.mean if math.isfinite(value)]
-        for name in NAMES
-        if name in known
-        for series in (store.series(run, name, from_step=first, to_step=newest.step, points=steps),)
-    }
     found = {
         name: Quantiles(
             p50=quantile(ordered, 0.5),
@@ -48,15 +43,36 @@ def timing(store: MetricStore, run: str, *, steps: int) -> Timing:
             mean=sum(ordered) / len(ordered),
             count=len(ordered),
         )
-        for name, ordered in ((name, sorted(each)) for name, each in values.items() if each)
+        for name, ordered in ((name, sorted(each.values())) for name, each in values.items() if each)
     }
-    total = sum(values.get("step_time_s", ()))
-    shares = {
-        share: min(1.0, sum(sum(values.get(f"phase/{phase}_s", ())) for phase in phases) / total)
-        for share, phases in _SHARES.items()
-        if total > 0 and any(values.get(f"phase/{phase}_s") for phase in phases)
+    phases = {phase: values.get(f"phase/{phase}_s", {}) for phase in PHASES}
+    return Timing(from_step=min(whole), to_step=max(whole), series=found, shares=_shares(whole, phases))
+
+
+def _values(store: MetricStore, run: str, steps: int) -> dict[str, dict[int, float]]:
+    """Name -> step -> value, of the steps that have a step time."""
+    newest = store.latest(run).get("step_time_s")
+    if newest is None:
+        return {}
+    known = set(store.names(run))
+    values: dict[str, dict[int, float]] = {}
+    for name in NAMES:  # of which step_time_s is the first
+        if name in known:
+            series = store.series(run, name, from_step=newest.step - steps + 1, to_step=newest.step, points=steps)
+            told = {step: value for step, value in zip(series.step, series.mean, strict=True) if math.isfinite(value)}
+            timed = values.get("step_time_s", told)
+            values[name] = {step: value for step, value in told.items() if step in timed}
+    return values
+
+
+def _shares(whole: Mapping[int, float], phases: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
+    # What was evaluated or saved after the last step is told under that step's number, and is not in its step time.
+    total = sum(max(time, sum(each.get(step, 0.0) for each in phases.values())) for step, time in whole.items())
+    return {
+        share: sum(sum(phases[phase].values()) for phase in parts) / total
+        for share, parts in _SHARES.items()
+        if total > 0 and any(phases[phase] for phase in parts)
     }
-    return Timing(from_step=max(first, 0), to_step=newest.step, series=found, shares=shares)
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

@@ -11,10 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, frame, listening
-from builders import free_port, job_environment
+from builders import free_port, job_environment, until
 from pyarrow import parquet
 
-from perfagent.wire import encode
+from perfagent.wire import Event, encode
 
 VALUES = [1 / 3, 0.1, 1e-300]
 
@@ -110,6 +110,16 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
     assert perfagent(server, tmp_path, "runs", "--limit", "0").returncode == 2
     nobody = perfagent(server, tmp_path, "runs", "--server", f"http://127.0.0.1:{free_port()}")
     assert nobody.returncode == 1 and "perfagent up" in nobody.stderr
+
+
+def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -> None:
+    ended = {"state": "failed", "reason": "ValueError: no", "exception": "ValueError"}
+    event = Event(kind="state", step=3, time=1.79e9, data={**ended, "traceback": "Traceback ...\nValueError: no"})
+    body = encode(frame({"loss": VALUES}, run="broken", name="broken", events=[event]))
+    headers = {"Content-Type": "application/x-msgpack"}
+    httpx.post(f"{server.url}/api/v1/ingest", content=body, headers=headers, trust_env=False).raise_for_status()
+    shown = until(lambda: (text := perfagent(server, tmp_path, "show", "broken").stdout) and "process_crash" in text and text)
+    assert "    | Traceback ...\n    | ValueError: no\n" in shown
 
 
 def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listening, tmp_path: Path) -> None:

@@ -34,10 +34,28 @@ def test_shares_are_of_all_the_time_and_absent_where_nothing_was_measured(tmp_pa
     with api(tmp_path) as client:
         phases = {"phase/forward_s": [0.1] * 4, "phase/backward_s": [0.2] * 4, "phase/optimizer_s": [0.1] * 4}
         send(client, frame({"step_time_s": [0.8] * 4, **phases, "phase/comm_s": [0.2] * 4}))
-        send(client, frame({"phase/eval_s": [0.4]}, seq=2, first_step=3))  # in one step of the four
+        send(client, frame({"phase/eval_s": [0.2]}, seq=2, first_step=3))  # in one step of the four
         told = client.get("/api/v1/runs/r1/timing").json()
-    assert told["shares"] == pytest.approx({"compute": 0.5, "communication": 0.25, "evaluation": 0.125})
+    assert told["shares"] == pytest.approx({"compute": 0.5, "communication": 0.25, "evaluation": 0.0625})
     assert told["series"]["phase/eval_s"]["count"] == 1
+
+
+def test_a_step_that_was_not_timed_as_a_whole_counts_nowhere(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"phase/backward_s": [9.0] + [0.06] * 39, "phase/optimizer_s": [1.0] + [0.04] * 39}))
+        send(client, frame({"step_time_s": [0.1] * 39}, seq=2, first_step=2))
+        told = client.get("/api/v1/runs/r1/timing").json()
+    assert (told["from_step"], told["to_step"]) == (2, 40)
+    assert told["shares"] == pytest.approx({"compute": 1.0})
+    assert {series["count"] for series in told["series"].values()} == {39}
+
+
+def test_an_evaluation_after_the_last_step_adds_to_the_whole(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"step_time_s": [0.1] * 40, "phase/forward_s": [0.1] * 40}))
+        send(client, frame({"phase/eval_s": [12.0]}, seq=2, first_step=40))
+        told = client.get("/api/v1/runs/r1/timing").json()
+    assert told["shares"] == pytest.approx({"compute": 0.25, "evaluation": 0.75})
 
 
 def test_ranks_are_put_together_as_the_catalogue_says(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["REMEDIES", "data_remedy"]
+__all__ = ["REMEDIES", "crash_remedy", "data_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -31,12 +31,35 @@ REMEDIES: dict[str, str] = {
         "(FSDP or ZeRO), in this order. If much memory is reserved but not allocated, set "
         "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True."
     ),
-    "process_crash": "Read the exception below, fix its cause, and start the run again from its last checkpoint.",
+    "process_crash": "Look at what the script printed last, fix the cause, and start the run again from its last checkpoint.",
     "lost_contact": (
         "Look whether the process and its host are alive (a bare attach cannot tell a kill from a cut network; "
         "`perfagent run` can), then at the network between them and this server."
     ),
 }
+
+
+_NATIVE = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+_AGAIN = "and start the run again from its last checkpoint."
+
+
+def crash_remedy(state: str, reason: str, exception: str, traceback: str) -> str:
+    """The fix for a process that ended badly, by what is known of its end: an exception, a signal or an exit code."""
+    if exception == "SystemExit" or reason.startswith("exit code"):
+        return f"The script ended itself: look at what it printed last, and for sys.exit() in its code; fix the cause, {_AGAIN}"
+    if exception or traceback:
+        return f"Read the exception below, fix its cause, {_AGAIN}"
+    if any(signal in reason for signal in _NATIVE):
+        return (
+            "It crashed outside of Python: start it with PYTHONFAULTHANDLER=1 to see the line, look at what it printed last, and "
+            f"at the versions of torch, driver and compiled extensions; fix the cause, {_AGAIN}"
+        )
+    if state == "killed":
+        return (
+            "It could not say why: look for who sent the signal, such as the kernel when memory ran out (dmesg), a limit of "
+            f"the container or of the batch system (time, memory), or a person; fix the cause, {_AGAIN}"
+        )
+    return REMEDIES["process_crash"]
 
 
 def data_remedy(workers: int | None) -> str:

@@ -23,7 +23,7 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select
 
 from perfagent.wire import Event, Frame, Group, from_json
-from perfagent_server.ingest.limits import MAX_STEP
+from perfagent_server.ingest.limits import MAX_STEP, name_problem
 from perfagent_server.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.problems import ApiError
 from perfagent_server.store.tables import idempotency
@@ -147,17 +147,34 @@ class LogRows:
     async def accept(
         self, rows: Sequence[LogRow], *, body: bytes = b"", key: str | None = None
     ) -> tuple[list[Receipt], list[dict[str, Any]]]:
-        """The receipts, and {"run", "project", "name", "step"} of each run that was touched."""
+        """The receipts, and {"run", "project", "name", "step"} of each run that was touched; step: the greatest of the rows, or
+        where the run is, when nothing was stored."""
         if not rows:
             return [], []
-        frames = await asyncio.to_thread(self._frames, rows, body, key)
+        frames, places = await asyncio.to_thread(self._frames, rows, body, key)
+        receipts = await self._ingest.accept(frames)
+        began: dict[str, int] = {}
+        reached: dict[str, int] = {}
+        for place in places:
+            source, step = place["source"], place["step"]
+            began.setdefault(source, place.get("before", step))  # a retry may find places that an older server wrote down
+            reached[source] = max(reached.get(source, 0), step)
         touched: dict[str, dict[str, Any]] = {}
-        for frame in frames:  # before the store, which takes refused samples out of its frames
-            steps = [*(max(group.steps()) for group in frame.groups), *(event.step or 0 for event in frame.events)]
-            step = max(steps, default=0)  # a row without metrics is a sign of life
+        for frame, receipt in zip(frames, receipts, strict=True):
+            step = reached[frame.source]
+            if receipt.rejected and not receipt.stored and not frame.events:
+                self._take_back(frame, step, began[frame.source])
+                step = began[frame.source]
             row = touched.setdefault(frame.run, {"run": frame.run, "project": frame.project, "name": frame.name, "step": step})
             row["step"] = max(row["step"], step)
-        return await self._ingest.accept(frames), list(touched.values())
+        return receipts, list(touched.values())
+
+    def _take_back(self, frame: Frame, reached: int, began: int) -> None:
+        """Nothing of a frame was stored: its steps are free again, unless somebody counted on from them meanwhile."""
+        with self._lock:
+            source = self._sources.get((frame.run, frame.rank))
+            if source is not None and source.id == frame.source and source.step == reached:
+                source.step = began
 
     def forget(self, run: str) -> None:
         """After a run was deleted: its name makes a new one."""
@@ -165,8 +182,8 @@ class LogRows:
             self._ids = {name: identifier for name, identifier in self._ids.items() if identifier != run}
             self._sources = {place: source for place, source in self._sources.items() if place[0] != run}
 
-    def _frames(self, rows: Sequence[LogRow], body: bytes, key: str | None) -> list[Frame]:
-        """Frames with their place in line. The lock is held while they are written down, so that a key is used once."""
+    def _frames(self, rows: Sequence[LogRow], body: bytes, key: str | None) -> tuple[list[Frame], list[dict[str, Any]]]:
+        """Frames, and the place of each row. The lock is held while they are written down, so that a key is used once."""
         with self._lock:
             digest = hashlib.sha256(body).digest()
             if key is not None:
@@ -179,12 +196,12 @@ class LogRows:
                             "this Idempotency-Key was used for another body; use a new key for new rows",
                             "idempotency-key",
                         )
-                    return _build(rows, kept["places"], kept["time"])
+                    return _build(rows, kept["places"], kept["time"]), kept["places"]
             now = self._clock()
             places = self._places(rows, now)
             if key is not None:
                 self._keep(key, {"digest": digest, "places": places, "time": now}, now)
-            return _build(rows, places, now)
+            return _build(rows, places, now), places
 
     def _kept(self, key: str) -> dict[str, Any] | None:
         with self._database.read() as connection:
@@ -201,7 +218,7 @@ class LogRows:
         self._database.write(job)
 
     def _places(self, rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
-        """Where each row goes: run, source, attempt, seq (one frame a source and request) and step."""
+        """Where each row goes: run, source, attempt, seq (one frame a source and request), step, and before: the step so far."""
         places: list[dict[str, Any]] = []
         used: set[str] = set()
         for row in rows:
@@ -209,13 +226,15 @@ class LogRows:
             if source.id not in used:
                 source.seq += 1
                 used.add(source.id)
-            if row.step is not None:
+            before = source.step
+            if _storable(row):
+                source.step = row.step if row.step is not None else min(before + 1, MAX_STEP)
+            elif row.state is not None and row.step is not None:
                 source.step = row.step
-            elif row.metrics:
-                source.step = min(source.step + 1, MAX_STEP)
             places.append(
                 {
                     "run": source.run, "source": source.id, "attempt": source.attempt, "seq": source.seq, "step": source.step,
+                    "before": before,
                 }
             )  # fmt: skip
         return places
@@ -245,6 +264,11 @@ class LogRows:
         self._ids[name] = identifier
         self._sources[identifier, row.rank] = source
         return source
+
+
+def _storable(row: LogRow) -> bool:
+    """Whether anything of a row can be stored: by its names, for what else the store refuses (too many of them) only it knows."""
+    return any(name_problem(name) is None for name in row.metrics)
 
 
 def _build(rows: Sequence[LogRow], places: Sequence[dict[str, Any]], now: float) -> list[Frame]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict, Field
 from sqlalchemy import Connection, select, update
 from starlette.responses import Response
 
 from perfagent.wire import SEVERITIES, Alert
 from perfagent_server.alerts.rows import alert_of
-from perfagent_server.problems import ApiError
+from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
@@ -29,6 +30,15 @@ _MUTE_S = 3600.0
 _LONGEST_MUTE_S = 365 * 86400.0
 # Beside the right to send: who changes an alert is shown it, and a job's ingest key must not quiet another run's alerts.
 _READ = [Depends(require("read"))]
+
+
+@dataclass
+class MuteRequest:
+    """seconds: how long; 0 ends it."""
+
+    seconds: Annotated[float | None, Field(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @dataclass
@@ -71,11 +81,17 @@ def mute(
     alert_id: str,
     request: Request,
     services: ServicesDep,
-    seconds: Annotated[float, Query(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = _MUTE_S,
+    asked: MuteRequest | None = None,
+    seconds: Annotated[float | None, Query(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:
-    """No channel is told of this alert, or of others of the same rule in the same run, for so long. 0 ends it."""
-    return _change(services, request, identity, "alert.mute", alert_id, muted_until=time.time() + seconds if seconds else None)
+    """No channel is told of this alert, or of others of the same rule in the same run, for `seconds`, given in the body or in
+    the query; for an hour, where they are not given. 0 ends it."""
+    given = [value for value in (seconds, asked and asked.seconds) if value is not None]
+    if len(given) > 1:
+        raise ApiError(422, "invalid", "seconds is given in the query and in the body; once is enough", "seconds")
+    lasts_s = given[0] if given else _MUTE_S
+    return _change(services, request, identity, "alert.mute", alert_id, muted_until=time.time() + lasts_s if lasts_s else None)
 
 
 @router.post("/alerts/{alert_id}/resolve", dependencies=_READ, responses={200: {"model": Alert}})

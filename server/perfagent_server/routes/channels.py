@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict
 from sqlalchemy import Connection, select
 from starlette.responses import Response
 
 from perfagent.errors import ConfigError
 from perfagent_server.alerts import channels
 from perfagent_server.alerts.rows import as_dict
-from perfagent_server.problems import ApiError
+from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
@@ -37,6 +38,8 @@ class ChannelRequest:
     kind: str = "webhook"
     secret: str | None = None
     min_severity: str = "warning"
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @dataclass

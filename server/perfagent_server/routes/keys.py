@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from fastapi import APIRouter, Depends, Request
+from pydantic import ConfigDict
 from starlette.responses import Response
 
-from perfagent_server.problems import ApiError
+from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
@@ -32,6 +33,8 @@ class NewKey:
     name: str = ""
     project: str | None = None
     expires_in_s: float | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @dataclass

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Request
 from starlette.responses import Response
 
 from perfagent_server.ingest.log_rows import STATES, parse_rows
-from perfagent_server.problems import ApiError
+from perfagent_server.problems import ApiError, not_json
 from perfagent_server.routes.ingest import receipt_reply
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
@@ -76,12 +76,7 @@ _REPLY_SCHEMA: dict[str, Any] = {
 async def log(request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))) -> Response:  # noqa: B008
     media_type = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
     if media_type != "application/json":
-        raise ApiError(
-            415,
-            "unsupported_media_type",
-            f"Content-Type is {media_type[:80]!r}; application/json is needed (curl: -H 'Content-Type: application/json')",
-            "content-type",
-        )
+        raise not_json(media_type)
     key = request.headers.get("idempotency-key")
     if key is not None and not 1 <= len(key) <= 200:
         raise ApiError(

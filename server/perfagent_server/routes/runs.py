@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 from fastapi import APIRouter, Depends, Query, Request
+from pydantic import ConfigDict
 from sqlalchemy import Connection
 from starlette.responses import Response
 
 from perfagent.wire import EVENT_KINDS, STATES, Latest, RunSummary, plain
-from perfagent_server.problems import ApiError
+from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.runs import EventRow
 from perfagent_server.security.access import Identity, require
@@ -39,6 +40,8 @@ class RunChange:
     name: str | None = None
     tags: list[str] | None = None
     notes: str | None = None
+
+    __pydantic_config__: ClassVar[ConfigDict] = CLOSED
 
 
 @router.get("/runs", dependencies=[Depends(require("read"))], responses={200: {"model": RunPage}})

@@ -7,7 +7,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
-from perfagent_server.diagnosis.remedies import REMEDIES
+from perfagent_server.diagnosis.remedies import REMEDIES, crash_remedy
 from perfagent_server.rules.memory import is_oom
 from perfagent_server.rules.window import End, Window
 
@@ -49,7 +49,9 @@ class ProcessCrash:
                 "state": first.state, "reason": first.reason, "exception": first.exception,
                 "traceback": "\n".join(first.traceback.splitlines()[-20:]),
             },
-            fix=REMEDIES[self.id] if crashes else "Start the run again; it goes on from its last checkpoint.",
+            fix=crash_remedy(first.state, first.reason, first.exception, first.traceback)
+            if crashes
+            else "Start the run again; it goes on from its last checkpoint.",
         )  # fmt: skip
 
 

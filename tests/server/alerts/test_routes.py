@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,28 @@ def test_alerts_are_filtered_acknowledged_muted_and_resolved(api: TestClient) ->
     assert api.post(f"/api/v1/alerts/{ident}/resolve").json()["state"] == "resolved"
     assert api.post(f"/api/v1/alerts/{ident}/resolve").status_code == 200
     assert api.get("/api/v1/runs/r1/verdict").json()["rule"] == "healthy"
+
+
+def test_seconds_of_a_mute_come_in_the_body_or_in_the_query(api: TestClient) -> None:
+    Agent(api).send(range(1, 3), loss=[1.0, math.nan])
+    [alert] = until(lambda: alerts(api, state="firing"))
+    address = f"/api/v1/alerts/{alert['id']}/mute"
+
+    def lasts_s(**asked: Any) -> float:
+        until_when = api.post(address, **asked).json()["muted_until"]
+        return datetime.fromisoformat(until_when).timestamp() - time.time()
+
+    assert lasts_s() == pytest.approx(3600, abs=30)
+    assert lasts_s(json={}) == pytest.approx(3600, abs=30)
+    assert lasts_s(json={"seconds": 600}) == pytest.approx(600, abs=30)
+    assert lasts_s(params={"seconds": 900}) == pytest.approx(900, abs=30)
+    assert api.post(address, json={"seconds": 0}).json()["muted_until"] is None
+    for wrong in ({"json": {"seconds": -3}}, {"json": {"seconds": "long"}}, {"params": {"seconds": -3}}):
+        answer = api.post(address, **wrong)  # type: ignore[arg-type]
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, "seconds")
+    twice = api.post(address, json={"seconds": 5}, params={"seconds": 6})
+    assert (twice.status_code, twice.json()["error"]["field"]) == (422, "seconds")
+    assert alerts(api)[0]["muted_until"] is None
 
 
 def test_an_alert_that_opens_again_does_not_say_that_it_is_resolved(api: TestClient) -> None:

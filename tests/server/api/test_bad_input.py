@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
 
+JSON = {**ADMIN, "Content-Type": "application/json"}
 HUGE = "9" * 5000
 TEXTS = [
     "",
@@ -51,6 +53,8 @@ BODIES: list[bytes] = [
     b'{"a":' * 50_000,
     b"\xff\xfe",
     b'{"name": "\xff"}',
+    b'{"\\ud800": 1}',
+    b'{"' + b"x" * 100_000 + b'": 1}',
 ]
 
 
@@ -58,6 +62,7 @@ BODIES: list[bytes] = [
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
     with api(tmp_path_factory.mktemp("bad")) as running:
         send(running, frame({"loss": [1.0, 2.0]}))
+        send(running, frame({"loss": [1.0]}, run="kept"))  # the other one is deleted on the way
         yield running
 
 
@@ -188,3 +193,58 @@ def test_the_message_names_the_mistake_and_not_the_library(client: TestClient) -
     rank = client.get("/api/v1/runs/known/series", params={"name": "loss", "rank": "first"})
     assert (rank.status_code, rank.json()["error"]["field"]) == (422, "rank")
     assert "allowed are all and 0" in rank.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "body", "misspelt", "allowed"),
+    [
+        ("POST", "channels", {"url": "https://8.8.8.8/", "min_severty": "critical"}, "min_severty",
+         "url, name, kind, secret, min_severity"),
+        ("POST", "channels", {"ulr": "https://8.8.8.8/"}, "ulr", "url, name, kind, secret, min_severity"),
+        ("PATCH", "runs/kept", {"state": "failed"}, "state", "name, tags, notes"),
+        ("POST", "keys", {"scope": "read", "expires": 60}, "expires", "scope, name, project, expires_in_s"),
+        ("POST", "alerts/none/mute", {"second": 60}, "second", "seconds"),
+    ],
+)  # fmt: skip
+def test_a_field_that_a_body_does_not_have_is_refused_by_name(
+    client: TestClient, method: str, path: str, body: dict[str, Any], misspelt: str, allowed: str
+) -> None:
+    answer = client.request(method, f"/api/v1/{path}", content=json.dumps(body), headers=JSON)
+    assert answer.status_code == 422, answer.text
+    error = answer.json()["error"]
+    assert (error["field"], error["message"]) == (misspelt, f"the body has no field '{misspelt}'; allowed are {allowed}")
+    assert client.get("/api/v1/runs/kept").json()["name"] == "kept"
+
+
+BODIES_OF_ROUTES = [
+    ("POST", "log"), ("POST", "channels"), ("PATCH", "runs/kept"), ("POST", "keys"), ("POST", "runs/kept/commands"),
+    ("POST", "alerts/none/mute"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES_OF_ROUTES)
+@pytest.mark.parametrize("media_type", ["application/x-www-form-urlencoded", "text/plain"])
+def test_json_under_another_content_type_is_415_everywhere(client: TestClient, method: str, path: str, media_type: str) -> None:
+    sent = {**ADMIN, "Content-Type": f"{media_type}; charset=utf-8"}
+    answer = client.request(method, f"/api/v1/{path}", content=b'{"run": "a"}', headers=sent)
+    assert answer.status_code == 415, answer.text
+    assert answer.json()["error"] == {
+        "code": "unsupported_media_type", "field": "content-type",
+        "message": f"Content-Type is '{media_type}'; application/json is needed (curl: -H 'Content-Type: application/json')",
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(("method", "path"), BODIES_OF_ROUTES[1:])
+@pytest.mark.parametrize("body", ["[]", "3", '"text"'])
+def test_a_body_that_is_no_object_is_refused_in_our_words(client: TestClient, method: str, path: str, body: str) -> None:
+    answer = client.request(method, f"/api/v1/{path}", content=body, headers=JSON)
+    assert answer.status_code == 422
+    assert answer.json()["error"] == {"code": "invalid", "field": "body", "message": "the body must be a JSON object"}
+
+
+def test_a_body_that_is_missing_is_asked_for(client: TestClient) -> None:
+    answer = client.patch("/api/v1/runs/kept")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (422, "the body must be a JSON object")
+    unnamed = client.patch("/api/v1/runs/kept", content=b'{"name": "b"}')
+    assert (unnamed.status_code, unnamed.json()["error"]["field"]) == (415, "content-type")
+    assert "Content-Type is missing" in unnamed.json()["error"]["message"]

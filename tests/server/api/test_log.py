@@ -10,6 +10,8 @@ import pytest
 from api_builders import api
 from fastapi.testclient import TestClient
 
+from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN
+
 JSON = {"Content-Type": "application/json"}
 
 
@@ -162,6 +164,47 @@ def test_each_rank_counts_its_own_steps_also_after_a_restart(tmp_path: Path) -> 
         assert [log(client, 0), log(client, 0), log(client, 1), log(client, 0)] == [1, 2, 1, 3]
     with api(tmp_path) as client:
         assert [log(client, 1), log(client, 0), log(client, 2)] == [2, 4, 1]
+
+
+def test_a_row_without_metrics_answers_the_step_of_its_run_and_uses_none_up(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        client.post("/api/v1/log", json={"run": "a", "step": 10, "metrics": {"x": 1}})
+        for row in ({}, {"step": 50}):
+            told = client.post("/api/v1/log", json={"run": "a", "metrics": {}, **row}).json()
+            assert (told["stored"], told["step"]) == (0, 10)
+        assert client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 2}}).json()["step"] == 11
+
+
+@pytest.mark.parametrize("step", [{}, {"step": 50}], ids=["counted", "given"])
+def test_a_row_of_which_nothing_can_be_stored_uses_no_step_up(tmp_path: Path, step: dict[str, int]) -> None:
+    bad = {"run": "a", "metrics": {"x\u0000": 1}, **step}
+    good = {"run": "a", "metrics": {"x": 1}}
+    with api(tmp_path) as client:
+        client.post("/api/v1/log", json={**good, "step": 10})
+        told = client.post("/api/v1/log", json=bad).json()
+        assert (told["stored"], told["step"], len(told["rejected"])) == (0, 10, 1)
+        told = client.post("/api/v1/log", json=[bad, good, bad, good]).json()
+        assert (told["stored"], told["step"]) == (2, 12)
+        assert series(client, told["run"], "x")["step"] == [10, 11, 12]
+
+
+def test_a_row_that_only_has_names_beyond_the_limit_uses_no_step_up(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        full = {f"x{at}": 1 for at in range(MAX_NAMES_PER_RUN)}
+        for metrics, stored, step in ((full, len(full), 1), ({"y": 1}, 0, 1), ({"x0": 1}, 1, 2)):
+            told = client.post("/api/v1/log", json={"run": "a", "metrics": metrics}).json()
+            assert (told["stored"], told["step"]) == (stored, step)
+
+
+def test_rows_of_last_year_began_last_year_and_the_newest_run_is_still_the_one_begun_last(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 1}})
+        rows = [{"run": "a", "state": state, "time": time} for state, time in (("starting", 1.7e9), ("finished", 1.7e9 + 60))]
+        second = client.post("/api/v1/log", json=rows).json()["run"]
+        found = run_of(client, second)
+        assert (found["started"], found["ended"]) == ("2023-11-14T22:13:20.000Z", "2023-11-14T22:14:20.000Z")
+    with api(tmp_path) as client:
+        assert client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 2}}).json()["run"] == second
 
 
 def run_of(client: TestClient, run: str) -> dict[str, Any]:

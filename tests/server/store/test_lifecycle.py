@@ -93,6 +93,55 @@ def test_a_spool_found_later_does_not_bring_a_lost_run_back(shelf) -> None:
     assert (run_of(shelf)["state"], run_of(shelf)["step"]) == ("lost", 2)
 
 
+def started(shelf, table=tables.run, **where: Any) -> float:
+    with shelf.database.read() as connection:
+        query = select(table.c.started).where(*(table.c[name] == value for name, value in where.items()))
+        return float(connection.execute(query).scalar_one())
+
+
+def test_a_run_that_comes_late_began_when_its_frames_say_and_not_when_they_came(shelf) -> None:
+    late = BEGIN + 3600
+    shelf.append(frame(1, state("starting", time=BEGIN + 1), steps(1, 2), sent=late), now=late)
+    shelf.append(frame(2, steps(3), state("finished", time=BEGIN + 60), sent=late), now=late)
+    run = run_of(shelf)
+    assert (run["started"], run["ended"], run["updated"]) == (BEGIN + 0.25, BEGIN + 60, late)
+
+
+def test_an_earlier_frame_that_comes_later_moves_the_start_back_and_a_later_one_does_not(shelf) -> None:
+    shelf.append(frame(2, steps(40)), now=BEGIN + 20)
+    assert run_of(shelf)["started"] == BEGIN + 10
+    shelf.append(frame(1, state("running", time=BEGIN + 2)), now=BEGIN + 21)
+    shelf.append(frame(3, steps(80)), now=BEGIN + 22)
+    assert run_of(shelf)["started"] == BEGIN + 2
+    assert started(shelf, tables.source, id="r1-1-0") == started(shelf, tables.attempt, run="r1") == BEGIN + 2
+
+
+def test_each_attempt_has_its_own_start_and_the_run_that_of_the_first(shelf) -> None:
+    for attempt, at in ((2, BEGIN + 100), (1, BEGIN)):  # the older one is found in a spool
+        shelf.append(frame(1, state("starting", time=at), attempt=attempt), now=BEGIN + 200)
+    assert [started(shelf, tables.attempt, attempt=attempt) for attempt in (1, 2)] == [BEGIN, BEGIN + 100]
+    assert run_of(shelf)["started"] == BEGIN
+
+
+@pytest.mark.parametrize("off", [-7200.0, 7200.0], ids=["behind", "ahead"])
+def test_times_of_a_wrong_clock_are_put_right(shelf, off: float) -> None:
+    begun = state("starting", time=BEGIN + off)
+    shelf.append(frame(1, begun, sent=BEGIN + 5 + off), now=BEGIN + 5)
+    shelf.append(frame(2, state("finished", time=BEGIN + 60 + off), sent=BEGIN + 61 + off), now=BEGIN + 61)
+    assert (run_of(shelf)["started"], run_of(shelf)["ended"]) == (BEGIN, BEGIN + 60)
+
+
+@pytest.mark.parametrize("time", [float("nan"), float("-inf"), -1e300, 0.0, 9e10, float("inf")])
+def test_a_time_that_cannot_be_says_nothing_of_the_start(shelf, time: float) -> None:
+    shelf.append(frame(1, state("starting", time=time), rows({"x": [1.0]}, [1], [time]), sent=time), now=BEGIN)
+    assert run_of(shelf)["started"] == BEGIN
+
+
+def test_what_a_watcher_says_at_the_end_tells_when_its_script_began(shelf) -> None:
+    shelf.append(frame(1, state("killed", time=BEGIN + 50, watcher=True, started=BEGIN)), now=BEGIN + 51)
+    assert (run_of(shelf)["started"], run_of(shelf)["ended"]) == (BEGIN, BEGIN + 50)
+
+
 def test_late_frames_do_not_revive_a_finished_run(shelf) -> None:
     shelf.append(frame(3, state("finished")))
     shelf.append(frame(1, state("starting")), frame(2, state("running"), steps(5)))
