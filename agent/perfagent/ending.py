@@ -6,26 +6,48 @@ from __future__ import annotations
 import linecache
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
 
-__all__ = ["cause"]
+__all__ = ["cause", "out_of_memory", "text_of"]
+
+_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
+"""In the words of torch's allocators, and of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves."""
 
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:
     """State, reason, exception and traceback of a process that an exception ended."""
     name = type(error).__name__
-    message = str(error)
-    ending = "oom" if _out_of_memory(error) else "failed"
-    first = message.strip().splitlines()[0][:500] if message.strip() else ""
-    return ending, f"{name}: {first}" if first else name, name, _traceback(error)
+    try:
+        message = text_of(error).strip()
+        ending = "oom" if _memory_ran_out(error) else "failed"
+        first = message.splitlines()[0][:500] if message else name
+        return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
+    except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be told all the same
+        return "failed", name, name, ""
 
 
-def _out_of_memory(error: BaseException | None) -> bool:
+def text_of(error: BaseException) -> str:
+    """What an exception says; the name of its type where its own `__str__` fails."""
+    try:
+        return str(error)
+    except Exception:  # noqa: BLE001 - see above
+        return type(error).__name__
+
+
+def out_of_memory(error: BaseException) -> bool:
+    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of what allocates."""
+    names = {kind.__name__ for kind in type(error).__mro__}
+    if names & {"OutOfMemoryError", "MemoryError"}:
+        return True
+    if not isinstance(error, RuntimeError):
+        return False
+    text = text_of(error).lower()
+    return any(words in text for words in _NO_MEMORY)
+
+
+def _memory_ran_out(error: BaseException | None) -> bool:
+    """The same of the exception or of what it came from."""
     seen = 0
     while error is not None and seen < 8:
-        names = {kind.__name__ for kind in type(error).__mro__}
-        if names & {"OutOfMemoryError", "MemoryError"}:
-            return True
-        text = str(error).lower()
-        if isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text):
+        if out_of_memory(error):
             return True
         error, seen = error.__cause__ or error.__context__, seen + 1
     return False
@@ -51,6 +73,6 @@ def _traceback(error: BaseException, limit: int = 50) -> str:
             source = linecache.getline(code.co_filename, number).strip()
             if source:
                 lines.append(f"    {source}")
-        lines.append(f"{type(one).__name__}: {one}"[:2000])
+        lines.append(f"{type(one).__name__}: {text_of(one)}"[:2000])
         parts.append("\n".join(lines))
     return "\n\nDuring handling of the above exception, another exception occurred:\n\n".join(parts)[-20_000:]

@@ -452,7 +452,7 @@ class Run:
             self._end("failed", f"exit code {code}{said}")
 
     def _fail(self, error: BaseException) -> None:
-        self._investigator.passing(error)
+        self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
         self._end(ending, reason, exception=exception, traceback=trace)
 

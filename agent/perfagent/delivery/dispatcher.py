@@ -194,6 +194,8 @@ class Dispatcher:
         self.sender.counters["rows"] += taken.total
         self.sender.counters["events"] += len(events)
         self._urgent = self._urgent or self._collector.pressing
+        if self._collector.pressing and self.sender.reader.investigator is not None:
+            self.sender.reader.investigator.pressing(taken)
         try:
             written = self._write(taken, events, now)
         except BaseException:

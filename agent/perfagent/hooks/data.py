@@ -43,9 +43,11 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             if release is not None and release.held:
                 release.settle()
             batch = original(self)
-        except BaseException:
+        except BaseException as error:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
             p.trace.extend((began, now(), 0, None, DATA))
+            if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+                p.investigator.passing(error)
             raise
         finally:
             p.data_depth = 0

@@ -6,39 +6,87 @@ of a batch's content leaves the process but its smallest and largest value and a
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
+import math
 import sys
-from collections.abc import Iterator, Mapping
-from types import FrameType
+from collections import UserDict
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+from types import FrameType, MemberDescriptorType
 from typing import Any
 
 from perfagent.device import Reading, collect
 from perfagent.frames import variables_of
 
-__all__ = ["Fingerprint", "in_callers", "tensors_in"]
+__all__ = ["Fingerprint", "count_nonfinite", "in_callers", "tensors_in"]
 
 MOST_TENSORS = 16
 HEAD_BYTES = 2**20
 """So much of each tensor is hashed."""
+MOST_OBJECTS = 1000
+"""So many are looked at in one variable: a list of everything that was ever logged is no batch."""
 _MOST_FRAMES = 12
+_MOST_IN_ALL = 20_000
 
 
-def tensors_in(value: Any, name: str = "", depth: int = 0) -> Iterator[tuple[str, Any]]:
-    """(name, tensor) of the tensors in nested tuples, lists, dicts and dataclasses, in order."""
+def tensors_in(value: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """(name, tensor) of the tensors in nested tuples, lists, dicts and dataclasses, in order. Runs no code of theirs: a mapping
+    that reads a file or a database for each item is not asked."""
+    return _tensors_in(value, name, 0, iter(range(MOST_OBJECTS)))
+
+
+def _tensors_in(value: Any, name: str, depth: int, left: Iterator[int]) -> Iterator[tuple[str, Any]]:
+    kind = type(value)
+    if issubclass(kind, sys.modules["torch"].Tensor):
+        yield name, value
+        return
     if depth > 4:
         return
-    if isinstance(value, sys.modules["torch"].Tensor):
-        yield name, value
-    elif isinstance(value, Mapping):
-        for key, item in list(value.items()):
-            yield from tensors_in(item, f"{name}.{key}" if name else str(key), depth + 1)
-    elif isinstance(value, (list, tuple)):
-        for index, item in enumerate(value):
-            yield from tensors_in(item, f"{name}[{index}]" if name else str(index), depth + 1)
-    elif dataclasses.is_dataclass(value) and not isinstance(value, type):
-        for field in dataclasses.fields(value):
-            yield from tensors_in(getattr(value, field.name, None), f"{name}.{field.name}" if name else field.name, depth + 1)
+    by_place = issubclass(kind, (list, tuple))
+    for key, item in _items(value, kind):
+        if next(left, None) is None:
+            return
+        inner = str(key) if not name else f"{name}[{key}]" if by_place else f"{name}.{key}"
+        yield from _tensors_in(item, inner, depth + 1, left)
+
+
+def _items(value: Any, kind: type) -> Iterable[tuple[Any, Any]]:
+    """What a container holds, read past any method or property of its own."""
+    if issubclass(kind, dict):
+        return list(islice(dict.items(value), MOST_OBJECTS))  # a copy: another thread may be adding to it
+    if issubclass(kind, UserDict):  # transformers' BatchEncoding
+        return _items_of(vars(value).get("data"))
+    if issubclass(kind, list):
+        return enumerate(list.__iter__(value))
+    if issubclass(kind, tuple):
+        return enumerate(tuple.__iter__(value))
+    if kind.__name__ == "TensorDict" and kind.__module__.startswith("tensordict."):
+        return _items_of(vars(value).get("_tensordict"))
+    fields = getattr(kind, "__dataclass_fields__", None)
+    return _fields(value, kind, fields) if isinstance(fields, dict) else ()
+
+
+def _items_of(held: Any) -> Iterable[tuple[Any, Any]]:
+    return _items(held, type(held)) if isinstance(held, dict) else ()
+
+
+def _fields(value: Any, kind: type, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    held = vars(value) if hasattr(value, "__dict__") else {}
+    for name in names:
+        if name in held:
+            yield name, held[name]
+        elif type(slot := getattr(kind, name, None)) is MemberDescriptorType:
+            try:
+                yield name, slot.__get__(value)
+            except AttributeError:  # not set
+                continue
+
+
+def count_nonfinite(tensor: Any) -> Any:
+    """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its device."""
+    torch = sys.modules["torch"]
+    bad = (~torch.isfinite(tensor)).sum()
+    return torch.stack([bad, torch.zeros_like(bad) if tensor.is_complex() else (tensor == -math.inf).sum()])
 
 
 class _One:
@@ -62,8 +110,8 @@ class _One:
         with torch.no_grad():
             if real:
                 low, high = torch.aminmax(local if local.dtype is not torch.bool else local.to(torch.uint8))
-                bad = (~torch.isfinite(local)).sum() if local.is_floating_point() else torch.zeros_like(low)
-                self._range = collect(torch.stack([low.double(), high.double(), bad.double()]))
+                bad = count_nonfinite(local) if local.is_floating_point() else torch.zeros(2, device=local.device)
+                self._range = collect(torch.cat([torch.stack([low.double(), high.double()]), bad.double()]))
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)
             elif local.is_cuda and not torch.cuda.is_current_stream_capturing():
@@ -78,8 +126,8 @@ class _One:
 
     def result(self) -> dict[str, Any]:
         if self._range is not None:
-            low, high, bad = self._range.values()
-            self.shown |= {"min": low, "max": high, "nonfinite": int(bad)}
+            low, high, bad, below = self._range.values()
+            self.shown |= {"min": low, "max": high, "nonfinite": int(bad), "minus_infinite": int(below)}
             self._range = None
         if self._head is not None:
             self.shown["hash"] = _hash(self._head[0])
@@ -102,7 +150,8 @@ class Fingerprint:
         return all(part.ready() for part in self._parts)
 
     def result(self) -> dict[str, Any]:
-        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "hash"}]}, once ready."""
+        """{"step", "from", "hash", "tensors": [{"name", "shape", "dtype", "min", "max", "nonfinite", "minus_infinite", "hash"}]},
+        once ready."""
         tensors = [part.result() for part in self._parts]
         whole = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
@@ -120,20 +169,25 @@ def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[
     """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension is the
     batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
     torch = sys.modules["torch"]
+    left = iter(range(_MOST_IN_ALL))
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.")):
             with variables_of(frame) as variables:
-                found = [
-                    (name, tensor)
-                    for variable, value in variables
-                    if not isinstance(value, torch.nn.Module)
-                    for name, tensor in tensors_in(value, variable)
-                    if not tensor.requires_grad and tensor.dim() and (samples is None or tensor.shape[0] == samples)
-                ]
+                walks = (
+                    _tensors_in(value, name, 0, islice(left, MOST_OBJECTS))
+                    for name, value in variables
+                    if not issubclass(type(value), torch.nn.Module)
+                )
+                every = chain.from_iterable(walks)
+                found = [*islice((one for one in every if _is_batch(one[1], samples)), MOST_TENSORS)]
             if found:
                 where = f"local variables of {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
-                return where, found[:MOST_TENSORS]
+                return where, found
         frame = frame.f_back
     return "", []
+
+
+def _is_batch(tensor: Any, samples: int | None) -> bool:
+    return not tensor.requires_grad and bool(tensor.dim()) and (samples is None or tensor.shape[0] == samples)

@@ -2,33 +2,35 @@
 
 Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
 first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
-The values are looked at in place: nothing is computed again and nothing is kept.
+The values are looked at in place: nothing is computed again and nothing is kept. -inf is what masks hold in healthy trainings:
+only NaN and +inf count, and -inf where the operator that made them read it.
 """
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from perfagent.hooks.living import living
-
 __all__ = ["first_bad_operator"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
+_PASSES_ON = ("Mean", "Sum", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Clone", "Alias")
 _WRITTEN = ("result", "output", "out")
 
 
 def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """{"operator"?, "read_by"?, "read_as"?, "after"?, "of"?}; names: parameters by id().
+    """{"operator"?, "read_by"?, "read_as"?, "minus_infinity"?, "after"?, "of"?}; names: parameters by id().
 
     operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a parameter. read_by: the
-    first operator that read it, and as what. of: a parameter that the operator uses; after: the last one used before it. None
-    where the graph cannot be read: there is none, it is too large, or activation checkpointing would run the model again.
+    first operator that read it, and as what. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
+    that, absent where it came from outside. of: a parameter that the operator uses; after: the last one used before it. None
+    where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its tensors elsewhere.
     """
-    if loss.grad_fn is None or _checkpointed():
+    if loss.grad_fn is None:
         return None
     nodes = _nodes(loss.grad_fn)
     if nodes is None:
@@ -40,7 +42,10 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
     for node in nodes:
         if time.monotonic() > until:
             return None
-        bad = [name for name, tensor in _saved(node) if _is_bad(tensor)]
+        saved = _saved(node)
+        if saved is None:
+            return None
+        bad = [name for name, tensor in saved if _is_bad(tensor)]
         if bad:
             if all(name.startswith(_WRITTEN) for name in bad):
                 producer = node
@@ -48,11 +53,14 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
                 reader, read = node, bad
             break
     if producer is None:
-        producer = loss.grad_fn if reader is None else _input_of(reader, read[0])
+        producer = _maker(loss.grad_fn) if reader is None else _input_of(reader, read[0])
     at: Any = producer if producer is not None else reader
     found: dict[str, Any] = {}
     if producer is not None:
         found["operator"] = _name(producer)
+        below = _minus_infinity(producer)
+        if below is not None:
+            found["minus_infinity"] = below
     if reader is not None:
         found |= {"read_by": _name(reader), "read_as": read}
     own = [*_parameters_of(at, names)]
@@ -77,31 +85,76 @@ def _nodes(start: Any) -> list[Any] | None:
     return [node for node in seen if not hasattr(node, "variable")]
 
 
-def _saved(node: Any) -> Iterator[tuple[str, Any]]:
+def _saved(node: Any) -> list[tuple[str, Any]] | None:
+    """The tensors that a node keeps, by name. None where hooks hold one of them: to read it would call them (activation
+    checkpointing would run the model again, and what offloading gives back once is then missing in backward)."""
     torch = sys.modules["torch"]
+    found: list[tuple[str, Any]] = []
     for attribute in dir(node):
-        if not attribute.startswith("_saved_"):
+        if not attribute.startswith("_raw_saved_") or attribute == "_raw_saved_tensors":  # the latter: a function of the user's
             continue
         try:
-            value = getattr(node, attribute)
+            kept = getattr(node, attribute)
+            if any(getattr(one, "unpack_hook", one) is not None for one in _each(kept)):
+                return None
+            value = getattr(node, attribute.removeprefix("_raw"))
         except RuntimeError:  # released, or changed in place since
             continue
-        for item in value if isinstance(value, (tuple, list)) else (value,):
-            if isinstance(item, torch.Tensor):
-                yield attribute.removeprefix("_saved_"), item
+        found += [(attribute.removeprefix("_raw_saved_"), item) for item in _each(value) if isinstance(item, torch.Tensor)]
+    return found
+
+
+def _each(value: Any) -> tuple[Any, ...]:
+    return tuple(value) if isinstance(value, (tuple, list)) else (value,)
 
 
 def _is_bad(tensor: Any) -> bool:
-    torch = sys.modules["torch"]
-    if not tensor.is_cpu or not (tensor.is_floating_point() or tensor.is_complex()) or tensor.layout is not torch.strided:
+    """Whether it holds NaN or +inf."""
+    if not _is_read(tensor):
         return False
-    with torch.no_grad():
-        return not bool(torch.isfinite(tensor).all())
+    with sys.modules["torch"].no_grad():
+        if bool(tensor.isfinite().all()):
+            return False
+        return tensor.is_complex() or bool((tensor.isnan() | (tensor == math.inf)).any())
+
+
+def _holds_minus_infinity(tensor: Any) -> bool:
+    with sys.modules["torch"].no_grad():
+        return _is_read(tensor) and not tensor.is_complex() and bool((tensor == -math.inf).any())
+
+
+def _is_read(tensor: Any) -> bool:
+    torch = sys.modules["torch"]
+    return tensor.is_cpu and (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
+
+
+def _maker(node: Any) -> Any:
+    """The last operator up to this one that can have made a value: what only adds up, turns or shapes passes values on."""
+    while _name(node) in _PASSES_ON and node.next_functions[0][0] is not None:
+        node = node.next_functions[0][0]
+    return node
+
+
+def _minus_infinity(producer: Any) -> dict[str, Any] | None:
+    """As what an operator read -inf, and what made that."""
+    read: list[str] = []
+    node, origin = producer, None
+    while node is not None:
+        below = [name for name, tensor in _saved(node) or () if not name.startswith(_WRITTEN) and _holds_minus_infinity(tensor)]
+        if not below:
+            break
+        read = read or below
+        node = origin = _input_of(node, below[0])
+    if not read:
+        return None
+    return {"read_as": read, **({"from": _name(origin)} if origin is not None else {})}
 
 
 def _input_of(reader: Any, read: str) -> Any:
     """What made the value that `reader` kept under the name `read`; None where it was given from outside: a batch, a number, a
     parameter."""
+    if read == "attn_mask":
+        return None
     inputs = [node for node, _ in reader.next_functions]
     place = _PLACES.get(read)
     if place is not None:
@@ -140,9 +193,3 @@ def _parameters_of(node: Any, names: Mapping[int, str]) -> Iterator[str]:
 
 def _name(node: Any) -> str:
     return str(node.name()).removesuffix("0").removesuffix("Backward")
-
-
-def _checkpointed() -> bool:
-    """Whether tensors of this process are held by torch.utils.checkpoint, whose saved tensors are made again when read."""
-    frame = getattr(sys.modules.get("torch.utils.checkpoint"), "_CheckpointFrame", None)
-    return frame is not None and bool(living(frame))

@@ -2,33 +2,49 @@
 
 Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its way through
 a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute, `Progress.boundary`, which is None
-unless there are any. The sender's thread calls `judged`, `obey` and `poll`. They exchange deque appends and assignments.
+unless there are any. The sender's thread calls `judged`, `pressing`, `obey` and `poll`. They exchange deque appends and
+assignments.
 """
 
 from __future__ import annotations
 
+import math
+import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Protocol
 
+from perfagent.ending import out_of_memory
 from perfagent.hooks.progress import now
 from perfagent.rootcause.containment import contained
 
 if TYPE_CHECKING:
+    from perfagent.delivery.collecting import Taken
     from perfagent.delivery.sender import Sender
     from perfagent.hooks.progress import Progress
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
 
-__all__ = ["Investigator", "Task", "out_of_memory"]
+__all__ = ["Investigator", "Task"]
 
 MOST_INQUIRIES = 3
 """Bad steps of one run that are looked into; a run that needs a fourth look has been told three times."""
+MOST_OOMS = 3
+"""Failed allocations that are looked into while training catches them; later ones are counted. The one that ends it always is."""
 STEP_AGE_S = 5.0
 """From this age on, the time since the last step is sent once a second; a training that moves sends none of it."""
+SETTLED_S = 1.0
+"""A logged loss that is not finite is looked into when so much has passed: till then the step itself may tell more exactly."""
+PAUSE_S = 5.0
+"""So long after a look was begun, what is logged is of the same event."""
+_LAST_ROWS = 64
 _AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
+_NUMBERS = (4, 5)
+"""Items in a row that a user logged, and in one with a tuple of names (delivery/sender.py)."""
+_TOLD = "_perfagent_told"
 
 
 class Task(Protocol):
@@ -48,11 +64,13 @@ class Investigator:
         self._recent: deque[tuple[int, Mapping[str, float]]] = deque(maxlen=self.history_steps)
         self._unfolded: Callable[[], list[tuple[int, Mapping[str, float]]]] | None = None  # what came last; see judged_sound
         self.set_sample_period: Callable[[float], None] | None = None
-        self._told_oom = 0  # id() of the exception that was looked into: it passes through several hooks on its way out
+        self._ooms = 0  # allocations that failed
         self._incoming: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
         self._inquiries = 0
+        self._opened_at = -math.inf
+        self._bad_logged: tuple[float, int] | None = None  # when it was seen, and the step in progress then
         self._bad_step = -1  # the newest one that was looked into
         self._watchful = True  # False from a bad step on until a good one: what follows a NaN is its consequence
         self._commands: Commands | None = None
@@ -62,32 +80,49 @@ class Investigator:
 
     def suspect(self, tensor: Any) -> None:
         """Backward is about to start from a value on the CPU that is NaN or infinite."""
-        if self._watchful and self._inquiries < MOST_INQUIRIES:
+        if self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
             self._suspect(tensor)
 
     @contained
     def _suspect(self, tensor: Any) -> None:
         from perfagent.rootcause.nonfinite import Inquiry
 
+        self._bad_step = self.progress.completed + 1  # first: the other thread judges older, sound steps meanwhile
         self._watchful = False
-        inquiry = Inquiry(self, self.progress.completed + 1)
+        inquiry = Inquiry(self, self._bad_step)
         inquiry.before_backward(tensor)
         self._open(inquiry)
 
     def passing(self, error: BaseException) -> None:
-        """An exception passes through a hook, or ended the process. Whoever calls raises it again, unchanged.
+        """An exception passes through a hook. Whoever calls raises it again, unchanged.
 
         Nothing is imported for one that is not about memory: at exit, after Ctrl-C, an import would change the exit code.
         """
-        if self._told_oom != id(error) and out_of_memory(error):
-            self._told_oom = id(error)
+        self._passing(error, MOST_OOMS)
+
+    def ended_by(self, error: BaseException) -> None:
+        """The same of the exception that ends the run."""
+        self._passing(error, None)
+
+    @contained
+    def _passing(self, error: BaseException, most: int | None) -> None:
+        if not out_of_memory(error):
+            return
+        # Several hooks see it on its way out. Its id() says nothing: the next one often gets the same; nor can all be referred
+        # to weakly; and whoever holds an exception holds its frames, with all the tensors in them.
+        told: Any = vars(error).get(_TOLD)
+        if told is None:
+            self._ooms += 1
+        if not told and (most is None or self._ooms <= most):
+            told = True
             self._forensics(error)
+        BaseException.__setattr__(error, _TOLD, bool(told))  # past a `__setattr__` of its own
 
     @contained
     def _forensics(self, error: BaseException) -> None:
         from perfagent.rootcause.oom import forensics
 
-        forensics(self, error)
+        forensics(self, error, self._ooms)
 
     def boundary(self) -> None:
         """A step is complete and something waits for that. The time it takes belongs to no step."""
@@ -115,12 +150,22 @@ class Investigator:
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
             if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than what they tell of
                 self._watchful = True
-        elif self._watchful and self._inquiries < MOST_INQUIRIES:
+        elif self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
             from perfagent.rootcause.nonfinite import Inquiry
 
             self._watchful = False
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
+
+    @contained
+    def pressing(self, taken: Taken) -> None:
+        """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a guard left
+        out."""
+        from perfagent.delivery.packing import is_finite, rows_in
+
+        rows = chain(taken.rows, *(rows_in(block) for block in taken.packed if not is_finite(block)))
+        if self._wants_look() and any(map(_logs_bad_loss, rows)):
+            self._bad_logged = self._bad_logged or (time.monotonic(), self.progress.completed + 1)
 
     def judged_sound(
         self, steps: Sequence[int], names: Sequence[str], newest: Callable[[], list[tuple[int, Mapping[str, float]]]]
@@ -151,9 +196,23 @@ class Investigator:
         inquiry = self._inquiry
         if inquiry is not None and inquiry.tell_if_ready():
             self._inquiry = None
+        if self._bad_logged is not None and time.monotonic() - self._bad_logged[0] >= SETTLED_S:
+            self._look_into_logged(self._bad_logged[1])
         if self._commands is not None:
             self._commands.poll()
         self._tell_age()
+
+    def _look_into_logged(self, step: int) -> None:
+        from perfagent.rootcause.nonfinite import Inquiry
+
+        self._bad_logged = None
+        if self._wants_look():
+            self._watchful = False
+            self._open(Inquiry(self, step))
+
+    def _wants_look(self) -> bool:
+        free = self._inquiry is None and self._inquiries < MOST_INQUIRIES
+        return self._watchful and free and time.monotonic() - self._opened_at > PAUSE_S
 
     def _tell_age(self) -> None:
         """The heartbeat of steps, apart from that of the process: while none ends, how long that has been so."""
@@ -185,25 +244,43 @@ class Investigator:
     def close(self) -> None:
         """The run ends. On the thread that ends it; nothing is waited for."""
         self.progress.boundary = None
+        if self._inquiry is None:
+            self._begin_at_end()
         if self._inquiry is not None:
             self._inquiry.give_up()
         if self._commands is not None:
             self._commands.close()
 
+    @contained
+    def _begin_at_end(self) -> None:
+        """The usual guard logs a loss that is no number and leaves before any backward pass: its row may be in the deque yet."""
+        if not self._wants_look() or isinstance(getattr(sys, "last_value", None), KeyboardInterrupt):  # see `passing`
+            return
+        logged = self._bad_logged
+        if logged is not None or any(map(_logs_bad_loss, [*self.sender.rows][-_LAST_ROWS:])):
+            from perfagent.rootcause.nonfinite import Inquiry
+
+            self._inquiry = Inquiry(self, logged[1] if logged is not None else self.progress.completed + 1)
+
     def _open(self, inquiry: Inquiry) -> None:
+        self._opened_at = time.monotonic()
         self._inquiries += 1
         self._bad_step = inquiry.step
         self._inquiry = inquiry
         self.add(inquiry)
 
 
-def out_of_memory(error: BaseException) -> bool:
-    """Whether the exception itself says that memory ran out: CUDA's own type, Python's, or the words of torch's allocators."""
-    names = {kind.__name__ for kind in type(error).__mro__}
-    if names & {"OutOfMemoryError", "MemoryError"}:
-        return True
-    text = str(error).lower()
-    return isinstance(error, RuntimeError) and ("out of memory" in text or "can't allocate memory" in text)
+def _logs_bad_loss(row: Any) -> bool:
+    """Whether a row of numbers holds a loss that is not finite. Rows of steps are judged elsewhere."""
+    if type(row) is not tuple or len(row) not in _NUMBERS:
+        return False
+    named = row[3].items() if isinstance(row[3], dict) else zip(row[3], row[4], strict=False)
+    bad = [name for name, value in named if type(value) is float and not math.isfinite(value) and isinstance(name, str)]
+    if not bad:
+        return False
+    from perfagent.wire.loss_names import loss_kind
+
+    return any(loss_kind(name) == "whole" for name in bad)
 
 
 @contained

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Iterator
+from itertools import islice
 from threading import get_ident
 from typing import Any
 
 from perfagent.device import Reading, collect
 from perfagent.hooks.guard import not_traced
-from perfagent.rootcause.batch import Fingerprint, tensors_in
+from perfagent.rootcause.batch import Fingerprint, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 
 __all__ = ["OutputChecks", "is_closed", "walk"]
@@ -96,63 +97,68 @@ class OutputChecks:
         for places, reading in self._readings:
             numbers = reading.values()
             for check, place in places:
-                check.bad_in, check.bad_out = int(numbers[2 * place]), int(numbers[2 * place + 1])
+                check.bad_in, check.bad_out, check.below_out = (int(number) for number in numbers[3 * place : 3 * place + 3])
         self._readings = []
 
     def first_bad(self) -> dict[str, Any] | None:
-        """The first module, in the order in which they returned, whose output was not finite."""
-        for check in self._order:
-            if check.bad_out:
-                return check.shown()
-        return None
+        """The first module, in the order in which they returned, whose output held NaN or +inf."""
+        return next((check.shown() for check in self._order if check.bad_out), None)
+
+    def first_below(self) -> dict[str, Any] | None:
+        """The first one whose output held -inf, as a mask does in a healthy training."""
+        return next((check.shown() | {"only_minus_infinity": True} for check in self._order if check.below_out), None)
 
     def count(self, check: _Check, entering: list[Any], leaving: list[Any]) -> None:
-        """Counts what is not finite in what a module was given and in what it gave."""
+        """Counts what is NaN or +inf in what a module was given and in what it gave, and apart from it what is -inf in that."""
         torch = sys.modules["torch"]
         self._order.append(check)
         with torch.no_grad():
-            bad_in, bad_out = _nonfinite(entering), _nonfinite(leaving)
-            for side, tensors in ((0, bad_in), (1, bad_out)):
+            for tensors, leaves in ((entering, False), (leaving, True)):
                 for tensor in tensors:
+                    if tensor.is_cuda and torch.cuda.is_current_stream_capturing():
+                        continue  # it would become part of the user's graph
+                    bad, below = count_nonfinite(tensor)
                     if tensor.is_cpu:
-                        number = int(tensor.item())
-                        check.bad_in += number if side == 0 else 0
-                        check.bad_out += number if side == 1 else 0
-                    elif tensor.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                        continue
+                        check.add(int(bad.item()), int(below.item()), leaves=leaves)
                     else:
-                        counts = self._counts.get(tensor.device)
-                        if counts is None:
-                            counts = self._counts[tensor.device] = torch.zeros(
-                                2 * len(self._checks), dtype=torch.float32, device=tensor.device
-                            )
-                            self._places[tensor.device] = []
-                        places = self._places[tensor.device]
-                        if not places or places[-1][0] is not check:
-                            places.append((check, len(places)))
-                        counts[2 * places[-1][1] + side].add_(tensor)  # on the device: nothing is read here
+                        at = self._place(check, tensor.device)
+                        at[int(leaves)].add_(bad - below)  # on the device: nothing is read here
+                        if leaves:
+                            at[2].add_(below)
+
+    def _place(self, check: _Check, device: Any) -> Any:
+        """The counts of a module on a device: entering, leaving, and leaving as -inf."""
+        counts = self._counts.get(device)
+        if counts is None:
+            torch = sys.modules["torch"]
+            counts = self._counts[device] = torch.zeros(3 * len(self._checks), dtype=torch.float32, device=device)
+            self._places[device] = []
+        places = self._places[device]
+        if not places or places[-1][0] is not check:
+            places.append((check, len(places)))
+        at = 3 * places[-1][1]
+        return counts[at : at + 3]
 
 
-def _nonfinite(tensors: list[Any]) -> list[Any]:
+def _counted(values: Any) -> Iterator[Any]:
+    """The tensors in what a module was given or gave that can be counted, the first eight."""
     torch = sys.modules["torch"]
-    counted = []
-    for tensor in tensors:
+    for _, tensor in islice(tensors_in(values), 8):
         local = getattr(tensor, "_local_tensor", tensor).detach()
         if (local.is_floating_point() or local.is_complex()) and local.layout is torch.strided and local.device.type != "meta":
-            counted.append((~torch.isfinite(local)).sum())
-    return counted
+            yield local
 
 
 class _Check:
     """Stands in one module's call for a step."""
 
-    __slots__ = ("_before", "_had", "_kept", "_owner", "_root", "bad_in", "bad_out", "called", "name", "outputs")
+    __slots__ = ("_before", "_had", "_kept", "_owner", "_root", "bad_in", "bad_out", "below_out", "called", "name", "outputs")
 
     def __init__(self, owner: OutputChecks, name: str, module: Any, *, root: bool) -> None:
         self._owner, self._kept, self.name, self._root = owner, weakref.ref(module), name, root
         self._before: Callable[..., Any] | None = None
         self._had = self.called = False
-        self.bad_in = self.bad_out = 0
+        self.bad_in = self.bad_out = self.below_out = 0
         self.outputs: list[tuple[str, list[int], str, int]] = []
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
@@ -196,20 +202,27 @@ class _Check:
         if self.called:  # the module calls itself
             return
         self.called = True
-        leaving = [tensor for _, tensor in tensors_in(output)][:8]
-        entering = [tensor for _, tensor in tensors_in((args, kwargs))][:8]
         self.outputs = [
             (name, [int(size) for size in tensor.shape], str(tensor.dtype).removeprefix("torch."), int(tensor.numel()))
             for (name, tensor), _ in zip(tensors_in(output), range(4), strict=False)
         ]
-        self._owner.count(self, entering, leaving)
+        self._owner.count(self, [*_counted((args, kwargs))], [*_counted(output)])
+
+    def add(self, bad: int, below: int, *, leaves: bool) -> None:
+        """bad: how many values are not finite; below: how many of them are -inf."""
+        if leaves:
+            self.bad_out += bad - below
+            self.below_out += below
+        else:
+            self.bad_in += bad - below
 
     def shown(self) -> dict[str, Any]:
         module = self._kept()
         size = sum(output[3] for output in self.outputs) or 1
+        bad = self.bad_out + self.below_out
         found: dict[str, Any] = {
             "module": self.name or "(the model itself)", "class": type(module).__name__ if module is not None else "",
-            "step": self._owner.step, "nonfinite": self.bad_out, "share": min(1.0, self.bad_out / size),
+            "step": self._owner.step, "nonfinite": bad, "share": min(1.0, bad / size),
             "inputs_finite": not self.bad_in,
         }  # fmt: skip
         if self.outputs:

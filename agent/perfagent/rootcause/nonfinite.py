@@ -8,6 +8,7 @@ all modules in the steps that follow. Everything on a device is counted there an
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Iterable
@@ -16,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.device import Reading, collect
 from perfagent.hooks.account import entries_of
 from perfagent.rootcause.batch import Fingerprint, in_callers
+from perfagent.rootcause.containment import contained
 from perfagent.rootcause.graph import first_bad_operator
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 
@@ -28,7 +30,11 @@ MOST_STEPS = 3
 """Steps whose module outputs are checked."""
 PATIENCE_S = 20.0
 """After so long what is known is told, whether or not training went on."""
+MOST_AT_END = 2**28
+"""Numbers of parameters on the CPU that are looked at when the run ends: 0.1 s or so."""
+WAIT_AT_END_S = 0.25
 SHOWN = 16
+_ITSELF = "(the model itself)"
 
 
 class Inquiry:
@@ -97,8 +103,22 @@ class Inquiry:
         """The run ends: what is known now is all there will be."""
         self._take_off()
         self._done = True
-        if not self._told:
-            self._tell()
+        if self._told:
+            return
+        if self._before is None and self._after is None:
+            self._look_at_end()
+        self._tell()
+
+    @contained
+    def _look_at_end(self) -> None:
+        """No step has followed: the parameters are those that made the bad value. Bounded in work and in time."""
+        named = self._parameters()
+        if sum(p.numel() for _, p in named if p.is_cpu) > MOST_AT_END:
+            return
+        self._before = _Nonfinite(named)
+        until = time.monotonic() + WAIT_AT_END_S
+        while not self._before.ready() and time.monotonic() < until:
+            time.sleep(0.005)
 
     def _take_off(self) -> None:
         checks, self._checks = self._checks, None
@@ -164,9 +184,11 @@ class Inquiry:
         for checks in self._rounds:
             if checks.ready():
                 checks.settle()
-                bad = checks.first_bad()
+                bad, below = checks.first_bad(), checks.first_below()
                 if bad is not None and "first_module" not in found:
                     found["first_module"] = bad
+                if below is not None and "first_minus_infinity" not in found:
+                    found["first_minus_infinity"] = below
                 if checks.batch is not None and checks.batch.ready() and "later_batch" not in found:
                     found["later_batch"] = checks.batch.result()
         found["steps_checked_after"] = len(self._rounds)
@@ -188,6 +210,8 @@ class _Nonfinite:
         torch = sys.modules["torch"]
         groups: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
         self.count = 0
+        self._order: list[str] = []
+        self._trained: list[str] = []
         for name, tensor in named:
             local = getattr(tensor, "_local_tensor", tensor).detach()
             if local.layout is not torch.strided:
@@ -195,6 +219,9 @@ class _Nonfinite:
             if local.numel() and (local.is_floating_point() or local.is_complex()) and local.device.type != "meta":
                 groups.setdefault((local.device, local.dtype), []).append((name, local))
                 self.count += 1
+                self._order.append(name)
+                if tensor.requires_grad:
+                    self._trained.append(name)
         self._readings: list[tuple[list[tuple[str, Any]], Reading]] = []
         with torch.no_grad():
             for same in groups.values():
@@ -226,14 +253,24 @@ class _Nonfinite:
                     entry["shape"] = [int(size) for size in tensor.shape]
                 self._bad.append(entry)
         self._readings = []
+        places = {name: place for place, name in enumerate(self._order)}  # they were read by device and type
+        self._bad.sort(key=lambda entry: places[entry["name"]])
 
     def shown(self) -> dict[str, Any]:
-        """{"of", "nonfinite", "first": [...]}; once ready."""
+        """{"of", "nonfinite", "first": [...], "last", "good_from"?}; once ready."""
         if self._bad is None:
             self._settle()
         assert self._bad is not None
         last = self._bad[-1]["name"] if self._bad else None
-        return {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": last}
+        found = {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": last}
+        good_from = self._good_from([entry["name"] for entry in self._bad])
+        return found | ({"good_from": good_from} if good_from is not None else {})
+
+    def _good_from(self, bad: list[str]) -> str | None:
+        """The first good one of those that are trained, where all before it are bad, more than one, and all after it good: so it
+        is when a gradient becomes NaN on its way back. In the order of the model, which mostly is that of its forward pass."""
+        after = self._trained[len(bad) : len(bad) + 1]
+        return after[0] if after and len(bad) > 1 and bad == self._trained[: len(bad)] else None
 
 
 def _joined(module: str, parameter: str) -> str:
@@ -249,14 +286,17 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
     """Module and parameter to look at, and how that is known: the strongest of what was found."""
     before, after, gradients = (found.get(key, {}) for key in ("parameters_before", "parameters_after", "gradients"))
     operator, first = found.get("operator"), found.get("first_module")
+    made: dict[str, Any] = operator if operator is not None and "operator" in operator else {}
     spread = bool(after.get("nonfinite")) and after.get("nonfinite") == after.get("of")
     if before.get("nonfinite"):
-        name = before["first"][0]["name"]
-        return _named(_owner(name), classes, parameter=name, cause="parameter")
-    for batch in ("batch", "later_batch"):
-        bad_inputs = [tensor["name"] for tensor in found.get(batch, {}).get("tensors", ()) if tensor.get("nonfinite")]
-        if bad_inputs:
-            return {"cause": "batch", "batch_tensor": bad_inputs[0], "batch_step": found[batch]["step"]}
+        return _of_parameters(before, classes, backward=True)
+    if "minus_infinity" in made and "from" not in made["minus_infinity"]:
+        below = _in_batch(found, ("batch", "later_batch"), below=True)
+        if below is not None:
+            return below
+    batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
+    if batch is not None:
+        return batch
     if first is not None and not spread:
         own = next((entry["name"] for entry in after.get("first", ()) if _owner(entry["name"]) == first["module"]), None)
         return _named(first["module"], classes, cause="module", **({"parameter": own} if own else {}))
@@ -264,20 +304,40 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
         own, earlier = operator.get("of"), operator.get("after")
         if own is not None:
             return _named(_owner(own), classes, cause="operator")
-        return {"cause": "operator", **({"after_module": _owner(earlier)} if earlier is not None else {})}
+        return {"cause": "operator", **({"after_module": _owner(earlier) or _ITSELF} if earlier is not None else {})}
     if first is not None:
         return _named(first["module"], classes, cause="spread")
-    if after.get("nonfinite"):
+    if after.get("nonfinite") and spread:
         name = after["first"][0]["name"]
-        return _named(_owner(name), classes, parameter=name, cause="spread" if spread else "parameter")
+        return _named(_owner(name), classes, parameter=name, cause="spread")
+    if after.get("nonfinite"):
+        return _of_parameters(after, classes, backward=math.isfinite(found.get("loss", math.nan)))
     if gradients.get("nonfinite"):
         name = gradients["last"]
         return _named(_owner(name), classes, parameter=name, cause="gradient")
     return {"cause": "unknown"}
 
 
+def _of_parameters(bad: dict[str, Any], classes: dict[str, str], *, backward: bool) -> dict[str, Any]:
+    """Some parameters are bad and others are not. backward: the loss that they come from was finite."""
+    if backward and "good_from" in bad:
+        name = bad["last"]
+        return _named(_owner(name), classes, parameter=name, good_from=bad["good_from"], cause="backward")
+    name = bad["first"][0]["name"]
+    return _named(_owner(name), classes, parameter=name, cause="parameter")
+
+
+def _in_batch(found: dict[str, Any], batches: Iterable[str], *, below: bool = False) -> dict[str, Any] | None:
+    """A tensor of a batch that holds NaN or +inf; below: or nothing worse than -inf, which is what masks hold."""
+    for batch in batches:
+        for tensor in found.get(batch, {}).get("tensors", ()):
+            if tensor.get("nonfinite", 0) > (0 if below else tensor.get("minus_infinite", 0)):
+                return {"cause": "batch", "batch_tensor": tensor["name"], "batch_step": found[batch]["step"]}
+    return None
+
+
 def _named(module: str, classes: dict[str, str], **more: Any) -> dict[str, Any]:
-    found = {"module": module or "(the model itself)", **more}
+    found = {"module": module or _ITSELF, **more}
     if module in classes:
         found["module_class"] = classes[module]
     return found
@@ -289,25 +349,19 @@ def _sentence(found: dict[str, Any]) -> str:
     if cause == "parameter":
         more = ", before that step's backward pass" if found.get("parameters_before", {}).get("nonfinite") else ""
         return f"The first non-finite parameter is {found['parameter']!r} of module {module!r}{kind}{more}."
+    if cause == "backward":
+        after = _owner(found["good_from"]) or _ITSELF
+        where = f"lies between {module!r}{kind} and {after!r}" if after != module else f"follows {found['parameter']!r}"
+        last, good = found["parameter"], found["good_from"]
+        order = f"in the model's order, parameters up to {last!r} are non-finite, those from {good!r} on are good"
+        return f"The gradients came back non-finite from what {where}: {order}."
     if cause == "batch":
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
     if cause == "operator":
-        operator = found["operator"]
-        where = f"in module {module!r}{kind}" if module else "in the loss function"
-        if not module and "after_module" in found:
-            where = f"after module {found['after_module']!r}"
-        if "operator" in operator:
-            read = f"; {operator['read_by']} read it" if "read_by" in operator else ""
-            made = f"the operator {operator['operator']} {where} made the first non-finite value from finite inputs"
-            return f"In step {step} {made}{read}."
-        return f"In step {step} a non-finite value came from outside; the operator {operator['read_by']} {where} read it first."
+        return _sentence_of_operator(found, module, kind)
     if cause in ("module", "spread") and "first_module" in found:
         first = found["first_module"]
-        inputs = "its inputs were finite" if first["inputs_finite"] else "its inputs were non-finite already"
-        said = (
-            f"The first module with a non-finite output is {module!r}{kind}, in step {first['step']}: "
-            f"{100 * first['share']:.3g} % of {first.get('dtype', 'its values')} {first.get('shape', '')}; {inputs}"
-        )
+        said = f"The first module with a non-finite output is {module!r}{kind}, {_output(first)}"
         if cause == "spread":
             return f"{said}. By then every parameter was non-finite, so step {step} may have begun elsewhere."
         return f"{said}."
@@ -317,5 +371,40 @@ def _sentence(found: dict[str, Any]) -> str:
         bad, of = found["gradients"]["nonfinite"], found["gradients"]["of"]
         nearest = f"nearest to the loss is that of {found['parameter']!r}"
         return f"In step {step} {bad} of {of} gradients were non-finite; {nearest}. Parameters stayed finite."
-    good = f"Parameters, gradients and the outputs of the next {found['steps_checked_after']} steps were finite"
-    return f"{good}: what was bad in step {step} did not come back."
+    return _sentence_of_nothing(found, step)
+
+
+def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
+    operator = found["operator"]
+    where = f"in module {module!r}{kind}" if module else "in the loss function"
+    if not module and "after_module" in found:
+        where = f"after module {found['after_module']!r}"
+    if "operator" not in operator:
+        read = f"the operator {operator['read_by']} {where} read it first"
+        return f"In step {found['step']} a non-finite value came from outside; {read}."
+    read = f"; {operator['read_by']} read it" if "read_by" in operator else ""
+    given = "from finite inputs"
+    if "minus_infinity" in operator:
+        given = f"from the -inf that {operator['minus_infinity'].get('from', 'it was given')}"
+        given += " had made" if "from" in operator["minus_infinity"] else ""
+    made = f"the operator {operator['operator']} {where} made the first non-finite value {given}"
+    return f"In step {found['step']} {made}{read}."
+
+
+def _output(first: dict[str, Any]) -> str:
+    inputs = "its inputs were finite" if first["inputs_finite"] else "its inputs were non-finite already"
+    of = f"{100 * first['share']:.3g} % of {first.get('dtype', 'its values')} {first.get('shape', '')}"
+    return f"in step {first['step']}: {of}; {inputs}"
+
+
+def _sentence_of_nothing(found: dict[str, Any], step: int) -> str:
+    checked = found["steps_checked_after"]
+    said = f"Nothing of what was looked at was non-finite; no step followed step {step}."
+    if checked:
+        good = f"Parameters, gradients and the outputs of the next {checked} steps were finite"
+        said = f"{good}: what was bad in step {step} did not come back."
+    batch = _in_batch(found, ("batch", "later_batch"), below=True)
+    if batch is not None:
+        return f"{said} -inf, which masks hold, was in {batch['batch_tensor']!r} of the batch of step {batch['batch_step']}."
+    first = found.get("first_minus_infinity")
+    return f"{said} -inf, which masks hold, was put out by module {first['module']!r}." if first is not None else said

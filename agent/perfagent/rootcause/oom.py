@@ -12,6 +12,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfagent.ending import text_of
+
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
 
@@ -29,13 +31,16 @@ LAST_STEPS = 8
 MOST_TEXT = 4000
 
 
-def forensics(investigator: Investigator, error: BaseException) -> None:
-    """Tells what filled the memory, as a finding that explains `oom_observed`. On the thread that raised."""
+def forensics(investigator: Investigator, error: BaseException, number: int) -> None:
+    """Tells what filled the memory, as a finding that explains `oom_observed`. On the thread that raised.
+
+    number: how many allocations of this run have failed so far, with this one.
+    """
     p = investigator.progress
     step = p.completed + 1
-    text = str(error)
+    text = text_of(error)
     device = _device_of(error, text)
-    evidence: dict[str, Any] = {"step": step, "device": device, "error": text[:MOST_TEXT], "where": _where(p)}
+    evidence: dict[str, Any] = {"step": step, "device": device, "error": text[:MOST_TEXT], "where": _where(p), "number": number}
     tried = _tried(text)
     if tried is not None:
         evidence["tried_bytes"] = tried
@@ -106,7 +111,7 @@ def _device_of(error: BaseException, text: str) -> str:
     number = re.search(r"GPU (\d+)", text)
     if number:
         return f"cuda:{number[1]}"
-    if type(error).__name__ == "OutOfMemoryError" or "CUDA" in text or "HIP" in text:
+    if type(error).__name__ == "OutOfMemoryError" or re.search("CUDA|HIP|CUDNN", text):
         return "cuda"
     return "cpu"
 

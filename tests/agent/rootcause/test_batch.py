@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import sys
 import weakref
+from collections import OrderedDict, UserDict
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import torch
 
-from perfagent.rootcause.batch import in_callers
+from perfagent.rootcause.batch import MOST_OBJECTS, in_callers, tensors_in
 
 
 def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
@@ -33,3 +37,101 @@ def test_what_was_looked_at_is_let_go() -> None:
         return gone() is None
 
     assert train()
+
+
+class Store(Mapping[int, Any]):
+    """Reads each item from somewhere when it is asked, as h5py, zarr and shelve do."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+
+    def __len__(self) -> int:
+        return 20_000
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(20_000))
+
+    def __getitem__(self, key: int) -> Any:
+        self.reads += 1
+        return torch.ones(6)
+
+
+class LazyDict(dict[str, Any]):
+    reads = 0
+
+    def __getitem__(self, key: str) -> Any:
+        type(self).reads += 1
+        return super().__getitem__(key)
+
+    def items(self) -> Any:
+        return [(key, self[key]) for key in self]
+
+
+def test_nothing_is_read_from_a_store_among_the_variables() -> None:
+    store, lazy = Store(), LazyDict(kept=torch.ones(6))
+
+    def train(rows: Any, more: Any) -> list[str]:
+        inputs = torch.ones(6, 3)  # noqa: F841
+        return [name for name, _ in in_callers(6, sys._getframe())[1]]
+
+    assert train(store, lazy) == ["more.kept", "inputs"]
+    assert (store.reads, LazyDict.reads) == (0, 0)
+
+
+class Pair(NamedTuple):
+    left: torch.Tensor
+    right: torch.Tensor
+
+
+@dataclass
+class Sample:
+    image: torch.Tensor
+    name: str = ""
+
+    @property
+    def label(self) -> torch.Tensor:
+        raise AssertionError("it was asked")
+
+
+@dataclass(slots=True)
+class Slotted:
+    image: torch.Tensor
+    unset: torch.Tensor | None = None
+
+
+def test_the_usual_forms_of_a_batch_are_looked_through() -> None:
+    one = torch.ones(2)
+    slotted = Slotted(one)
+    del slotted.unset
+    nested = type("TensorDict", (), {"__module__": "tensordict._td"})()
+    nested._tensordict = {"ids": one}
+    for batch, names in (
+        ({"a": one, "b": [one, (one,)], 3: one}, ["a", "b[0]", "b[1][0]", "3"]),
+        (OrderedDict(a=one), ["a"]),
+        (UserDict({"ids": one, "mask": one}), ["ids", "mask"]),  # transformers' BatchEncoding is one
+        (Pair(one, one), ["0", "1"]),
+        (Sample(one), ["image"]),
+        ({"sample": Sample(one)}, ["sample.image"]),
+        (slotted, ["image"]),
+        (nested, ["ids"]),
+        (Sample, []),
+    ):
+        assert [name for name, _ in tensors_in(batch)] == names
+
+
+def test_a_long_list_is_not_looked_through_and_hides_nothing_behind_it() -> None:
+    asked = 0
+
+    class Counted(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal asked
+            asked += 1
+            return super().__iter__()
+
+    def train() -> list[str]:
+        history, inputs = Counted([0.5] * 10 * MOST_OBJECTS), torch.ones(6, 3)
+        history.append(torch.ones(6))
+        return [name for name, _ in in_callers(6, sys._getframe())[1]] if len(inputs) else []
+
+    assert train() == ["inputs"]
+    assert asked == 0

@@ -284,3 +284,272 @@ def test_looking_into_it_changes_nothing_that_training_produces(record, make_net
     assert losses == again
     assert all(torch.equal(one, other) for one, other in zip(tensors, same, strict=True))
     assert torch.equal(random, state)
+
+
+# ---- tensors that hooks keep elsewhere
+
+
+class Offload:
+    """As torchtune and TRL offload activations: what is given back is gone, and there is no second time."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, torch.Tensor] = {}
+        self.packed = 0
+
+    def pack(self, tensor: torch.Tensor) -> int:
+        self.packed += 1
+        self.kept[self.packed] = tensor.clone()
+        return self.packed
+
+    def unpack(self, key: int) -> torch.Tensor:
+        return self.kept.pop(key)
+
+
+def test_activations_that_can_be_unpacked_once_are_left_to_backward(train):
+    job = train()
+    offload, forward = Offload(), job.model.forward
+
+    def offloaded(x: torch.Tensor) -> torch.Tensor:
+        with torch.autograd.graph.saved_tensors_hooks(offload.pack, offload.unpack):
+            return forward(x)
+
+    job.model.forward = offloaded
+    job.steps(5)
+    with torch.no_grad():
+        job.model.head.bias[0] = math.nan
+    job.steps(3)
+    assert not offload.kept, "backward had them all"
+    assert "operator" not in evidence(job)
+    assert evidence(job)["parameter"] == "head.bias"
+
+
+# ---- minus infinity, which is what masks hold
+
+
+class Masked(nn.Module):
+    """A router and a decoder, both with -inf where nothing may pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.router, self.head = nn.Linear(8, 16), Router(), nn.Linear(16, 4)
+        self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        mask = nn.Transformer.generate_square_subsequent_mask(len(x))
+        hidden = self.embed(x)
+        hidden = self.layer(hidden[None], src_mask=mask)[0]
+        return self.head(hidden * self.router(hidden).softmax(-1))
+
+
+class Router(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate = nn.Linear(16, 16)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits = self.gate(x)
+        return logits.masked_fill(logits < logits.topk(2).values[:, -1:], -math.inf)
+
+
+def test_masks_are_not_taken_for_the_cause(train):
+    job = train(Masked())
+    job.guard = True
+    job.steps(4)
+    job.spoil = lambda loss: loss * torch.log(loss - 1000)
+    job.steps(5)
+    found = evidence(job)
+    assert (found["cause"], found["operator"]["operator"]) == ("operator", "Log")
+    assert "first_module" not in found
+    below = found["first_minus_infinity"]
+    assert (below["module"], below["only_minus_infinity"]) == ("router", True), "kept as evidence"
+
+
+def test_a_mask_that_a_model_is_called_with_is_not_taken_for_the_cause(train):
+    class Decoder(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.head = nn.Linear(8, 16), nn.Linear(16, 4)
+            self.layer = nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
+
+        def forward(self, x: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+            return self.head(self.layer(self.embed(x)[None], src_mask=mask)[0])
+
+    model = Decoder()
+    job = train(model)
+    mask = nn.Transformer.generate_square_subsequent_mask(6)
+    call = job.model
+    job.model = lambda x: call(x, mask)
+    job.guard = True
+    job.steps(4)
+    job.spoil = lambda loss: loss * torch.log(loss - 1000)
+    job.steps(5)
+    found = evidence(job)
+    assert [tensor["minus_infinite"] for tensor in found["later_batch"]["tensors"]] == [0, 15]
+    assert (found["cause"], found["operator"]["operator"]) == ("operator", "Log")
+
+
+def test_minus_infinity_in_a_batch_that_becomes_nan_is_the_batch(train):
+    """The logarithm of an empty bin of a spectrum."""
+    job = train()
+    job.steps(5)
+    bad = torch.randn(6, 8)
+    bad[2, 3] = -math.inf
+    job.step(bad)
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], found["batch_tensor"]) == ("batch", "inputs")
+    assert found["operator"]["minus_infinity"] == {"read_as": ["mat1"]}
+
+
+def test_the_operator_behind_a_minus_infinity_that_becomes_nan_is_told(train):
+    job = train()
+    job.steps(5)
+    job.spoil = lambda loss: ((loss * 0).log() * (loss * 0)).mean()
+    job.step()
+    job.spoil = lambda loss: loss
+    job.steps(2)
+    operator = evidence(job)["operator"]
+    assert (operator["operator"], operator["minus_infinity"]["from"]) == ("Mul", "Log")
+    assert "the operator Mul after module 'head' made the first non-finite value from the -inf that Log had made" in (
+        job.finding()["message"]
+    )
+
+
+def test_masks_of_later_steps_are_no_cause_of_what_did_not_come_back(train):
+    job = train(Masked())
+    job.guard = True
+    job.steps(4)
+    job.recorded.run._investigator.suspect(torch.tensor(math.nan))
+    job.steps(5)
+    assert evidence(job)["cause"] == "unknown"
+    assert job.finding()["message"].endswith("did not come back. -inf, which masks hold, was put out by module 'router'.")
+
+
+class Own(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        ctx.save_for_backward(x)
+        return x * math.nan
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * ctx.saved_tensors[0]
+
+
+def test_a_function_of_the_users_is_named_and_what_it_keeps_is_not_read(train):
+    job = train()
+    job.guard = True
+    job.steps(5)
+    job.spoil = lambda loss: Own.apply(loss.view(1)).mean()
+    job.step()
+    job.spoil = lambda loss: loss
+    job.steps(4)
+    assert evidence(job)["operator"]["operator"] == "Own"
+
+
+# ---- born in backward
+
+
+class Spoiled(torch.autograd.Function):
+    bad = False
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient * math.nan if Spoiled.bad else gradient
+
+
+def test_a_gradient_that_becomes_nan_on_its_way_back_is_told_by_where_it_did(train, make_net):
+    model = make_net()
+    model.blocks[1].register_forward_hook(lambda _module, _inputs, output: Spoiled.apply(output))
+    model.embed.requires_grad_(False)  # stays good although it lies behind
+    job = train(model)
+    job.steps(5)
+    Spoiled.bad = True
+    job.step()
+    Spoiled.bad = False
+    job.steps(3)
+    found = evidence(job)
+    assert (found["cause"], found["parameter"], found["good_from"]) == (
+        "backward", "blocks.1.linear.bias", "blocks.2.linear.weight",
+    )  # fmt: skip
+    assert "lies between 'blocks.1.linear' (Linear) and 'blocks.2.linear'" in job.finding()["message"]
+
+
+def test_a_loss_that_was_bad_itself_is_not_said_to_be_born_in_backward() -> None:
+    from perfagent.rootcause.nonfinite import _culprit
+
+    after = {"of": 4, "nonfinite": 2, "first": [{"name": "a.weight"}], "last": "a.bias", "good_from": "unused.weight"}
+    assert _culprit({"parameters_after": after, "loss": math.nan}, {})["cause"] == "parameter"
+    assert _culprit({"parameters_after": after, "loss": 0.5}, {})["cause"] == "backward"
+
+
+# ---- the usual guards, before any backward pass
+
+
+def test_a_run_that_logs_its_nan_and_leaves_tells_what_is_known(train):
+    job = train()
+    job.steps(5)
+    job.model.head.weight.data[1, 1] = math.nan
+    loss = job.model(torch.randn(6, 8)).square().mean()
+    job.run.log({"train/loss": loss.item()})
+    job.recorded.finish()
+    found = evidence(job)
+    assert (found["step"], found["cause"], found["parameter"]) == (6, "parameter", "head.weight")
+
+
+def test_what_is_logged_as_no_number_is_looked_into_once_the_step_has_had_time_to_tell(train):
+    from perfagent.delivery.collecting import Taken
+    from perfagent.rootcause import investigator
+
+    job = train()
+    look = job.run._investigator
+    job.steps(5)
+    rows = [(6, 0.0, 1.0, {"val_loss": math.nan, "note": math.inf, 3: math.nan}), (6, 0.0, 1.0, ("lr",), [math.nan])]
+    look.pressing(Taken(rows, [], 2))
+    assert look._bad_logged is None, "no training loss"
+    look.pressing(Taken([(6, 0.0, 1.0, {"train/loss": math.nan})], [], 1))
+    seen, step = look._bad_logged
+    assert step == 6
+    look.poll()
+    assert look._inquiry is None
+    look._bad_logged = (seen - investigator.SETTLED_S, step)
+    job.model.embed.weight.data[0, 0] = math.nan
+    job.look()
+    assert look._inquiry is not None
+    job.guard = True
+    job.steps(2)
+    found = evidence(job)
+    assert (found["step"], found["first_module"]["module"]) == (6, "embed")
+
+
+def test_a_run_that_ends_well_is_not_looked_at(train):
+    job = train()
+    job.steps(3)
+    job.run.log({"train/loss": 0.5, "val_loss": math.nan})
+    job.recorded.finish()
+    assert job.events("finding") == []
+
+
+def test_older_sound_steps_that_are_judged_meanwhile_change_nothing(train, monkeypatch):
+    """The sender's thread judges step 5 while the training thread looks into step 6: step 7 must not be looked into as well."""
+    from perfagent.rootcause.nonfinite import Inquiry
+
+    job = train()
+    job.steps(5)
+    investigator, look = job.run._investigator, Inquiry.before_backward
+
+    def looked_at_and_judged(inquiry, loss):
+        investigator.judged_sound([5], ["loss"], lambda: [(5, {"loss": 1.0})])
+        look(inquiry, loss)
+
+    monkeypatch.setattr(Inquiry, "before_backward", looked_at_and_judged)
+    job.spoil = lambda loss: loss * math.nan
+    job.steps(3)
+    found = evidence(job)
+    assert (found["step"], found["cause"]) == (6, "operator")
+    assert "nonfinite" not in found["parameters_before"] or found["parameters_before"]["nonfinite"] == 0
+    assert investigator._inquiries == 1

@@ -82,6 +82,48 @@ def test_other_exceptions_are_none_of_its_business(train):
     assert job.events("finding") == []
 
 
+class UnspeakableError(RuntimeError):
+    """Its own text cannot be had."""
+
+    def __str__(self) -> str:
+        return str(self.args[5])
+
+
+def test_an_exception_whose_text_fails_reaches_the_script_as_it_is(train):
+    job = train()
+    job.steps(3)
+    job.model.blocks[0].act.register_forward_hook(raising(UnspeakableError("mine")))
+    with pytest.raises(UnspeakableError):
+        job.step()
+    assert job.events("finding") == []
+
+
+def raising(error: BaseException) -> Any:
+    def hook(*_: Any) -> None:
+        raise error
+
+    return hook
+
+
+def test_each_that_is_caught_counts_three_are_looked_into_and_the_one_that_ends_the_run_is(train):
+    """Exceptions of which each is gone before the next is made mostly have one id()."""
+    job = train()
+    look = job.run._investigator
+
+    def caught() -> int:
+        error = RuntimeError("CUDA error: out of memory")
+        look.passing(error)
+        look.passing(error)  # on its way out it passes several hooks
+        return id(error)
+
+    assert len({caught() for _ in range(12)}) < 12
+    last = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
+    look.passing(last)
+    look.ended_by(last)
+    look.ended_by(last)
+    assert [found["evidence"]["number"] for found in job.events("finding")] == [1, 2, 3, 13]
+
+
 SCRIPT = """
 import perfagent, torch
 model = torch.nn.Linear(8, 4)
@@ -109,6 +151,30 @@ def test_one_that_passes_no_hook_is_looked_into_at_the_end_and_the_state_is_oom(
     (found,) = recording.events("finding")
     assert found["evidence"]["where"] == "between steps"
     assert found["evidence"]["categories"]["parameters"] == 4 * (8 * 4 + 4)
+
+
+UNSPEAKABLE = """
+import perfagent
+class UnspeakableError(RuntimeError):
+    def __str__(self):
+        return self.args[5]
+perfagent.init(project="p")
+raise UnspeakableError("mine")
+"""
+
+
+def test_a_process_that_ends_by_an_exception_whose_text_fails_tells_its_end(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    done = subprocess.run(
+        [sys.executable, "-c", UNSPEAKABLE], env=environment, capture_output=True, text=True, timeout=120, check=False
+    )
+    assert done.returncode == 1
+    assert "atexit" not in done.stderr
+    ended = Recording(tmp_path / "record").events("state")[-1]
+    assert (ended["state"], ended["reason"]) == ("failed", "UnspeakableError")
 
 
 # ---- the CUDA door
