@@ -17,7 +17,7 @@ from perfagent import frameworks
 from perfagent.hooks import checkpoint, communication, evaluation, transfer
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
-from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced
+from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
 from perfagent.hooks.step import after_step, before_step, watch_clear, watch_norm, watch_scaler_step, watch_unscale
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
@@ -26,6 +26,10 @@ logger = logging.getLogger("perfagent")
 TESTED = ((2, 11), (2, 14))
 """torch from the first version on, below the second."""
 _undo: list[Callable[[], None]] = []
+_Function = Callable[..., Any]
+_Watch = Callable[[_Function], _Function]
+_patches: dict[tuple[_Watch, int], tuple[_Function, _Function]] = {}
+"""What watches a function, and the id of the function or of its patch -> the function, its patch."""
 
 
 def installed() -> bool:
@@ -55,9 +59,9 @@ def install() -> bool:
     _patch(grad_scaler.GradScaler, "step", watch_scaler_step)
     _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
-    _patch(torch.nn.Module, "zero_grad", watch_clear)
+    _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     if hasattr(clip_grad, "_get_total_norm"):
-        _patch(clip_grad, "_get_total_norm", watch_norm)
+        _patch(clip_grad, "_get_total_norm", watch_norm, traced=True)
     keep_out_of_frames()
     checkpoint.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)
@@ -75,11 +79,13 @@ def remove() -> None:
     """Takes every hook out again."""
     while _undo:
         _undo.pop()()
+    _patches.clear()
 
 
-def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
-    original, inherited = getattr(owner, name), name not in vars(owner)
-    watched = not_traced(watch(original))
+def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> None:
+    """traced: torch.compile can trace the original, and is to do so."""
+    original, watched = _patch_of(getattr(owner, name), watch, traced=traced)
+    inherited = name not in getattr(owner, "__dict__", (name,))  # the cell of a closure has no attribute but its contents
     setattr(owner, name, watched)
 
     def undo() -> None:
@@ -91,6 +97,19 @@ def _patch(owner: Any, name: str, watch: Callable[[Callable[..., Any]], Callable
             setattr(owner, name, original)
 
     _undo.append(undo)
+
+
+def _patch_of(function: _Function, watch: _Watch, *, traced: bool) -> tuple[_Function, _Function]:
+    """A function and its patch, one for all the modules that have it: pickle takes no two objects of one name for the same.
+
+    Where a module took the patched function from another when it was imported, that patch is the one.
+    """
+    known = _patches.get((watch, id(function)))
+    if known is None:
+        patch = watch(function)
+        known = function, passed_by(patch, function) if traced else not_traced(patch)
+        _patches[watch, id(function)] = _patches[watch, id(known[1])] = known
+    return known
 
 
 def _check_version(version: str) -> None:

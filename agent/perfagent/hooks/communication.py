@@ -20,6 +20,7 @@ import sys
 import threading
 from collections.abc import Callable
 from threading import get_ident
+from types import FunctionType
 from typing import Any
 
 from perfagent.hooks.account import PHASE
@@ -36,9 +37,12 @@ COLLECTIVES = (
     "scatter", "scatter_object_list", "send", "_broadcast_coalesced",
 )  # fmt: skip
 """Functions of torch.distributed; with async_op=True they keep nobody waiting and are not counted."""
+_WARNS = "barrier"
+"""It warns in its caller's name, so nothing of ours may call it from inside of torch; torch.compile cannot trace it."""
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
-Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
+Patch = Callable[..., None]
+"""Takes an owner, the name of its attribute and what watches that; traced: where torch.compile traces it."""
 
 
 def install(patch: Patch) -> None:
@@ -48,6 +52,10 @@ def install(patch: Patch) -> None:
         return
     functions = sys.modules["torch.distributed.distributed_c10d"]
     for name in COLLECTIVES:
+        inside = None if name == _WARNS else _cell_of(getattr(functions, name, None))
+        if inside is not None:
+            patch(inside, "cell_contents", _watch_wait, traced=True)
+            continue
         for module in (functions, dist):
             if hasattr(module, name):
                 patch(module, name, _watch_wait)
@@ -57,6 +65,22 @@ def install(patch: Patch) -> None:
         patch(sharded, "wait_for_unshard", _watch_wait)
     patch(sys.modules["torch.autograd"], "backward", _watch_end_of_backward)
     keep_out_of_frames()
+
+
+def _cell_of(collective: Any) -> Any:
+    """Where torch's own wrappers of a collective keep the function that does the work; None if there are none.
+
+    Patched there, the collective stays the object by which torch.compile knows what to put into a graph in its place, also under
+    the names by which other modules have imported it. And the wrapper that warns of its use warns in its caller's name.
+    """
+    cell = None
+    while isinstance(collective, FunctionType):
+        inside = dict(zip(collective.__code__.co_freevars, collective.__closure__ or (), strict=True))
+        found = inside.get("func") or inside.get("arg")
+        if found is None:
+            break
+        cell, collective = found, found.cell_contents
+    return cell
 
 
 def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:

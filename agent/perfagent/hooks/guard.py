@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "reset", "untraced"]
+__all__ = ["failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "passed_by", "reset", "untraced"]
 
 logger = logging.getLogger("perfagent")
 failures: dict[str, int] = {}
@@ -60,6 +60,22 @@ def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:
 def untraced(function: Hook) -> Hook:
     """Marks a function that a patch calls, and all below it."""
     return not_traced(function, nor_what_it_calls=True)
+
+
+def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
+    """A patch in whose place torch.compile traces the original, so that it makes the graphs that it makes without us.
+
+    Where it cannot trace the original either, the graph breaks as it does without us, and the patch is called. For functions that
+    can be traced, and for no others: it costs a call. (The mark `_torchdynamo_inline` costs nothing, but it loses a method's
+    self, and whoever takes it over with functools.wraps is passed by, too.)
+    """
+    traced = sys.modules["torch"].compiler.is_dynamo_compiling  # it says False, and the compiler reads True
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs) if traced() else patch(*args, **kwargs)
+
+    _codes[call.__code__] = _codes[patch.__code__] = False
+    return functools.wraps(original)(call)  # type: ignore[return-value]
 
 
 def keep_out_of_frames() -> None:

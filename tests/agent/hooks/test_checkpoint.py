@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import io
+import pickle
+import subprocess
+import sys
 import time
 
 import pytest
@@ -130,3 +133,28 @@ def test_the_patches_are_gone_after_the_run(record):
     assert hasattr(torch.save, "__wrapped__")
     recorded.finish()
     assert not hasattr(torch.save, "__wrapped__")
+
+
+def test_a_save_that_is_watched_can_be_pickled(record):
+    import torch.distributed.checkpoint as dcp
+
+    recorded = record()
+    saves = [torch.save, torch.serialization.save, dcp.save, dcp.async_save, dcp.state_dict_saver.save]
+    assert [hasattr(save, "__wrapped__") for save in saves] == [True] * 5
+    assert [pickle.loads(pickle.dumps(save)) is save for save in saves] == [True] * 5
+    recorded.finish()
+    assert pickle.loads(pickle.dumps(torch.save)) is torch.save
+
+
+def test_a_save_is_itself_again_where_a_module_took_it_during_the_run():
+    script = """
+import pickle, torch, perfagent.instrument as instrument
+instrument.install()
+import torch.distributed.checkpoint as dcp, torch.distributed.checkpoint.state_dict_saver as below
+assert dcp.save is below.save and pickle.loads(pickle.dumps(dcp.save)) is dcp.save
+watched = dcp.save
+instrument.remove()
+assert dcp.save is below.save is not watched and pickle.loads(pickle.dumps(dcp.save)) is dcp.save
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 0, ended.stderr
