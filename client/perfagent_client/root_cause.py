@@ -1,21 +1,30 @@
-"""`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or name."""
+"""`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or name.
+
+Waited is for as long as somebody can answer: not when the run has ended or is lost, nor for ranks that are. Of a rank that has
+not answered a line says why, and the exit code is 1.
+"""
 
 from __future__ import annotations
 
 import argparse
 import sys
 import time
+from dataclasses import dataclass
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
 from perfagent.errors import PerfagentError
 from perfagent_client.client import Client
-from perfagent_client.commands import add_options, output, print_json
+from perfagent_client.commands import add_options, output, print_json, reader
+from perfagent_client.commands import found as find
 
 __all__ = ["profile", "stacks"]
 
 POLL_S = 0.5
 SHOWN = 15
+_OVER = ("finished", "failed", "oom", "killed", "preempted", "lost")
+"""States of a run that answers nothing any more, as far as can be known."""
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
@@ -48,10 +57,13 @@ def _waiting(parser: argparse.ArgumentParser, default: float) -> None:
 def _profile(arguments: argparse.Namespace) -> int:
     params: dict[str, Any] = {"steps": arguments.steps}
     params |= {name: True for name in ("shapes", "memory", "python") if getattr(arguments, name)}
-    with Client(arguments.server) as client:
-        run = client.find(arguments.name_or_id).run
-        order = _settled(client, run, client.ask(run, "profile", ranks=[arguments.rank], **params), arguments.wait)
+    with reader(arguments) as client:
+        run = find(client, arguments.name_or_id).run
+        asked = client.ask(run, "profile", ranks=[arguments.rank], **params)
+        waited = _settled(client, run, asked, arguments.wait, [arguments.rank])
+        order = waited.order
         _raise_if_refused(order)
+        _raise_if_not_done(waited)
         found = next((one for one in client.profiles(run) if one["command"] == order["id"]), None)
         if found is None:
             raise PerfagentError("the profile was taken, but has not arrived; `GET /runs/RUN/profiles` lists it when it has")
@@ -60,10 +72,13 @@ def _profile(arguments: argparse.Namespace) -> int:
             with output(arguments.output) as file:
                 for piece in client.trace(run, found["id"]):
                     file.write(piece)
+    cut_short = next((one["message"] for one in order["sources"] if one["state"] == "done" and one["message"]), "")
     if arguments.json:
-        print_json(found)
+        print_json({**found, "cut_short": cut_short} if cut_short else found)
     else:
         _table(found)
+        if cut_short:
+            print(f"\n{cut_short}")
         if arguments.output is not None:
             print(f"\ntrace: {arguments.output} (open it at https://ui.perfetto.dev)")
         elif found["note"]:
@@ -90,31 +105,38 @@ def _table(found: dict[str, Any]) -> None:
 
 
 def _stacks(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server) as client:
-        run = client.find(arguments.name_or_id)
+    with reader(arguments) as client:
+        run = find(client, arguments.name_or_id)
         ranks = arguments.rank or list(range(run.world_size))
-        asked = client.ask(run.run, "stacks", ranks=ranks)
-        order = _settled(client, run.run, asked, arguments.wait, answers=len(ranks))
-        _raise_if_refused(order)
-        found = client.stacks(run.run, command=order["id"])
+        waited = _settled(client, run.run, client.ask(run.run, "stacks", ranks=ranks), arguments.wait, ranks)
+        _raise_if_refused(waited.order)
+        found = client.stacks(run.run, command=waited.order["id"])
+    silent = sorted(set(ranks) - {one["rank"] for one in found["stacks"]})
     if arguments.json:
-        print_json(found)
-        return 0
+        print_json({**found, "silent": [waited.of(rank) for rank in silent]} if silent else found)
+    else:
+        _show(found, every_thread=arguments.all)
+    for line in waited.lines(silent):
+        sys.stderr.write(f"{line}\n")
     if not found["stacks"]:
-        raise PerfagentError(f"no rank has answered within {arguments.wait:g} s: is the process alive, and its agent connected?")
+        raise PerfagentError(f"no rank has answered: {waited.why}")
+    return 1 if silent else 0
+
+
+def _show(found: dict[str, Any], *, every_thread: bool) -> None:
     for group in found["groups"]:
-        print(f"rank{'s' if len(group['ranks']) > 1 else ''} {', '.join(map(str, group['ranks']))}")
+        print(_ranks(group["ranks"]))
         _frames(group["frames"])
-    if arguments.all:
+    if every_thread:
         for one in found["stacks"]:
             for thread in one["threads"]:
                 waits = f" (waits in {thread['waits_in']})" if "waits_in" in thread else ""
                 print(f"rank {one['rank']}, thread {thread['name']}{waits}")
                 _frames(thread["frames"])
-    silent = sorted(set(ranks) - {one["rank"] for one in found["stacks"]})
-    if silent:
-        sys.stderr.write(f"no answer from rank {', '.join(map(str, silent))}\n")
-    return 0
+
+
+def _ranks(ranks: list[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _frames(frames: list[str]) -> None:
@@ -123,14 +145,62 @@ def _frames(frames: list[str]) -> None:
     print()
 
 
-def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, *, answers: int = 1) -> dict[str, Any]:
-    """The command once so many processes have answered for good, or as it stands when the time is over."""
+@dataclass(slots=True)
+class _Waited:
+    """A command as it stood when nobody waited for it any longer. why: what ended the waiting, where something is missing."""
+
+    order: dict[str, Any]
+    why: str = "its answer has not arrived"
+    timed_out: bool = False
+
+    def of(self, rank: int) -> dict[str, Any]:
+        """What the server knows of a rank that was asked; an older one tells nothing."""
+        return next((one for one in self.order.get("asked", ()) if one["rank"] == rank), {"rank": rank})
+
+    def lines(self, ranks: list[int]) -> list[str]:
+        """Why these ranks have not answered, those of one reason in one line."""
+        reasons: dict[str, list[int]] = {}
+        for rank in ranks:
+            reasons.setdefault(self._reason(self.of(rank)), []).append(rank)
+        return [f"{_ranks(those)}: {reason}" for reason, those in reasons.items()]
+
+    def _reason(self, rank: dict[str, Any]) -> str:
+        problem = rank.get("problem")
+        if problem is None:
+            return f"no answer, {self.why}"
+        if problem == "no_agent":
+            return "no agent: it logs over HTTP"
+        if rank["heard"] is None:
+            return "never heard"
+        if problem == "ended":
+            return f"ended ({rank['state']}), last heard at {_clock(rank['heard'])}"
+        if problem:
+            return f"not heard since {_clock(rank['heard'])}"
+        return f"no answer, {self.why}; last heard at {_clock(rank['heard'])}"
+
+
+def _clock(text: str) -> str:
+    """An RFC 3339 time as a clock on the wall here shows it; with the day, unless that is today."""
+    at = datetime.fromisoformat(text).astimezone()
+    return at.strftime("%H:%M" if at.date() == datetime.now(at.tzinfo).date() else "%Y-%m-%d %H:%M")
+
+
+def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ranks: list[int]) -> _Waited:
+    """The command once these ranks have answered for good, nobody is left to answer, or the time is over."""
     end = time.monotonic() + wait_s
     while True:
+        state = client.run(run).state  # before the answers: what was said before the end is with them
         latest = next((one for one in client.commands(run) if one["id"] == order["id"]), order)
-        done = [one for one in latest["sources"] if one["state"] in ("done", "refused")]
-        if len(done) >= answers or time.monotonic() > end:
-            return latest
+        missing = set(ranks) - {one["rank"] for one in latest["sources"] if one["state"] in ("done", "refused")}
+        if not missing:
+            return _Waited(latest)
+        if state in _OVER:
+            return _Waited(latest, "the run is lost" if state == "lost" else f"the run has ended ({state})")
+        able = [one for one in latest.get("asked", ()) if one["rank"] in missing and not one["problem"]]
+        if "asked" in latest and not able:
+            return _Waited(latest, "nobody who could answer is left")
+        if time.monotonic() > end:
+            return _Waited(latest, f"within {wait_s:g} s", timed_out=True)
         time.sleep(POLL_S)
 
 
@@ -138,5 +208,14 @@ def _raise_if_refused(order: dict[str, Any]) -> None:
     if order["state"] == "refused":
         said = next((one["message"] for one in order["sources"] if one["state"] == "refused"), "")
         raise PerfagentError(f"refused: {said}")
-    if order["kind"] == "profile" and order["state"] != "done":
-        raise PerfagentError(f"it is not done yet (now: {order['state']}); it goes on, wait longer with --wait")
+
+
+def _raise_if_not_done(waited: _Waited) -> None:
+    """Of a profile."""
+    state = waited.order["state"]
+    if state == "done":
+        return
+    if waited.timed_out:
+        raise PerfagentError(f"it is not done yet (now: {state}); it goes on, wait longer with --wait")
+    silent = "; ".join(waited.lines(waited.order["ranks"]))
+    raise PerfagentError(f"the profile was not taken, {waited.why}: {silent}")

@@ -2,7 +2,7 @@
 
 A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and is given
 the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and an agent obeys
-each id once, so that both are harmless. Nothing is asked of a run that has ended, and nothing after a command has expired.
+each id once, so that both are harmless. Nothing is asked where nobody is left to answer, and nothing after a command has expired.
 
 A thousand frames a second pass here and almost none of their runs is asked for anything: what is open is in memory.
 """
@@ -27,7 +27,7 @@ from sqlalchemy import Connection, func, insert, select, update
 from perfagent.errors import WireError
 from perfagent.wire import Frame
 from perfagent_server.database import Database, StorageError
-from perfagent_server.lifecycle import ENDED
+from perfagent_server.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.store.artifacts import ANSWERS
 from perfagent_server.store.interface import Stored
 from perfagent_server.store.tables import command, command_source
@@ -35,7 +35,7 @@ from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["KINDS", "Order", "OrderedSource", "Orders", "checked"]
+__all__ = ["KINDS", "AskedRank", "Order", "OrderedSource", "Orders", "checked"]
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +44,9 @@ REPEAT_S = 30.0
 RULE_PAUSE_S = 300.0
 """A rule asks the same run for the same thing again after so long."""
 MOST_OPEN = 32  # of one run
+SILENT_S = 60.0
+"""An agent sends something every 5 s; one that was not heard for so long is not waited for."""
+_NAMED_RANKS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +101,8 @@ def _value(name: str, parameter: Parameter, value: Any) -> Any:
 
 @dataclass(slots=True, kw_only=True)
 class OrderedSource:
-    """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused."""
+    """What became of a command in one process. state: handed, accepted, done, refused; message: why it was refused, or a profile
+    cut short."""
 
     rank: int
     state: str
@@ -108,9 +112,22 @@ class OrderedSource:
 
 
 @dataclass(slots=True, kw_only=True)
+class AskedRank:
+    """A rank that a command is for. state: of its process; heard: when that was last heard; both None if it never was.
+
+    problem: why it cannot answer as things stand: ended, lost, silent, no_agent; empty where it can.
+    """
+
+    rank: int
+    state: str | None = None
+    heard: str | None = None
+    problem: str = ""
+
+
+@dataclass(slots=True, kw_only=True)
 class Order:
     """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired; of several processes that of the
-    one furthest from done."""
+    one furthest from done. asked: whom it is for, until it expires."""
 
     id: str
     kind: str
@@ -122,6 +139,7 @@ class Order:
     expires: str
     state: str
     sources: list[OrderedSource] = field(default_factory=list)
+    asked: list[AskedRank] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -202,6 +220,9 @@ class Orders:
             missing = sorted(rank for rank in ranks or () if rank > last)
             if missing:
                 raise WireError(f"rank {missing[0]} is not in this run; its ranks are 0 to {last}")
+            asked = _asked(_processes(connection, run, row.attempt), ranks, now)
+            if asked and all(one.problem for one in asked):
+                raise WireError(_nobody(asked, now))
             if len(self._still_open(run, now)) >= MOST_OPEN:
                 raise WireError(f"{MOST_OPEN} commands of this run are open already; wait until they are answered or expire")
             connection.execute(
@@ -217,7 +238,7 @@ class Orders:
                 self._open.setdefault(run, {})[identity] = _Open(None if ranks is None else frozenset(ranks), now + EXPIRES_S)
             self.counters["issued"] += 1
             order = _order(connection.execute(select(command).where(command.c.id == identity)).mappings().one(), [], now)
-            assert order is not None
+            order.asked = [one.shown for one in asked]
             return order
 
         return job
@@ -306,7 +327,13 @@ class Orders:
                 .where(command_source.c.command.in_([row["id"] for row in rows]))
                 .order_by(command_source.c.rank)
             ).all()
-        return [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
+            newest = connection.execute(select(runs.c.attempt).where(runs.c.id == run)).scalar()
+            processes = _processes(connection, run, newest) if any(now < row["expires"] for row in rows) else []
+        orders = [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
+        for row, order in zip(rows, orders, strict=True):
+            if now < row["expires"]:
+                order.asked = [one.shown for one in _asked(processes, order.ranks, now)]
+        return orders
 
 
 _FURTHEST = ("refused", "handed", "accepted", "done")
@@ -326,6 +353,99 @@ def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
             for one in each
         ],
     )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class _Process:
+    """A source of the newest attempt, as far as it may be asked."""
+
+    rank: int
+    state: str
+    contact: float
+    agent: bool
+
+    def problem(self, now: float) -> str:
+        if not self.agent:
+            return "no_agent"
+        if self.state in ENDED:
+            return "ended"
+        if self.state == "lost":
+            return "lost"
+        return "silent" if now - self.contact > SILENT_S else ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A rank that a command is for, with the process that answers for it, if one was ever heard."""
+
+    rank: int
+    process: _Process | None
+    problem: str
+
+    @property
+    def shown(self) -> AskedRank:
+        if self.process is None:
+            return AskedRank(rank=self.rank, problem=self.problem)
+        return AskedRank(rank=self.rank, state=self.process.state, heard=rfc3339(self.process.contact), problem=self.problem)
+
+
+def _processes(connection: Connection, run: str, attempt: int | None) -> list[_Process]:
+    rows = connection.execute(
+        select(sources.c.id, sources.c.rank, sources.c.state, sources.c.contact).where(
+            sources.c.run == run, sources.c.attempt == attempt
+        )
+    )
+    return [_Process(row.rank, row.state, row.contact, not row.id.startswith(JSON_SOURCE)) for row in rows]
+
+
+def _asked(processes: Sequence[_Process], ranks: Sequence[int] | None, now: float) -> list[_Asked]:
+    """Whom a command is for; ranks: None for all that were heard. A rank that never was may still come, unless all are gone."""
+    by_rank: dict[int, list[_Process]] = {}
+    for one in processes:
+        by_rank.setdefault(one.rank, []).append(one)
+    gone = next((one.problem(now) for one in processes), "") if all(one.problem(now) for one in processes) else ""
+    asked = []
+    for rank in sorted(by_rank if ranks is None else set(ranks)):
+        # of several (an agent, and a script that logs as well) the one that can answer
+        best = min(by_rank.get(rank, ()), key=lambda one: (bool(one.problem(now)), not one.agent, -one.contact), default=None)
+        asked.append(_Asked(rank, best, gone if best is None else best.problem(now)))
+    return asked
+
+
+_PROBLEMS = {
+    "ended": ("has ended", "have ended"),
+    "lost": ("is lost", "are lost"),
+    "silent": ("is silent", "are silent"),
+    "no_agent": ("logs over HTTP, without an agent", "log over HTTP, without an agent"),
+}
+
+
+def _nobody(asked: Sequence[_Asked], now: float) -> str:
+    """Why a command is not taken."""
+    said = []
+    for problem, words in _PROBLEMS.items():
+        found = [one for one in asked if one.problem == problem]
+        if found:
+            contacts = [one.process.contact for one in found if one.process is not None]
+            heard = f" (last heard {_ago(now - max(contacts))} ago)" if contacts and problem != "no_agent" else ""
+            said.append(f"{_named([one.rank for one in found])} {words[len(found) > 1]}{heard}")
+    if all(one.problem == "no_agent" for one in asked):
+        do = "perfagent.attach() or `perfagent run` puts an agent into a training"
+    else:
+        do = "see whether the process lives and reaches this server, then ask again"
+    return f"nobody is there to answer: {'; '.join(said)}. Only a process whose agent is in contact can be asked: {do}"
+
+
+def _named(ranks: Sequence[int]) -> str:
+    more = f" and {len(ranks) - _NAMED_RANKS} more" if len(ranks) > _NAMED_RANKS else ""
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks[:_NAMED_RANKS]))}{more}"
+
+
+def _ago(seconds: float) -> str:
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(seconds, 0.0):.0f} s"
 
 
 def _note_refusal(asked: Future[Order]) -> None:

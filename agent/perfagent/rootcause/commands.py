@@ -1,7 +1,8 @@
 """What the server may ask of a running process: stacks, a profile, other sampling, a flush. On the sender's thread.
 
 Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted, done or
-refused, with a sentence that says why. A command can only ask for what is written here: it carries numbers and words, never code.
+refused, with a sentence that says why (or why a profile was cut short). A command can only ask for what is written here: it
+carries numbers and words, never code.
 """
 
 from __future__ import annotations
@@ -70,7 +71,7 @@ class Commands:
         if profile.problem:
             self._answer(profile.command, "profile", "refused", profile.problem)
         else:
-            self._answer(profile.command, "profile", "done", profile=profile.id)
+            self._answer(profile.command, "profile", "done", profile.cut_short, profile=profile.id)
 
     def _stacks(self, identity: str, parameters: Mapping[str, Any]) -> None:
         from perfagent.rootcause.stacks import all_stacks

@@ -3,18 +3,26 @@
 Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running, ours is
 refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by
 the sender's thread. What training computes is the same; its speed, while the profiler runs and when it stops, is not.
+
+Kineto keeps every operator in memory until it is stopped, and only the thread that started it can stop it. An evaluation, or
+what follows the last step, may be without end: an evaluation of a small model was recorded with 150 MB a second. So while a
+profile runs, and only then, it is asked wherever the training thread passes one of our hooks whether it is enough.
 """
 
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perfagent.hooks.guard import keep_out_of_frames, not_traced
+from perfagent.hooks.progress import state
 from perfagent.rootcause.upload import Upload
 
 if TYPE_CHECKING:
@@ -25,7 +33,15 @@ __all__ = ["MOST_STEPS", "Profile"]
 MOST_STEPS = 100
 MOST_EVENTS = 3_000_000
 MOST_TRACE_BYTES = 64 * 2**20
+MOST_S = 60.0
+"""So long is recorded; what is longer is cut short."""
+MOST_GROWTH_BYTES = 128 * 2**20
+"""So much may the process grow meanwhile. Measured with torch 2.13: 230 bytes an operator while it is recorded, and seven times
+that once it is stopped: 1 GB then, and the training stands still for 2 s. (1 GB of records became 6.6 GB, and 28 s.)"""
 WAIT_S = 600.0
+_OF_STEPS = ("comm", "h2d")
+"""Phases in the middle of a step: what the process is larger by there are the step's own tensors."""
+_GROWTH_EVERY_S = 0.1  # reading it takes some 10 µs, and an evaluation passes here ten thousand times a second
 OLD_S = 86_400.0
 _REFUSED_ACTIVE = (
     "the script has a torch profiler of its own running, and only one can run in a process; ask again when it has ended"
@@ -33,18 +49,30 @@ _REFUSED_ACTIVE = (
 
 
 class Profile:
-    """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence."""
+    """One profile of `steps` steps. done: nothing more will come of it; problem: why it came to nothing, in a sentence;
+    cut_short: why it holds less than was asked for.
 
-    def __init__(self, investigator: Investigator, command: str, steps: int, options: dict[str, bool]) -> None:
+    rss_bytes: gives the size of the process, or None where that is not known.
+    """
+
+    def __init__(
+        self, investigator: Investigator, command: str, steps: int, options: dict[str, bool], *,
+        clock: Callable[[], float] = time.monotonic, rss_bytes: Callable[[], int | None] | None = None,
+    ) -> None:  # fmt: skip
         self._investigator, self.command, self._steps, self._options = investigator, command, steps, options
         self.id = uuid.uuid4().hex
         self.done = False
-        self.problem = ""
-        self._asked = time.monotonic()
+        self.problem = self.cut_short = ""
+        self._clock, self._rss_bytes = clock, rss_bytes or _rss_bytes
+        self._asked = clock()
         self._profiler: Any = None
         self._annotation: Any = None
         self._first = self._last = 0
         self._began = self._ended = 0
+        self._thread = 0
+        self._until = self._look_at = 0.0
+        self._size: int | None = None
+        self._began_anew = self._evaluates = False
         self._undo: list[Callable[[], None]] = []
         self._recorded = False
         self._upload: Upload | None = None
@@ -59,8 +87,9 @@ class Profile:
             if self._profiler is None:
                 return self._start()
             self._mark()
-            self._last = self._investigator.progress.completed
-            if self._last - self._first + 1 < self._steps:
+            if self._whole() < self._steps:
+                if self._stopped_by_a_limit():
+                    return False
                 self._name_step()
                 return True
             self._stop()
@@ -81,12 +110,19 @@ class Profile:
             with_stack=self._options.get("python", False),
         )  # fmt: skip
         self._first = self._investigator.progress.completed + 1
+        self._thread = get_ident()
         self._give_way()
+        self._watch_the_way()
         self._profiler = profiler
         profiler.start()
         self._began = time.time_ns()
+        self._size, self._until = self._rss_bytes(), self._clock() + MOST_S  # now: the first start loads CUPTI
         self._name_step()
         return True
+
+    def _whole(self) -> int:
+        """How many steps were recorded from their beginning to their end."""
+        return self._investigator.progress.completed - self._first + 1
 
     def _name_step(self) -> None:
         torch = sys.modules["torch"]
@@ -99,10 +135,91 @@ class Profile:
             annotation.__exit__(None, None, None)
 
     def _stop(self) -> None:
+        self._last = max(self._first, self._investigator.progress.completed)
         self._ended = time.time_ns()
         self._take_back()
         self._profiler.stop()
         self._recorded = True
+
+    # ---- on the training thread, between two ends of a step
+
+    def _watch_the_way(self) -> None:
+        """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where nothing
+        is profiled, which is nearly always, they do not even ask. A place tells whether an evaluation begins there."""
+        from perfagent.hooks import forward, phases
+
+        loading = sys.modules.get("torch.utils.data.dataloader")
+        places: list[tuple[Any, str, Callable[..., bool | None]]] = [
+            (forward, "evaluated", lambda _p, training, *_: not training),
+            (forward, "interrupted", lambda *_: True),  # a call in evaluation mode, with gradients
+            (phases.Span, "__enter__", lambda span: None if span._name in _OF_STEPS else span._name == "eval"),
+            # below the hook on __next__, which looks at the frame that called it
+            (getattr(loading, "_SingleProcessDataLoaderIter", None), "_next_data", lambda *_: False),
+            (getattr(loading, "_MultiProcessingDataLoaderIter", None), "_next_data", lambda *_: False),
+        ]
+        for owner, name, evaluates in places:
+            original = getattr(owner, name, None)
+            if original is not None:
+                self._undo.append(_replace(owner, name, original, self._told_by(evaluates)))
+        keep_out_of_frames()
+
+    def _told_by(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
+        def passing(*args: Any) -> None:
+            if state.current is not self._investigator.progress or get_ident() != self._thread:
+                return  # a forked child, or another thread: theirs is no profiler
+            evaluation = evaluates(*args)
+            if evaluation is not None and self._began and not self._recorded and not self.done:
+                self._passing(evaluates=evaluation)
+
+        return passing
+
+    def _passing(self, *, evaluates: bool) -> None:
+        try:
+            if evaluates and not self._evaluates:
+                self._before_evaluation()
+            else:
+                self._stopped_by_a_limit()
+        except Exception as error:  # noqa: BLE001 - as at_boundary
+            self._abandon(f"the profiler failed: {type(error).__name__}: {error}")
+
+    def _before_evaluation(self) -> None:
+        """An evaluation begins that the recorded steps had none of: it is not what was asked for.
+
+        Before the first step is over, nothing is lost by beginning anew after it. Where one comes again in that step, every step
+        has one (a rollout, a model that is trained in evaluation mode), and it is recorded as a part of the step.
+        """
+        if self._whole():
+            self._cut("before an evaluation")
+        elif self._began_anew:
+            self._evaluates = True
+        else:
+            self._began_anew = True
+            self._mark()
+            self._take_back()
+            profiler, self._profiler, self._began = self._profiler, None, 0
+            profiler.stop()
+
+    def _stopped_by_a_limit(self) -> bool:
+        at = self._clock()
+        if at >= self._until:
+            self._cut(f"after {MOST_S:.0f} s")
+            return True
+        if at < self._look_at:
+            return False
+        self._look_at = at + _GROWTH_EVERY_S
+        size = self._rss_bytes()
+        if size is None or self._size is None or size - self._size < MOST_GROWTH_BYTES:
+            return False
+        self._cut(f"when its records took {size - self._size >> 20} MiB")
+        return True
+
+    def _cut(self, why: str) -> None:
+        self._mark()
+        steps = f"{self._whole()} of {self._steps} steps are" if self._whole() else "not one whole step is"
+        self.cut_short = f"cut short {why}: {steps} in it"
+        self._stop()
+
+    # ---- on the training thread, and at its end
 
     def _give_way(self) -> None:
         """While ours runs: whoever prepares another profiler ends ours first, instead of being refused."""
@@ -112,7 +229,7 @@ class Profile:
             if original is not None:
                 self._undo.append(_replace(module, name, original, self._yield_to_user))
 
-    def _yield_to_user(self) -> None:
+    def _yield_to_user(self, *_: Any) -> None:
         if self._profiler is None or self._recorded or self.done or self._ours_is_starting():
             return
         with contextlib.suppress(Exception):
@@ -148,7 +265,7 @@ class Profile:
         if self.done:
             return
         if not self._recorded:
-            if self._profiler is None and time.monotonic() - self._asked > WAIT_S:
+            if self._profiler is None and self._clock() - self._asked > WAIT_S:
                 self._abandon(f"no step ended within {WAIT_S:.0f} s")
             return
         if self._upload is None:
@@ -171,10 +288,13 @@ class Profile:
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
             "duration_s": (self._ended - self._began) / 1e9,
         }  # fmt: skip
+        if self.cut_short:
+            summary["cut_short"] = self.cut_short
         events = profiler.profiler.kineto_results.events()
         if len(events) <= MOST_EVENTS:
             cpu, device = trace.record(events)
-            steps = [one for one in cpu if one.name.startswith("ProfilerStep#")]
+            names = {f"ProfilerStep#{step}" for step in range(self._first, self._last + 1)}  # not the one that was cut off
+            steps = [one for one in cpu if one.name in names]
             summary["operators"] = trace.operators(cpu)
             if steps:
                 began, ended = min(one.start for one in steps), max(one.end for one in steps)
@@ -196,12 +316,14 @@ class Profile:
         return Upload(self._investigator.sender, summary, packed, step=self._last)
 
 
-def _replace(module: Any, name: str, original: Callable[..., Any], first: Callable[[], None]) -> Callable[[], None]:
+def _replace(module: Any, name: str, original: Callable[..., Any], first: Callable[..., None]) -> Callable[[], None]:
+    """first: is called before the original, with its positional arguments."""
+
     def watched(*args: Any, **kwargs: Any) -> Any:
-        first()
+        first(*args)
         return original(*args, **kwargs)
 
-    setattr(module, name, watched)
+    setattr(module, name, not_traced(watched))
 
     def undo() -> None:
         if getattr(module, name) is watched:
@@ -219,3 +341,11 @@ def _folder(state_dir: Path) -> Path:
             if time.time() - left.stat().st_mtime > OLD_S:
                 left.unlink()
     return folder
+
+
+def _rss_bytes() -> int | None:
+    """What the process has in memory; None where the kernel does not tell."""
+    try:
+        return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGESIZE")
+    except (OSError, ValueError, IndexError):
+        return None

@@ -55,8 +55,9 @@ def ask(
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:  # fmt: skip
     """Asks the processes of a run for something. Each gets it with the answer to its next frame, within seconds while it runs,
-    and says what became of it: see GET. profile: torch.profiler for `steps` steps. stacks: what every thread is doing. sampling:
-    the agent's share of the step time, and how often host and device are sampled. flush: send at once."""
+    and says what became of it: see GET. 409 where none of those asked can answer: they have ended, are lost, were not heard for a
+    minute, or log over HTTP without an agent. profile: torch.profiler for `steps` steps. stacks: what every thread is doing.
+    sampling: the agent's share of the step time, and how often host and device are sampled. flush: send at once."""
     given = dict(asked)
     kind, ranks = given.pop("kind", None), given.pop("ranks", None)
     if kind is None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import io
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +15,9 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.hooks import evaluation, forward
 from perfagent.rootcause import trace
+from perfagent.rootcause.profile import Profile
 from perfagent.rootcause.upload import Upload
 
 OPTIONS = ("shapes", "memory", "python")
@@ -164,6 +168,167 @@ def test_a_training_that_ends_in_the_middle_leaves_no_profiler_behind(train):
     job.recorded.finish()
     assert not torch.autograd._profiler_enabled()
     assert answers(job)[-1] == ("refused", "the training ended before its 50 steps were over")
+
+
+def without_gradients(job: Any) -> None:
+    job.model.eval()
+    with torch.no_grad():
+        job.model(torch.randn(6, 8))
+    job.model.train()
+
+
+def in_evaluation_mode_only(job: Any) -> None:
+    job.model.eval()
+    job.model(torch.randn(6, 8))
+    job.model.train()
+
+
+def by_a_phase(job: Any) -> None:
+    with job.run.phase("eval"):
+        job.model(torch.randn(6, 8))
+
+
+EVALUATIONS = [without_gradients, in_evaluation_mode_only, by_a_phase]
+
+
+def forward_calls(job: Any) -> int:
+    calls: int = {row["name"]: row["calls"] for row in summary_of(job)["operators"]}["aten::addmm"]
+    return calls // 5  # linear layers
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS)
+def test_a_profile_ends_before_an_evaluation_that_its_steps_had_none_of(train, evaluate):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=50)
+    job.steps(3)
+    assert torch.autograd._profiler_enabled()
+    evaluate(job)
+    assert not torch.autograd._profiler_enabled(), "an evaluation may be without end"
+    job.look()
+    job.look()
+    assert answers(job)[1] == ("done", "cut short before an evaluation: 2 of 50 steps are in it")
+    summary = summary_of(job)
+    assert (summary["first_step"], summary["last_step"]) == (4, 5)
+    assert summary["cut_short"] == answers(job)[1][1]
+    assert forward_calls(job) == 2
+    assert summary["gaps"]["busy_s"] > 0
+    assert forward.evaluated is evaluation.evaluated
+    assert forward.interrupted is evaluation.interrupted
+
+
+@pytest.mark.parametrize("evaluate", EVALUATIONS)
+def test_an_evaluation_before_the_first_step_is_over_is_left_out(train, evaluate):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=2)
+    job.step()
+    evaluate(job)
+    assert not torch.autograd._profiler_enabled()
+    job.steps(5)
+    assert answers(job)[1:] == [("done", "")]
+    summary = summary_of(job)
+    assert (summary["first_step"], summary["last_step"], forward_calls(job)) == (5, 6, 2)
+    assert "cut_short" not in summary
+
+
+def test_an_evaluation_in_every_step_is_a_part_of_it(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=3)
+    for _ in range(8):
+        without_gradients(job)
+        job.step()
+    assert answers(job)[1:] == [("done", "")]
+    assert forward_calls(job) == 6, "three steps, each with a call of its own and one of the evaluation"
+
+
+@dataclass
+class Limited:
+    """A profile of 50 steps under way in a job, whose clock and size a test moves."""
+
+    job: Any
+    at_s: float = 0.0
+    rss_bytes: int | None = 10**9
+
+    def __post_init__(self) -> None:
+        self.job.steps(2)
+        self.job.command("flush", "c0")
+        investigator = self.job.run._investigator
+        self.profile = Profile(investigator, "c1", 50, {}, clock=lambda: self.at_s, rss_bytes=lambda: self.rss_bytes)
+        investigator._commands._profile = self.profile
+        investigator.add(self.profile)
+        self.job.steps(3)
+        assert torch.autograd._profiler_enabled()
+
+
+def end_a_step(job: Any) -> None:
+    job.step()
+
+
+def fetch(_job: Any) -> None:
+    next(iter(torch.utils.data.DataLoader(torch.randn(6, 8))))
+
+
+def save_a_checkpoint(job: Any) -> None:
+    torch.save(job.model.state_dict(), io.BytesIO())
+
+
+def roll_out_in_training_mode(job: Any) -> None:
+    with torch.no_grad():
+        job.model(torch.randn(6, 8))
+
+
+@pytest.mark.parametrize("passing", [end_a_step, fetch, save_a_checkpoint, roll_out_in_training_mode])
+def test_what_lasts_too_long_is_cut_short_where_the_training_thread_passes_next(train, passing):
+    job = train()
+    limited = Limited(job)
+    limited.at_s = 59.0
+    passing(job)
+    assert torch.autograd._profiler_enabled()
+    limited.at_s = 60.0
+    passing(job)
+    assert not torch.autograd._profiler_enabled()
+    job.look()
+    job.look()
+    whole = 4 if passing is end_a_step else 2
+    assert answers(job) == [("done", f"cut short after 60 s: {whole} of 50 steps are in it")]
+    assert summary_of(job)["last_step"] == 3 + whole
+
+
+def test_what_takes_too_much_memory_is_cut_short(train):
+    job = train()
+    limited = Limited(job)
+    limited.at_s, limited.rss_bytes = 1.0, 10**9 + 127 * 2**20
+    fetch(job)
+    assert torch.autograd._profiler_enabled()
+    limited.at_s, limited.rss_bytes = 2.0, 10**9 + 129 * 2**20
+    fetch(job)
+    assert not torch.autograd._profiler_enabled()
+    job.look()
+    job.look()
+    assert answers(job) == [("done", "cut short when its records took 129 MiB: 2 of 50 steps are in it")]
+
+
+def test_where_the_kernel_tells_no_size_the_time_alone_ends_a_profile(train):
+    job = train()
+    limited = Limited(job, rss_bytes=None)
+    job.steps(3)
+    assert torch.autograd._profiler_enabled()
+    limited.at_s = 60.0
+    job.step()
+    assert not torch.autograd._profiler_enabled()
+
+
+def test_a_fetch_on_another_thread_leaves_the_profile_alone(train):
+    job = train()
+    limited = Limited(job)
+    limited.at_s = 60.0
+    other = threading.Thread(target=fetch, args=(job,))
+    other.start()
+    other.join(20)
+    assert torch.autograd._profiler_enabled(), "only the thread that started it can stop it"
+    assert not limited.profile.cut_short
 
 
 def test_before_the_first_step_there_is_nothing_to_profile(train):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,12 @@ from api_builders import ADMIN, api, frame, send
 from builders import until
 from fastapi.testclient import TestClient
 from frames import state
+from sqlalchemy import update
 
 from perfagent.wire import Event
+from perfagent_server.lifecycle import mark_lost
+from perfagent_server.store.tables import source
+from perfagent_server.timestamps import rfc3339
 
 
 @pytest.fixture
@@ -135,6 +140,90 @@ def test_a_run_that_has_ended_is_asked_for_nothing(client: TestClient) -> None:
     assert answer.status_code == 409
     assert "has ended (finished)" in answer.json()["error"]["message"]
     assert orders(client)[0]["id"] == order["id"]
+
+
+def change_source(client: TestClient, rank: int = 0, *, attempt: int = 1, **values: Any) -> None:
+    here = update(source).where(source.c.id == f"r1-{attempt}-{rank}")
+    client.app.state.services.database.write(lambda connection: connection.execute(here.values(**values)))  # type: ignore[attr-defined]
+
+
+def lose(client: TestClient, *ranks: int) -> None:
+    names = [f"r1-1-{rank}" for rank in ranks]
+    client.app.state.services.database.write(lambda connection: mark_lost(connection, names))  # type: ignore[attr-defined]
+
+
+def refusal(client: TestClient, run: str = "r1", **body: Any) -> str:
+    answer = client.post(f"/api/v1/runs/{run}/commands", json=body)
+    assert answer.status_code == 409, answer.text
+    assert client.get(f"/api/v1/runs/{run}/commands").json()["commands"] == []
+    return str(answer.json()["error"]["message"])
+
+
+def test_a_lost_run_is_asked_for_nothing_and_how_long_it_is_silent_is_said(client: TestClient) -> None:
+    start(client, 0, 1, world_size=2)
+    for rank in (0, 1):
+        change_source(client, rank, contact=time.time() - 240)
+    lose(client, 0, 1)
+    said = refusal(client, kind="stacks", ranks=[0, 1])
+    assert said.startswith("nobody is there to answer: ranks 0, 1 are lost (last heard 4 min ago).")
+    assert "see whether the process lives" in said
+    assert "rank 0 is lost" in refusal(client, kind="profile")
+
+
+def test_a_rank_that_was_never_heard_of_a_lost_run_is_lost_with_it(client: TestClient) -> None:
+    start(client, world_size=2)
+    lose(client, 0)
+    assert "rank 1 is lost." in refusal(client, kind="stacks", ranks=[1])
+
+
+def test_a_run_that_logs_without_an_agent_is_asked_for_nothing(client: TestClient) -> None:
+    answer = client.post("/api/v1/log", json={"run": "curl", "metrics": {"loss": 1.0}})
+    run = answer.json()["run"]
+    for body in ({"kind": "stacks"}, {"kind": "profile"}, {"kind": "stacks", "ranks": [0]}):
+        said = refusal(client, run, **body)
+        assert "rank 0 logs over HTTP, without an agent. Only" in said
+        assert "perfagent.attach() or `perfagent run`" in said
+
+
+def test_an_agent_that_is_silent_is_asked_for_nothing_before_it_is_called_lost(client: TestClient) -> None:
+    """After a restart of the server nobody is called lost for a minute."""
+    start(client)
+    change_source(client, contact=time.time() - 45)
+    assert ask(client, kind="flush")["asked"][0]["problem"] == "", "nine signs of life may be late"
+    client.app.state.services.orders.forget("r1")  # type: ignore[attr-defined]
+    change_source(client, contact=time.time() - 61)
+    answer = client.post("/api/v1/runs/r1/commands", json={"kind": "stacks"})
+    assert (answer.status_code, len(orders(client))) == (409, 1)
+    assert "rank 0 is silent (last heard 61 s ago)" in answer.json()["error"]["message"]
+    next_frame(client, 2)
+    assert ask(client, kind="stacks")["asked"][0]["problem"] == ""
+
+
+def test_whoever_can_answer_is_asked_and_of_the_others_it_is_told_why_not(client: TestClient) -> None:
+    start(client, 0, 1, 2, world_size=5)
+    before = time.time() - 300
+    change_source(client, 1, contact=before)
+    lose(client, 1)
+    next_frame(client, 2, 2, state("finished"))
+    client.post("/api/v1/log", json={"project": "p", "run": "r1", "metrics": {"x": 1.0}, "rank": 4})
+    order = ask(client, kind="stacks", ranks=[0, 1, 2, 3, 4])
+    asked = {one["rank"]: one for one in order["asked"]}
+    assert {rank: (one["state"], one["problem"]) for rank, one in asked.items()} == {
+        0: ("running", ""), 1: ("lost", "lost"), 2: ("finished", "ended"), 3: (None, ""), 4: (asked[4]["state"], "no_agent"),
+    }  # fmt: skip
+    assert asked[1]["heard"] == rfc3339(before)
+    assert asked[3]["heard"] is None, "it may still come"
+    assert orders(client)[0]["asked"] == order["asked"]
+    assert [one["rank"] for one in ask(client, kind="stacks")["asked"]] == [0, 1, 2, 4], "all that were heard"
+    said = client.post("/api/v1/runs/r1/commands", json={"kind": "stacks", "ranks": [1, 2]}).json()["error"]["message"]
+    assert "rank 2 has ended (last heard 0 s ago); rank 1 is lost (last heard 5 min ago)" in said
+
+
+def test_only_the_newest_start_of_the_job_is_asked(client: TestClient) -> None:
+    start(client)
+    send(client, frame({"loss": [1.0]}, attempt=2, events=[state("starting")]))
+    change_source(client, attempt=2, contact=time.time() - 120)
+    assert "rank 0 is silent (last heard 2 min ago)" in refusal(client, kind="stacks")
 
 
 def test_an_older_start_of_the_job_gets_nothing(client: TestClient) -> None:
