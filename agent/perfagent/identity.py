@@ -1,8 +1,8 @@
 """Who this process is: run, attempt, rank; and how all ranks of a job come to agree on it without waiting for each other.
 
 Ranks come from the launcher's environment (torchrun, deepspeed, SLURM, MPI) or from an initialised torch.distributed. The run's
-id is the one the user or a real job scheduler names; else rank 0 draws one and publishes it with its start time, in a file
-beside the spool (ranks of the same node) and in the job's TCPStore (other nodes). The other ranks look from their sender
+id is the one the user or a real job scheduler names (slurm.py); else rank 0 draws one and publishes it with its start time, in a
+file beside the spool (ranks of the same node) and in the job's TCPStore (other nodes). The other ranks look from their sender
 threads, a `check()` that never waits, and spool until they know. No collective is ever issued.
 """
 
@@ -23,16 +23,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfagent import slurm
+
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
 
 __all__ = ["Identity", "Meeting", "owner_line", "process_start"]
 
 _meetings = itertools.count()
+_runs = itertools.count()
 
 STORE_KEY = "perfagent/run"
 ALONE_AFTER_S = 120.0
 _MOST_FAILURES = 10
+_WEEK_S = 7 * 86400.0
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,7 +44,8 @@ class Identity:
     """Who this process is.
 
     run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this attempt.
-    attempt: rank 0's start in Unix milliseconds, shared by all ranks. local_rank, node_rank: 0 where the launcher says nothing.
+    attempt: rank 0's start in Unix milliseconds (or the SLURM job's), shared by all ranks. local_rank: 0 where the launcher says
+    nothing; node_rank: None there.
     """
 
     project: str
@@ -51,7 +56,7 @@ class Identity:
     rank: int = 0
     local_rank: int = 0
     world_size: int = 1
-    node_rank: int = 0
+    node_rank: int | None = 0
     start_step: int | None = None
     job_key: str | None = None
     """A name that the ranks of this job on this node share (None where the environment has none)."""
@@ -83,18 +88,19 @@ class Identity:
         ordinal: int | None = None,
         environ: Mapping[str, str] | None = None,
         now: Callable[[], float] = time.time,
+        machine: Callable[[], str] | None = None,
     ) -> Identity:
         """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
-        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the first."""
+        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the first.
+        machine: names the node; a test has several on one."""
         env = os.environ if environ is None else environ
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = _place(env)
         started = max(1, int(now() * 1000))
         if mine.run is None:
-            mine.run, shared = _scheduler_job(env)
-            if shared:
-                mine.attempt = shared
-        key = mine.job_key = _job_key(env)
+            before = ordinal if ordinal is not None else next(_runs) if meet else 0
+            mine.run, mine.attempt = _named_by_launcher(env, mine, config.state_dir / "jobs", before)
+        key = mine.job_key = _job_key(env, (machine or _machine)())
         if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
@@ -113,27 +119,28 @@ def draw_id() -> str:
 _LAUNCHERS = (
     # torchrun, deepspeed, scripts of one's own
     (("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")),
-    (("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",), ("OMPI_COMM_WORLD_NODE_RANK",)),
+    (("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",), ()),
     (("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",), ()),
     (("PMI_RANK",), ("MPI_LOCALRANKID",), ("PMI_SIZE",), ()),
-    (("SLURM_PROCID",), ("SLURM_LOCALID",), ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS"), ("SLURM_NODEID",)),
+    (("SLURM_PROCID",), ("SLURM_LOCALID",), slurm.STEP_TASKS, ("SLURM_NODEID",)),
 )
-"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts."""
+"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts. (MPI does
+not tell the node: OMPI_COMM_WORLD_NODE_RANK is the rank on the node, and how ranks are dealt to nodes is an option of mpirun.)"""
 
 
-def _place(env: Mapping[str, str]) -> tuple[int, int, int, int]:
+def _place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
     """(rank, local_rank, world_size, node_rank), from the first launcher that tells a world size."""
     for names in _LAUNCHERS:
         rank, local, size, node = (_first(env, choice) for choice in names)
         if rank is None or size is None or not 0 <= rank < size:
             continue
-        if names[0] == ("SLURM_PROCID",) and not _under_srun(env):
+        if names[0] == ("SLURM_PROCID",) and not slurm.under_srun(env):
             continue
-        return rank, local or 0, size, node or 0
+        return rank, local or 0, size, 0 if size == 1 else node
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         size = distributed.get_world_size()
-        return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK")) or 0
+        return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK"))
     return 0, 0, 1, 0
 
 
@@ -141,22 +148,26 @@ def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
     return next((found for name in names if (found := _int(env.get(name))) is not None), None)
 
 
-def _under_srun(env: Mapping[str, str]) -> bool:
-    """Inside a batch script SLURM_PROCID is 0 and SLURM_NTASKS that of the allocation, but only srun starts the tasks."""
-    step = _int(env.get("SLURM_STEP_ID"))
-    return step is not None and step < 0xFFFFFF00  # the batch and interactive steps have the highest numbers
+def _named_by_launcher(env: Mapping[str, str], mine: Identity, folder: Path, before: int) -> tuple[str | None, int]:
+    """(run, attempt) where a launcher has a real id for this training; an attempt of 0 is rank 0's to draw.
 
-
-def _scheduler_job(env: Mapping[str, str]) -> tuple[str | None, int]:
-    """(run, attempt) where a scheduler has a real job id. A requeued SLURM job keeps its id: a new attempt of the same run."""
-    job = env.get("SLURM_JOB_ID", "")
-    if job and _under_srun(env):
-        run = f"slurm-{job}" if env.get("SLURM_STEP_ID") == "0" else f"slurm-{job}.{env['SLURM_STEP_ID']}"
-        started = _int(env.get("SLURM_JOB_START_TIME"))
-        return run, 1000 * started + (_int(env.get("SLURM_RESTART_COUNT")) or 0) if started else 0
+    A requeued SLURM job keeps its id: a new attempt of the same run. before: how many runs this process has had.
+    """
+    if env.get("SLURM_JOB_ID") and slurm.under_srun(env) and slurm.whole_step(env, mine.rank, mine.world_size):
+        elastic = "TORCHELASTIC_RESTART_COUNT" in env
+        # the workers that torchrun starts again belong to the training that their agent began
+        starter = _elastic_agent() if elastic else os.getpid()
+        local = "0" if elastic else env.get("LOCAL_RANK", "0")
+        owner = f"{starter}-{process_start(starter)}-{before}"
+        run = slurm.run_id(env, slurm.count_training(folder, env, owner=owner, local_rank=local))
+        if mine.rank == 0:
+            _sweep(folder)
+        shared = mine.world_size > 1 and not elastic and slurm.ranks_are_tasks(env, mine.rank, mine.world_size)
+        return run, slurm.job_started_ms(env) if shared else 0
     rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
-    # torchrun's own ids: "none" by default, a random uuid with --standalone; only a name that somebody chose is an id
-    if rendezvous and rendezvous != "none" and not _is_uuid(rendezvous):
+    # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's documentation,
+    # $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
+    if rendezvous and rendezvous != "none" and not rendezvous.isdigit() and not _is_uuid(rendezvous):
         return rendezvous[:200], 0
     return None, 0
 
@@ -165,10 +176,11 @@ def _is_uuid(text: str) -> bool:
     return re.fullmatch(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", text) is not None
 
 
-def _job_key(env: Mapping[str, str]) -> str | None:
+def _job_key(env: Mapping[str, str], machine: str) -> str | None:
     """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has none.
 
-    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process.
+    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are shared between
+    nodes, and so are the locks in them.
     """
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
         # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed upwards
@@ -178,7 +190,7 @@ def _job_key(env: Mapping[str, str]) -> str | None:
         parts = ["pmix", env["PMIX_NAMESPACE"]]
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
         parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), str(os.getppid())]
-    elif env.get("SLURM_JOB_ID") and _under_srun(env):
+    elif env.get("SLURM_JOB_ID") and slurm.under_srun(env):
         parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
     elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
         parts = ["mpi", str(os.getppid()), str(process_start(os.getppid()))]  # one daemon a node starts the ranks there
@@ -187,7 +199,16 @@ def _job_key(env: Mapping[str, str]) -> str | None:
         if address is None:
             return None
         parts = ["store", address]
-    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
+    return hashlib.sha256("\0".join([*parts, machine]).encode()).hexdigest()[:24]
+
+
+def _machine() -> str:
+    """This node, told from every other: the name alone may be "localhost" on all, the boot alone is that of many containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
 
 
 def _store_address() -> str | None:
@@ -377,11 +398,14 @@ def _message(text: str) -> dict[str, Any] | None:
 
 
 def _sweep(folder: Path) -> None:
-    """Jobs end without a word; what they left a week ago goes when the next one starts."""
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            if time.time() - path.stat().st_mtime > 7 * 86400:
-                path.unlink()
+    """Jobs end without a word; what they left a week ago goes when the next one starts. The links that count a step's trainings
+    stay for eight: that step may still be running."""
+    with contextlib.suppress(OSError):
+        for path in folder.iterdir():
+            with contextlib.suppress(OSError):
+                age_s = time.time() - path.lstat().st_mtime
+                if age_s > _WEEK_S and (age_s > 8 * _WEEK_S or not path.is_symlink()):
+                    path.unlink()
 
 
 def _int(text: str | None) -> int | None:

@@ -21,6 +21,17 @@ ELASTIC = {
 }
 
 
+STEP = {
+    "SLURM_JOB_ID": "42",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_LOCALID": "0",
+    "SLURM_NTASKS": "1",
+    "SLURM_NODEID": "0",
+    "SLURM_JOB_START_TIME": "1700000000",
+}
+
+
 def rank(number: int, **more: str) -> dict[str, str]:
     return ELASTIC | {"RANK": str(number), "LOCAL_RANK": str(number)} | more
 
@@ -65,6 +76,14 @@ def test_torchruns_default_id_is_no_id_and_a_chosen_one_is(tmp_path: Path) -> No
     assert who(tmp_path, rank(0)).run != "none"
     assert who(tmp_path, rank(0, TORCHELASTIC_RUN_ID=drawn)).run != drawn
     assert who(tmp_path, rank(1, TORCHELASTIC_RUN_ID="nightly-7")).run == "nightly-7"
+
+
+def test_a_bare_number_as_rendezvous_id_names_no_run(tmp_path: Path) -> None:
+    jobs = [who(tmp_path / node, rank(0, TORCHELASTIC_RUN_ID="100", MASTER_ADDR=node)) for node in ("a", "b")]
+    assert jobs[0].run != jobs[1].run
+    other = who(tmp_path / "a", rank(1, TORCHELASTIC_RUN_ID="100", MASTER_ADDR="a"))
+    assert other.poll()
+    assert other.run == jobs[0].run
 
 
 def test_a_named_run_still_shares_the_attempt(tmp_path: Path) -> None:
@@ -122,6 +141,20 @@ def test_mpi_tells_ranks(tmp_path: Path) -> None:
     }
     found = who(tmp_path, environ)
     assert (found.rank, found.local_rank, found.world_size) == (3, 1, 4)
+
+
+def test_open_mpis_rank_on_the_node_is_not_taken_for_the_node(tmp_path: Path) -> None:
+    environ = {"OMPI_COMM_WORLD_RANK": "3", "OMPI_COMM_WORLD_LOCAL_RANK": "3", "OMPI_COMM_WORLD_SIZE": "8"}
+    assert who(tmp_path, environ | {"OMPI_COMM_WORLD_NODE_RANK": "3"}).node_rank is None
+    assert who(tmp_path, {}).node_rank == 0
+
+
+def test_nodes_that_share_a_home_have_locks_of_their_own(tmp_path: Path) -> None:
+    def key(node: str, number: int) -> str | None:
+        step = STEP | {"SLURM_NTASKS": "4", "SLURM_PROCID": str(number)}
+        return Identity.from_environment(AgentConfig(state_dir=tmp_path), environ=step, machine=lambda: node).job_key
+
+    assert key("node1", 0) == key("node1", 1) != key("node2", 2) == key("node2", 3)
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "5", "WORLD_SIZE": "2"}, {"RANK": "0"}])

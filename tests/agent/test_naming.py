@@ -36,7 +36,7 @@ def test_a_project_may_hold_what_only_an_address_may_not():
     for project in ("team/vision", "50%"):
         assert AgentConfig(project=project).project == project
         check_frame(frame(project=project))
-    with pytest.raises(ConfigError, match="project cannot be used: .*'\\\\n'"):
+    with pytest.raises(ConfigError, match=r"project cannot be used: .*'\\n'"):
         AgentConfig(project="a\nb")
 
 

@@ -1,12 +1,14 @@
 """Limits and use of the control group that this process lives in (version 2, or the memory and cpu controllers of version 1).
 
-In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the group's.
+In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the group's. It may
+be that of a group further up (SLURM limits the job, and each task has a group below it): then it is that group's use that counts.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from perfagent.samplers.kernel_file import KernelFile
 
@@ -17,21 +19,25 @@ _CACHE_S = 5.0
 """How long the size of the reclaimable cache is good for: memory.stat is dear to read on hosts with many cores."""
 _NEAR = 0.7
 
+Limit = TypeVar("Limit", int, float)
+
 
 class ControlGroup(NamedTuple):
-    """The files of one group; a path is None where the group has no such file."""
+    """The files of the groups whose limits hold for a process; a path is None where there is no such file."""
 
     usage: Path | None
+    """Of the group with the smallest memory limit; of the innermost where nothing is limited."""
     limit_bytes: int | None
     """Smallest memory limit on the way to the root; None when there is none."""
     inactive: Path | None
     """memory.stat: the page cache that would be given up before anyone is killed is not counted as used."""
     events: Path | None
-    """Where the kernel counts its OOM kills: memory.events (2) or memory.oom_control (1)."""
+    """Where the kernel counts its OOM kills: memory.events (2), or memory.oom_control (1), which does not count for the groups
+    in its own and is that of the innermost."""
     cores: float | None
-    """CPU quota in cores; None when there is none."""
+    """Smallest CPU quota on the way to the root, in cores; None when there is none."""
     cpu: Path | None = None
-    """cpu.stat: how often the group had used up its quota."""
+    """cpu.stat: how often the group with that quota had used it up."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -40,11 +46,11 @@ class ControlGroup(NamedTuple):
         used = _number(self.usage)
         if used is None:
             return None
-        return max(0, used - (_field(self.inactive, ("inactive_file", "total_inactive_file")) or 0))
+        return max(0, used - _reclaimable(_text(self.inactive)))
 
     def oom_kills(self) -> int | None:
         """How many processes of the group the kernel has killed for want of memory."""
-        return _field(self.events, ("oom_kill",))
+        return _count(_text(self.events), b"oom_kill")
 
 
 class GroupReader:
@@ -69,8 +75,7 @@ class GroupReader:
             return None
         if now >= self._cache_at + _CACHE_S or used - self._cache > _NEAR * (self.limit_bytes or UNLIMITED):
             self._cache_at = now
-            text = self._stat.read() if self._stat is not None else None
-            self._cache = _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
+            self._cache = _reclaimable(self._stat.read() if self._stat is not None else None)
         return max(0, used - self._cache)
 
     def events(self, values: dict[str, float], now: float) -> None:  # noqa: ARG002 - as the other parts of a host's sample
@@ -107,25 +112,28 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
         for controller in controllers.split(",") if controllers else [""]:
             paths[controller] = path.lstrip("/")
     if (root / "cgroup.controllers").exists() and "" in paths:
-        folder = _existing(root, paths[""])
+        inner = _existing(root, paths[""])
+        limit, limited = _smallest(inner, root, _memory)
+        cores, held = _smallest(inner, root, _quota)
         return ControlGroup(
-            usage=_file(folder / "memory.current"),
-            limit_bytes=_smallest(folder, root, "memory.max"),
-            inactive=_file(folder / "memory.stat"),
-            events=_file(folder / "memory.events"),
-            cores=_quota(folder / "cpu.max"),
-            cpu=_file(folder / "cpu.stat"),
+            usage=_file("memory.current", limited, inner),
+            limit_bytes=limit,
+            inactive=_file("memory.stat", limited, inner),
+            events=_file("memory.events", limited, inner),
+            cores=cores,
+            cpu=_file("cpu.stat", held),
         )
     if "memory" in paths:
-        folder = _existing(root / "memory", paths["memory"])
-        cpu = _existing(root / "cpu", paths.get("cpu", ""))
+        inner = _existing(root / "memory", paths["memory"])
+        limit, limited = _smallest(inner, root / "memory", _memory_v1)
+        cores, held = _smallest(_existing(root / "cpu", paths.get("cpu", "")), root / "cpu", _quota_v1)
         return ControlGroup(
-            usage=_file(folder / "memory.usage_in_bytes"),
-            limit_bytes=_smallest(folder, root / "memory", "memory.limit_in_bytes"),
-            inactive=_file(folder / "memory.stat"),
-            events=_file(folder / "memory.oom_control"),
-            cores=_quota_v1(cpu),
-            cpu=_file(cpu / "cpu.stat"),
+            usage=_file("memory.usage_in_bytes", limited, inner),
+            limit_bytes=limit,
+            inactive=_file("memory.stat", limited, inner),
+            events=_file("memory.oom_control", inner),
+            cores=cores,
+            cpu=_file("cpu.stat", held),
         )
     return None
 
@@ -136,24 +144,39 @@ def _existing(root: Path, inside: str) -> Path:
     return folder if folder.is_dir() else root
 
 
-def _file(path: Path) -> Path | None:
-    return path if path.exists() else None
+def _file(name: str, *folders: Path) -> Path | None:
+    """In the first of the groups that has it."""
+    return next((folder / name for folder in folders if (folder / name).exists()), None)
 
 
-def _smallest(folder: Path, root: Path, name: str) -> int | None:
-    limits = []
+def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]) -> tuple[Limit | None, Path]:
+    """The smallest limit on the way to the root and the group that has it, of equal ones the outermost, which holds the others;
+    the innermost group where nothing is limited."""
+    smallest, holder = None, folder
     while True:
-        limit = _number(folder / name)
-        if limit is not None and limit < UNLIMITED:
-            limits.append(limit)
+        limit = limit_of(folder)
+        if limit is not None and (smallest is None or limit <= smallest):
+            smallest, holder = limit, folder
         if folder == root or root not in folder.parents:
-            return min(limits, default=None)
+            return smallest, holder
         folder = folder.parent
 
 
-def _quota(path: Path) -> float | None:
+def _memory(folder: Path) -> int | None:
+    return _limit(_number(folder / "memory.max"))
+
+
+def _memory_v1(folder: Path) -> int | None:
+    return _limit(_number(folder / "memory.limit_in_bytes"))
+
+
+def _limit(number: int | None) -> int | None:
+    return number if number is not None and number < UNLIMITED else None
+
+
+def _quota(folder: Path) -> float | None:
     try:
-        quota, period = path.read_text(encoding="ascii").split()
+        quota, period = (folder / "cpu.max").read_text(encoding="ascii").split()
         return int(quota) / int(period)
     except (OSError, ValueError):
         return None
@@ -178,14 +201,13 @@ def _count(text: bytes | None, name: bytes) -> int | None:
     return int(number) if number.isdigit() else None
 
 
-def _field(path: Path | None, names: tuple[str, ...]) -> int | None:
-    if path is None:
-        return None
+def _reclaimable(text: bytes | None) -> int:
+    """Page cache that would be given up; version 1 tells that of the group alone, too, which leaves out the groups in it."""
+    return _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
+
+
+def _text(path: Path | None) -> bytes | None:
     try:
-        for line in path.read_text(encoding="ascii").splitlines():
-            key, _, value = line.partition(" ")
-            if key in names:
-                return int(value)
-    except (OSError, ValueError):
+        return path.read_bytes() if path is not None else None
+    except OSError:
         return None
-    return None

@@ -194,9 +194,12 @@ class Sampler:
             return self._identity.local_rank == 0
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        except BlockingIOError:
             os.close(fd)
             return False
+        except OSError:  # a file system without locks (ENOSYS, ENOLCK, EOPNOTSUPP): nobody could ever hold this one
+            os.close(fd)
+            return self._identity.local_rank == 0
         self._lock_fd = fd
         return True
 

@@ -187,6 +187,52 @@ def test_the_groups_of_both_versions_are_understood(tmp_path: Path) -> None:
     assert cgroup.find(os.getpid()) is None or isinstance(cgroup.find(os.getpid()), ControlGroup)
 
 
+def write(folder: Path, **files: str) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(text)
+
+
+def test_a_limit_further_up_is_compared_with_what_that_group_uses(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "two"
+    write(proc / "self", cgroup="0::/slurmstepd.scope/job_42/step_0/user/task_0\n")
+    write(root, cgroup__controllers="memory cpu\n")
+    write(root / "slurmstepd.scope", memory__max="max\n", memory__current="9000\n", cpu__max="max 100000\n")
+    job = root / "slurmstepd.scope" / "job_42"
+    write(job, memory__max="6400\n", memory__current="6000\n", memory__stat="anon 1\ninactive_file 500\n")
+    write(job, memory__events="oom_kill 2\n", cpu__max="800000 100000\n", cpu__stat="nr_periods 10\nnr_throttled 5\n")
+    write(job / "step_0", memory__max="6400\n", memory__current="5900\n", cpu__max="1600000 100000\n")
+    task = job / "step_0" / "user" / "task_0"
+    write(task, memory__max="max\n", memory__current="3000\n", memory__stat="inactive_file 100\n", memory__events="oom_kill 1\n")
+    write(task, cpu__max="max 100000\n", cpu__stat="nr_periods 0\nnr_throttled 0\n")
+    found = cgroup.find(root=root, proc=proc)
+    assert found is not None
+    assert (found.limit_bytes, found.used_bytes(), found.oom_kills(), found.cores) == (6400, 5500, 2, 8.0)
+    assert found.cpu == job / "cpu.stat"
+    (job / "memory.max").write_text("max\n")
+    (job / "step_0" / "memory.max").write_text("max\n")
+    unlimited = cgroup.find(root=root, proc=proc)
+    assert unlimited is not None
+    assert (unlimited.limit_bytes, unlimited.used_bytes()) == (None, 2900)
+
+
+def test_a_limit_further_up_in_version_1_is_told_with_the_groups_own_kills(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "one"
+    write(proc / "self", cgroup="5:memory:/slurm/job_42/task_0\n3:cpu,cpuacct:/slurm/job_42/task_0\n")
+    job = root / "memory" / "slurm" / "job_42"
+    write(job, memory__limit_in_bytes="6400\n", memory__usage_in_bytes="6000\n", memory__oom_control="oom_kill 0\n")
+    write(job, memory__stat="inactive_file 0\ntotal_inactive_file 500\n")
+    write(job / "task_0", memory__limit_in_bytes=f"{2**63 - 4096}\n", memory__usage_in_bytes="3000\n")
+    write(job / "task_0", memory__oom_control="oom_kill 3\n", memory__stat="inactive_file 0\ntotal_inactive_file 0\n")
+    cpu = root / "cpu" / "slurm" / "job_42"
+    write(cpu, cpu__cfs_quota_us="800000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
+    write(cpu / "task_0", cpu__cfs_quota_us="-1\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 0\n")
+    found = cgroup.find(root=root, proc=proc)
+    assert found is not None
+    assert (found.limit_bytes, found.used_bytes(), found.oom_kills(), found.cores) == (6400, 5500, 3, 8.0)
+    assert found.cpu == cpu / "cpu.stat"
+
+
 def test_a_group_tells_kills_since_we_looked_and_how_often_its_quota_was_used_up(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 4\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1\nnr_periods 100\nnr_throttled 10\nthrottled_usec 5\n")

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import subprocess
 import sys
@@ -156,6 +158,21 @@ def test_a_rank_takes_over_the_node_when_the_elected_one_is_gone(tmp_path: Path)
     clock.now += 11
     sampler.poll()
     assert any(name.startswith("host/") for name in latest(sender))
+
+
+@pytest.mark.parametrize("error", [errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP])
+def test_where_the_file_system_has_no_locks_the_lowest_local_rank_speaks(
+    error: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(fd: int, operation: int) -> None:
+        raise OSError(error, os.strerror(error))
+
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    for rank, speaks in ((0, True), (1, False)):
+        sampler, sender, clock = make(tmp_path, rank=rank, local_rank=rank, world_size=2, job_key="job")
+        clock.now += 11
+        sampler.poll()
+        assert any(name.startswith("host/") for name in latest(sender)) == speaks
 
 
 @pytest.mark.fault
