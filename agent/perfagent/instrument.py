@@ -14,11 +14,11 @@ from types import ModuleType
 from typing import Any
 
 from perfagent import frameworks
-from perfagent.hooks import checkpoint, communication, evaluation, transfer
+from perfagent.hooks import checkpoint, clipping, communication, evaluation, transfer
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
-from perfagent.hooks.step import after_step, before_step, watch_clear, watch_norm, watch_scaler_step, watch_unscale
+from perfagent.hooks.step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
 
@@ -46,7 +46,6 @@ def install() -> bool:
     _check_version(str(torch.__version__))
     import torch.amp.grad_scaler as grad_scaler  # all of these came with `import torch`
     import torch.autograd as autograd
-    import torch.nn.utils.clip_grad as clip_grad
     import torch.utils.data.dataloader as dataloader
     from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -60,8 +59,7 @@ def install() -> bool:
     _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
-    if hasattr(clip_grad, "_get_total_norm"):
-        _patch(clip_grad, "_get_total_norm", watch_norm, traced=True)
+    clipping.install(_patch)
     keep_out_of_frames()
     checkpoint.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)

@@ -224,4 +224,4 @@ def watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
 def _clipped(p: Progress, total: Any) -> None:
     value = _taken(total)
     if value is not None:
-        p.clip_norm, p.clip_count, p.unusual = [value], sys.maxsize, True  # of all the engine's parameters
+        p.clip_norm, p.unusual = [value], True  # of all the engine's parameters

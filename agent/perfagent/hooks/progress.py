@@ -58,7 +58,6 @@ class Progress(_EveryStep):
         "accumulates",
         "blocked",
         "by_log",
-        "clip_count",
         "clip_norm",
         "clip_rounds",
         "early_step",
@@ -68,7 +67,6 @@ class Progress(_EveryStep):
         "first_logged",
         "found",
         "governor",
-        "grad_count",
         "grad_scale",
         "health",
         "hooks_ns",
@@ -128,12 +126,10 @@ class Progress(_EveryStep):
         # gradients
         self.gradients: Any = None
         self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
-        self.grad_count = 0
         self.health = Health()
         self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
         self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
         self.clip_norm: list[Value] = []
-        self.clip_count = 0
         self.clips: Any = None  # what was clipped since the last step (clipping.py)
         self.clip_rounds = 0  # how often in the step before, with a backward pass in between
         # mixed precision
@@ -193,7 +189,7 @@ class Progress(_EveryStep):
         self.gradients = self.grad_scale = self.scaler_scale = None
         if self.unusual:
             self.unusual = self.inside_roots = self.scaling = self.unscaled = False
-            self.clip_norm, self.clip_count, self.extras = [], 0, []
+            self.clip_norm, self.extras = [], []
             self.scaled.clear()
         return rare
 

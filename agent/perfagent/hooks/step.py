@@ -19,10 +19,9 @@ from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, 
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.signals.gradients import gradients_of
 
 __all__ = [
-    "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_norm", "watch_scaler_step", "watch_unscale",
+    "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_scaler_step", "watch_unscale",
     "watch_whole_step",
 ]  # fmt: skip
 
@@ -66,17 +65,22 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
         _choose(p, optimizer)
     if not p.scaler_depth:
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
-    if p.primary_id == me and not closure and (p.clip_norm or p.completed >= p.measure_at):
+    if p.primary_id == me and not closure and (p.clips is not None or p.completed >= p.measure_at):
         _look(p, optimizer)
 
 
 def _look(p: Progress, optimizer: Any) -> None:
-    """Measures the gradients, unless clipping has just done that."""
-    if not p.roots or p.gradients is not None or (p.clip_norm and _covers_all(p, optimizer)):
+    """Measures the gradients, unless they were clipped: then it is too late for that."""
+    if p.clips is not None and p.clips.settle(p, optimizer):
         return
-    if p.completed >= p.measure_at:
+    if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and _has_gradients(optimizer):
         p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
         p.health.measure(p, optimizer)
+
+
+def _has_gradients(optimizer: Any) -> bool:
+    """Whether it has anything to go by. (Which backward pass they are of may be unknown: `autograd.grad`, a pipeline's stage.)"""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 @untraced
@@ -104,9 +108,13 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
+        if p.clips is not None:
+            p.clips.keep(p, p.primary())
         return
-    if p.completed >= p.measure_at and p.gradients is None and p.roots and not p.clip_norm and skipped is not True:
-        p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
+    clipped = p.clips is not None and p.clips.settle(p, optimizer)
+    p.clips = None
+    if p.completed >= p.measure_at and p.gradients is None and skipped is not True and not (clipped or p.clip_norm):
+        _look_late(p, optimizer)
     if skipped is True:
         p.skipped += 1
     if lr is None and optimizer.param_groups:
@@ -122,18 +130,13 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.step_end = now()  # what finding the model took is ours, not the second step's
 
 
+def _look_late(p: Progress, optimizer: Any) -> None:
+    if _has_gradients(optimizer):
+        p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
+
+
 def take_if_any(tensor: Any) -> Any:
     return None if tensor is None else take(tensor)
-
-
-def _covers_all(p: Progress, optimizer: Any) -> bool:
-    """Whether the norms that clipping computed are of all the gradients of this optimizer; if not, they are no global norm."""
-    if not p.grad_count:
-        p.grad_count = len(gradients_of(optimizer))
-    if p.clip_count >= p.grad_count:
-        return True
-    p.clip_norm, p.grad_count = [], 0
-    return False
 
 
 def _choose(p: Progress, optimizer: Any) -> None:
@@ -221,14 +224,14 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
         me = args[0] if kept is None else kept()
-        if p is None or p.primary_id != id(me) or p.entered or p.scaler_depth or failures or p.thread != get_ident():
+        if p is None or p.primary_id != id(me) or p.entered or p.scaler_depth or _AFTER in failures or p.thread != get_ident():
             return original(*args, **kwargs)
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
         p.entered = p.primary_id
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            if (p.completed >= p.measure_at or p.clip_norm) and not _closure(args, kwargs):
+            if (p.clips is not None or p.completed >= p.measure_at) and not _closure(args, kwargs):
                 _look_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:
@@ -337,44 +340,3 @@ def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
         return result
 
     return unscale_
-
-
-# clipping ----------------------------------------------------------------------------------------------------------------
-
-
-def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
-    """clip_grad._get_total_norm, watched: the norm that clipping computes anyway is ours for nothing."""
-
-    @functools.wraps(original)
-    def _get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
-        total = original(tensors, norm_type, *args, **kwargs)
-        p = state.current
-        if p is not None and p.thread == get_ident():
-            _clipped(p, tensors, norm_type, total)
-        return total
-
-    return _get_total_norm
-
-
-@guarded
-def _clipped(p: Progress, tensors: Any, norm_type: float, total: Any) -> None:
-    if not isinstance(tensors, (list, tuple)) or not tensors or not p.roots or (p.scaling and not p.unscaled):
-        return
-    primary = p.primary() if p.primary is not None else None
-    if primary is not None and not any(one.grad is tensors[0] for group in primary.param_groups for one in group["params"]):
-        return  # of another optimizer
-    sound = True
-    if float(norm_type) == 2.0 and not hasattr(total, "_local_tensor"):
-        value = take(total)
-        if value is None:
-            return
-        p.clip_norm.append(value)
-        p.unusual = True
-        p.clip_count += len(tensors)
-        sound = not isinstance(value, float) or value - value == 0.0
-    if p.gradients is None and (p.completed >= p.measure_at or not sound):
-        # clipping is about to change the gradients: what we want to know of them is to be had now
-        if primary is not None:
-            p.health.measure(p, primary)
-        else:
-            p.health.measure_unnamed(p, list(tensors))
