@@ -13,7 +13,9 @@ eager code from the call of `scaled_dot_product_attention`, in compiled code fro
 arithmetic does not follow from shapes (variable-length attention, recurrent kernels, other people's) make the count unknown.
 
 A step of another size gets its own count, up to MOST_SIZES; until then, and beyond, a count is carried over to it: products and
-convolutions grow with the tokens (or samples), attention with samples times length squared.
+convolutions grow with the tokens (or samples), attention with samples times length squared. Where the tokens are not known, the
+shape of a sample is part of the size, and no count is carried over to another shape: what pictures of another resolution or
+longer recordings cost does not follow from it. Where the shape is not known either (graphs, lists of pictures), nothing is told.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from perfagent.hooks.guard import keep_out_of_frames, not_traced
 from perfagent.hooks.progress import now
 from perfagent.signals.operators import Counted, Operators, causal_share, count
 from perfagent.signals.peaks import peak_flops
+from perfagent.signals.throughput import Shape, inputs
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
@@ -37,6 +40,10 @@ if TYPE_CHECKING:
 __all__ = ["FlopCount", "StepFlops", "causal_in_compiled_code", "compiled", "own_operations"]
 
 MOST_SIZES = 8
+STEADY_STEPS = 3
+"""So long the input must have kept its shape before a step is counted: a framework may fetch a batch or two ahead."""
+Size = tuple[int, ...]
+"""Samples and tokens of a whole step; where there are no tokens the shape of a sample follows."""
 
 # ---- one step, recorded
 
@@ -51,7 +58,7 @@ class FlopCount:
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self.step = 0
-        self.size: tuple[int, int] | None = None
+        self.size: Size | None = None
         self.windows: list[tuple[list[list[Any]], bool]] = []
         self.operators: dict[bool, Operators] = {}
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
@@ -218,13 +225,16 @@ def _causal_calls(source: str) -> set[bool]:
 class StepFlops:
     """Operations per second of each step, and their share of what the device can do.
 
-    device: index of this rank's CUDA device, or None. Sizes are (samples, tokens) of a whole step.
+    device: index of this rank's CUDA device, or None.
     """
 
     def __init__(self, device: Callable[[], int | None]) -> None:
         self._device = device
-        self._known: dict[tuple[int, int], Counted] = {}
-        self._newest: tuple[int, tuple[int, int]] | None = None  # step and size
+        self._known: dict[Size, Counted] = {}
+        self._newest: tuple[int, Size | None] | None = None  # step and size
+        self._shape: Shape | None = None
+        self._changed = -STEADY_STEPS  # steps completed when the shape last changed
+        self._wasted = 0  # looks at steps whose size did not become known
         self.look: FlopCount | None = None
         """The step that is recorded now: its size is kept when its row comes by."""
         self.kind = ""
@@ -236,7 +246,10 @@ class StepFlops:
         """Whether a step should be counted: there is none yet, or the last step had a size of its own."""
         if not self.tells or self._newest is None:
             return False
-        return self._newest[1] not in self._known and len(self._known) < MOST_SIZES
+        step, size = self._newest
+        if size is None or size in self._known or len(self._known) >= MOST_SIZES:
+            return False
+        return bool(size[1]) or (self._is_settled(step) and self._wasted < MOST_SIZES)
 
     def has_seen(self, step: int) -> bool:
         """Whether the row of that step has been here."""
@@ -246,7 +259,8 @@ class StepFlops:
         """The result of a step that was recorded, once the row of that step has been here."""
         size, self.look = look.size, None
         if size is None:
-            return  # the step was cut short
+            self._wasted += 1
+            return  # the step was cut short, or the shape of the input changed
         counted = own_operations(look, None, model)
         if True not in look.operators:
             return  # the same: there was no backward pass
@@ -259,9 +273,9 @@ class StepFlops:
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
         """What a step's row says of it."""
-        if self.look is not None and step == self.look.step:
-            self.look.size = samples, tokens
         flops = self.of(step, samples, tokens)
+        if self.look is not None and self._newest is not None and step == self.look.step and (tokens or self._is_settled(step)):
+            self.look.size = self._newest[1]
         if flops is None or not seconds:
             return
         values["flops_per_s"] = flops / seconds
@@ -276,18 +290,34 @@ class StepFlops:
 
     def of(self, last: int, samples: int, tokens: int) -> float | None:
         """What each of some steps of one size computes; `last`: the newest of them."""
-        self._newest = last, (samples, tokens)
-        return self._flops((samples, tokens))
+        shape = self._shape_until(last)
+        size = (samples, tokens) if tokens else None if shape is None else (samples, 0, *shape)
+        self._newest = last, size
+        return None if size is None else self._flops(size)
 
-    def _flops(self, size: tuple[int, int]) -> float | None:
+    def _shape_until(self, last: int) -> Shape | None:
+        """The shape of a sample in the steps after the newest one, up to `last`; None where it is not known, or changed."""
+        changes, changed = inputs.changes, False
+        while changes and changes[0][0] < last:
+            completed, shape = changes.popleft()
+            if shape != self._shape and self._newest is not None:
+                self._changed = completed
+                changed = changed or completed > self._newest[0]
+            self._shape = shape
+        return None if changed else self._shape
+
+    def _is_settled(self, step: int) -> bool:
+        return step - self._changed >= STEADY_STEPS
+
+    def _flops(self, size: Size) -> float | None:
         counted = self._known.get(size)
         if counted is not None:
             return counted.total
-        if not self._known or not size[0]:
+        alike = [known for known in self._known if known[0] and bool(known[1]) == bool(size[1]) and known[2:] == size[2:]]
+        if not alike or not size[0]:
             return None
-        near, counted = min(self._known.items(), key=lambda item: abs(item[0][1] - size[1]) + abs(item[0][0] - size[0]))
-        if not near[0] or bool(near[1]) != bool(size[1]):
-            return None
+        near = min(alike, key=lambda known: abs(known[1] - size[1]) + abs(known[0] - size[0]))
+        counted = self._known[near]
         samples = size[0] / near[0]
         grows = size[1] / near[1] if near[1] else samples
         return counted.products * grows + counted.attention * grows * (grows / samples)
@@ -297,9 +327,18 @@ class StepFlops:
             self._asked, self._peak = True, None
             device, torch = self._device(), sys.modules["torch"]
             if device is not None:
-                tensor_cores = self.kind == "float32" and torch.backends.cuda.matmul.allow_tf32
+                tensor_cores = self.kind == "float32" and _multiplies_in_tf32(torch)
                 self._peak = peak_flops(torch.cuda.get_device_name(device), "tf32" if tensor_cores else self.kind)
         return self._peak
+
+
+def _multiplies_in_tf32(torch: Any) -> bool:
+    """Whether float32 matrices are multiplied in TF32. Where it was set by its newer name, the older one raises."""
+    matmul = torch.backends.cuda.matmul
+    try:
+        return getattr(matmul, "fp32_precision", "") == "tf32" or bool(matmul.allow_tf32)
+    except RuntimeError:
+        return False
 
 
 def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any) -> Counted:

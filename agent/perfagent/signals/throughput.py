@@ -4,23 +4,58 @@ Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rule
 sequence's first batch size; a list of dicts or of tensors of different shapes is one sample an entry; a two-dimensional
 `input_ids`; else the first dimension that all, or most, tensors share. What remains unclear is None: never a guess.
 Tokens count padding. Nothing here reads a tensor's values.
+
+Samples alone do not tell how much a step computes: pictures come in another resolution, recordings in other lengths. So where
+tokens are not known, `inputs` keeps when the shape of the input changed, beside the sizes, which travel with the steps.
 """
 
 from __future__ import annotations
 
+import math
 import sys
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["Measure", "Size", "has_embedding", "reader", "size_of"]
+from perfagent.hooks.progress import state
+
+__all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "reader", "size_of"]
 
 Size = tuple[int | None, int | None, bool]
 """samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one shape)."""
 Measure = Callable[[Any], Size]
+Shape = tuple[int, ...]
 
 NOTHING: Size = (None, None, False)
+_MOST_CHANGES = 1024
 _TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "idx", "inputs_ids", "decoder_input_ids")
+
+
+class Inputs:
+    """When the input's shape changed, as its readers saw it: of training and evaluation in turn.
+
+    latest: the shape of the newest batch, the very object its reader keeps; None where it does not tell how large the input is.
+    changes: (steps completed then, shape of one sample from there on), the newest few of one run, until they are taken.
+    """
+
+    __slots__ = ("_completed", "changes", "latest")
+
+    def __init__(self) -> None:
+        self.latest: Any = None
+        self.changes: deque[tuple[int, Shape | None]] = deque(maxlen=_MOST_CHANGES)
+        self._completed = 0
+
+    def turn_to(self, shape: Any) -> None:
+        """On the training thread."""
+        self.latest = shape
+        completed = state.current.completed if state.current is not None else 0
+        if completed < self._completed:  # another run
+            self.changes = deque(maxlen=_MOST_CHANGES)
+        self._completed = completed
+        self.changes.append((completed, None if shape is None else tuple(shape[1:])))
+
+
+inputs = Inputs()
 
 
 def _tensor(value: Any) -> bool:
@@ -86,45 +121,102 @@ def _shared_dimension(tensors: list[Any]) -> int | None:
 
 
 def reader(batch: Any) -> Measure:
-    """A cheap measure for batches that look like this one: it looks at one tensor only.
+    """A cheap measure for batches that look like this one: it looks at one tensor only, the largest where no tokens are known.
 
     It falls back to `size_of` whenever the batch no longer has that tensor.
     """
     samples, tokens, embedded = size_of(batch)
     if _tensor(batch) and samples is not None:
         return _of_tensor(batch)
-    key: Any = None
-    if samples is not None:
-        if isinstance(batch, Mapping):
-            names = _TOKEN_KEYS if tokens is not None else batch
-            key = next((name for name in names if _rows(batch.get(name)) == samples), None)
-        elif isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples:
-            key = 0
+    key = None if samples is None else _largest(batch, samples) if tokens is None else _with_tokens(batch, samples)
     if key is None:
-        return size_of
-    counts_tokens, kind = tokens is not None, type(batch)
+        return _unclear
+    return _of_largest(type(batch), key) if tokens is None else _of_tokens(type(batch), key, embedded=embedded)
 
+
+def _of_tokens(kind: Any, key: Any, *, embedded: bool) -> Measure:
     def measure(later: Any) -> Size:
         if type(later) is not kind:
-            return size_of(later)
+            return _unclear(later)
+        if inputs.latest is not None:
+            inputs.turn_to(None)
         shape = later[key].shape
         rows = shape[0]
-        return rows, rows * shape[1] if counts_tokens else None, embedded
+        return rows, rows * shape[1], embedded
 
     return measure
+
+
+def _of_largest(kind: Any, key: Any) -> Measure:
+    """Looks at the shape once as long as it stays, and makes no size anew then: what it does besides costs nothing."""
+    shape: Any = None
+    size = NOTHING
+
+    def measure(later: Any) -> Size:
+        nonlocal shape, size
+        if type(later) is not kind:
+            return _unclear(later)
+        try:
+            seen = later[key].shape
+            if seen != shape:
+                shape, size = seen, (seen[0], None, False)
+        except (AttributeError, IndexError, KeyError):
+            return _unclear(later)
+        if inputs.latest is not shape:
+            inputs.turn_to(shape)
+        return size
+
+    return measure
+
+
+def _with_tokens(batch: Any, samples: int) -> Any:
+    """Where the tokens are, in a mapping or sequence."""
+    if isinstance(batch, Mapping):
+        return next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
+    return 0 if isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples else None
+
+
+def _largest(batch: Any, samples: int) -> Any:
+    """Where the largest thing of a mapping or sequence is; None where that is no tensor with a row for each sample."""
+    if not isinstance(batch, (Mapping, list, tuple)):
+        return None
+    items = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
+    key = max(items, key=lambda name: _numbers(items[name]))
+    return key if _rows(items[key]) == samples else None
+
+
+def _numbers(value: Any) -> float:
+    """How many numbers something holds; infinity where that cannot be seen."""
+    if _tensor(value):
+        return float(value.numel())
+    if isinstance(value, Mapping):
+        return sum(map(_numbers, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_numbers, value))
+    return 0.0 if value is None or isinstance(value, (str, bytes, int, float)) else math.inf
+
+
+def _unclear(batch: Any) -> Size:
+    """The measure of batches in which no one tensor tells how large the input is."""
+    if inputs.latest is not None:
+        inputs.turn_to(None)
+    return size_of(batch)
 
 
 def _of_tensor(batch: Any) -> Measure:
     """For a loop whose batch is one tensor: looks at it again only when its shape or type changes."""
     kind, dtype, shape, size = type(batch), batch.dtype, batch.shape, size_of(batch)
+    told = shape if size[1] is None else None
 
     def measure(later: Any) -> Size:
-        nonlocal kind, dtype, shape, size
+        nonlocal kind, dtype, shape, size, told
         if type(later) is not kind or later.shape != shape or later.dtype is not dtype:
-            size = size_of(later)
             if not _tensor(later):
-                return size
-            kind, dtype, shape = type(later), later.dtype, later.shape
+                return _unclear(later)
+            kind, dtype, shape, size = type(later), later.dtype, later.shape, size_of(later)
+            told = shape if size[1] is None else None
+        if inputs.latest is not told:
+            inputs.turn_to(told)
         return size
 
     return measure

@@ -3,7 +3,8 @@
 About 1e-3 is usual; far below, a layer no longer learns, far above, it is being destroyed (SageMaker's WeightUpdateRatio). The
 weights before the step must be kept until after it. Not all of them: of every parameter an evenly spaced sample, MOST_NUMBERS
 together, so that the memory it takes (2 MiB, during one step) does not grow with the model; a model that is smaller than that
-is compared whole. Nothing is written to a weight, and no random number is drawn.
+is compared whole. What has no gradient in this step is left out: frozen weights stand still, and would hide how far the others
+move. Nothing is written to a weight, and no random number is drawn.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 from perfagent.device import Reading, collect
@@ -27,11 +29,12 @@ RUN = 16
 class Weights:
     """A sample of the weights before a step, by device and type."""
 
-    __slots__ = ("_before", "_factors", "_plan", "_share")
+    __slots__ = ("_before", "_factors", "_plan", "_share", "_trained")
 
     def __init__(self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS) -> None:
         self._plan = plan
-        self._share = _share(plan.sizes, most)
+        self._trained = [parameter.grad is not None for parameter in parameters]  # afterwards the step may have dropped them
+        self._share = _share(list(compress(plan.sizes, self._trained)), most)
         self._factors = [1.0] * len(plan.sizes)
         self._before = self._take(parameters)
 
@@ -41,7 +44,7 @@ class Weights:
         groups: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
         plain = (torch.Tensor, torch.nn.Parameter)
         with torch.no_grad():
-            for place, parameter in enumerate(parameters):
+            for place, parameter in compress(enumerate(parameters), self._trained):
                 weights = local(parameter)
                 if type(weights) not in plain or not weights.is_floating_point() or not weights.numel():
                     continue  # quantized weights and other kinds of their own

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import gc
 import pickle
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from torch import nn
 
 from perfagent.hooks import guard
-from perfagent.signals.dead_units import MOST_MODULES, DeadUnits, activations_of
+from perfagent.signals.dead_units import LEAST_ROWS, MOST_MODULES, DeadUnits, _suspects, activations_of
 
 
 @pytest.fixture(autouse=True)
@@ -41,15 +42,15 @@ def test_units_that_are_zero_for_every_sample_are_dead():
     model = nn.Sequential(dead(nn.Linear(8, 10), 3), nn.ReLU(), nn.Linear(10, 4))
     with torch.no_grad():
         model[0].bias[3:] = 1e6
-    found, output = looked_at(model, torch.randn(16, 8))
+    found, output = looked_at(model, torch.randn(LEAST_ROWS, 8))
     assert found == {"1": pytest.approx(0.3)}
-    assert output.shape == (16, 4)
+    assert output.shape == (LEAST_ROWS, 4)
     assert output.requires_grad
 
 
 def test_a_unit_that_lives_for_one_sample_is_not_dead():
     model = nn.Sequential(nn.Identity(), nn.ReLU())
-    batch = -torch.ones(4, 2)
+    batch = -torch.ones(LEAST_ROWS, 2)
     batch[3, 0] = 0.5
     assert looked_at(model, batch)[0] == {"1": 0.5}
 
@@ -57,9 +58,9 @@ def test_a_unit_that_lives_for_one_sample_is_not_dead():
 @pytest.mark.parametrize(
     ("first", "batch", "share"),
     [
-        (dead(nn.Conv2d(3, 8, 3), 2), torch.randn(2, 3, 6, 6), 0.25),
-        (dead(nn.Conv1d(3, 8, 3), 2), torch.randn(2, 3, 16), 0.25),
-        (dead(nn.Linear(3, 8), 2), torch.randn(2, 5, 3), 0.25),
+        (dead(nn.Conv2d(3, 8, 3), 2), torch.randn(4, 3, 6, 6), 0.25),
+        (dead(nn.Conv1d(3, 8, 3), 2), torch.randn(5, 3, 16), 0.25),
+        (dead(nn.Linear(3, 8), 2), torch.randn(13, 5, 3), 0.25),
     ],
     ids=["channels of an image", "channels of a signal", "features of a token"],
 )
@@ -71,7 +72,7 @@ def test_units_are_channels_or_features(first, batch, share):
 
 def test_nan_is_not_dead():
     model = nn.Sequential(nn.Identity(), nn.ReLU())
-    assert looked_at(model, torch.full((4, 2), float("nan")))[0] == {"1": 0.0}
+    assert looked_at(model, torch.full((LEAST_ROWS, 2), float("nan")))[0] == {"1": 0.0}
 
 
 def test_nothing_is_left_on_the_model():
@@ -109,3 +110,40 @@ def test_a_deep_model_is_looked_at_in_places():
 
 def test_a_model_without_relu_has_no_such_series():
     assert not DeadUnits(nn.Sequential(nn.Linear(4, 4), nn.GELU()), lambda _: None)
+
+
+def small_batches(model, rows, looks):
+    """What each look at a small batch tells."""
+    return [looked_at(model, torch.randn(rows, 32))[0] for _ in range(looks)]
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 63])
+def test_units_of_a_random_network_are_not_dead_because_the_batch_is_small(rows):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 1))
+    needed = -(-LEAST_ROWS // rows)
+    told = small_batches(model, rows, 2 * needed)
+    assert [*filter(None, told)] == [{"1": 0.0}] * 2
+    assert told[needed - 1] == told[-1] == {"1": 0.0}, "once there are enough rows, and then anew"
+
+
+def test_small_batches_find_dead_units_together():
+    torch.manual_seed(0)
+    model = nn.Sequential(dead(nn.Linear(32, 256), 64), nn.ReLU(), nn.Linear(256, 1))
+    assert small_batches(model, 8, 8)[-1] == {"1": 0.25}
+
+
+def test_what_small_batches_told_goes_with_the_model():
+    model = nn.Sequential(nn.Linear(32, 8), nn.ReLU())
+    before = len(_suspects)
+    small_batches(model, 2, 3)
+    assert len(_suspects) == before + 1
+    del model
+    gc.collect()
+    assert len(_suspects) == before
+
+
+def test_a_module_that_is_called_twice_is_looked_at_once():
+    activation = nn.ReLU()
+    model = nn.Sequential(nn.Linear(32, 32), activation, nn.Linear(32, 32), activation)
+    assert small_batches(model, 40, 2)[0] == {}

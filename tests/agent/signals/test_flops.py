@@ -11,9 +11,11 @@ from torch.nn.functional import cross_entropy, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
+import perfagent.signals.flops as module
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import FlopCount, StepFlops, causal_in_compiled_code
+from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, FlopCount, StepFlops, causal_in_compiled_code
 from perfagent.signals.operators import Counted, causal_share
+from perfagent.signals.throughput import Inputs
 
 
 @pytest.fixture(autouse=True)
@@ -285,6 +287,13 @@ def test_an_exception_in_the_recorded_step_leaves_nothing_behind(record):
 
 
 class TestStepFlops:
+    @pytest.fixture(autouse=True)
+    def inputs(self, monkeypatch):
+        """None but this test's."""
+        inputs = Inputs()
+        monkeypatch.setattr(module, "inputs", inputs)
+        return inputs
+
     def known(self, products=100.0, attention=10.0, size=(4, 40)):
         flops = StepFlops(lambda: None)
         flops._known[size] = Counted(products=products, attention=attention)
@@ -304,8 +313,71 @@ class TestStepFlops:
     def test_longer_samples_cost_attention_squared(self):
         assert self.said(self.known(), 4, 80)["flops_per_s"] == pytest.approx((200 + 40) / 2)
 
-    def test_pictures_have_no_tokens(self):
-        assert self.said(self.known(size=(4, 0)), 8, 0)["flops_per_s"] == pytest.approx(110.0)
+    def test_pictures_have_no_tokens(self, inputs):
+        inputs.changes.append((0, (3, 64, 64)))
+        assert self.said(self.known(size=(4, 0, 3, 64, 64)), 8, 0)["flops_per_s"] == pytest.approx(110.0)
+
+    def test_pictures_of_another_resolution_are_not_compared(self, inputs):
+        flops = self.known(size=(4, 0, 3, 64, 64))
+        inputs.changes.append((0, (3, 16, 16)))
+        assert self.said(flops, 4, 0) == self.said(flops, 8, 0) == {}
+        assert flops.wants()
+
+    def test_an_input_of_unknown_shape_is_told_nothing_and_looked_at_in_vain_never(self, inputs):
+        flops = self.known(size=(4, 0, 3, 64, 64))
+        inputs.changes.append((0, None))
+        assert self.said(flops, 4, 0) == {}
+        assert not flops.wants()
+
+    def test_steps_are_told_by_the_shape_they_had_and_not_by_the_newest(self, inputs):
+        flops = self.known(size=(4, 0, 9))
+        inputs.changes.extend([(0, (9,)), (5, (3,)), (7, (9,))])  # steps 6 and 7 have the other one
+        assert [step for step in range(1, 11) if flops.of(step, 4, 0)] == [1, 2, 3, 4, 5, 8, 9, 10]
+
+    def test_steps_of_one_block_with_a_change_among_them_are_told_nothing(self, inputs):
+        flops = self.known(size=(4, 0, 9))
+        flops.of(1, 4, 0)
+        inputs.changes.extend([(0, (9,)), (5, (3,)), (7, (9,))])
+        assert flops.of(20, 4, 0) is None
+        assert flops.of(30, 4, 0) == 110.0
+
+    def test_an_evaluation_of_another_resolution_between_two_steps_changes_nothing(self, inputs):
+        flops = self.known(size=(4, 0, 9))
+        inputs.changes.append((0, (9,)))
+        flops.of(1, 4, 0)
+        inputs.changes.extend([(1, (3,)), (1, (9,))])
+        assert flops.of(2, 4, 0) == 110.0
+
+    def test_no_step_is_counted_while_the_shape_changes(self, inputs):
+        """Batches may be fetched ahead: the shape that was seen last may be the next step's."""
+        flops = self.known(size=(4, 0, 9))
+        for step in range(1, 9):
+            inputs.changes.append((step - 1, (step,)))
+            flops.of(step, 4, 0)
+            assert flops.wants() == (step == 1)
+        flops.of(8 + STEADY_STEPS - 2, 4, 0)
+        assert not flops.wants()
+        flops.of(8 + STEADY_STEPS - 1, 4, 0)
+        assert flops.wants()
+
+    def test_a_step_before_which_the_shape_changed_is_not_taken_for_the_new_shape(self, inputs):
+        flops = StepFlops(lambda: None)
+        inputs.changes.append((0, (9,)))
+        flops.of(10, 4, 0)
+        flops.look = look = FlopCount(None)
+        look.step = 11
+        inputs.changes.append((10, (3,)))
+        flops.add(11, {}, 4, 0, 1.0)
+        assert look.size is None
+
+    def test_looks_that_come_to_nothing_end(self, inputs):
+        flops = StepFlops(lambda: None)
+        inputs.changes.append((0, (9,)))
+        flops.of(10, 4, 0)
+        for _ in range(MOST_SIZES):
+            assert flops.wants()
+            flops.take(FlopCount(None), None)
+        assert not flops.wants()
 
     def test_nothing_is_said_before_a_step_was_counted(self):
         assert self.said(StepFlops(lambda: None), 4, 40) == {}
@@ -326,6 +398,21 @@ class TestStepFlops:
         flops._device, flops.kind = lambda: 0, kind
         monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: name)
         assert "mfu" not in self.said(flops, 4, 40)
+
+    @pytest.mark.parametrize(("precision", "share"), [("tf32", 0.5), ("ieee", None)])
+    def test_tf32_that_was_set_by_its_newer_name_is_the_peak_compared_with(self, monkeypatch, precision, share):
+        """Where it was, the older name raises, and with it the row of the step."""
+        if not hasattr(torch.backends.cuda.matmul, "fp32_precision"):
+            pytest.skip("an older torch")
+        flops = self.known(products=494.7e12, attention=0.0)
+        flops._device, flops.kind = lambda: 0, "float32"
+        monkeypatch.setattr(torch.cuda, "get_device_name", lambda index: "NVIDIA H200")
+        matmul, before = torch.backends.cuda.matmul, torch.backends.cuda.matmul.fp32_precision
+        matmul.fp32_precision = precision
+        try:
+            assert self.said(flops, 4, 40).get("mfu") == (None if share is None else pytest.approx(share))
+        finally:
+            matmul.fp32_precision = before
 
     def test_more_than_the_peak_is_not_believed(self, monkeypatch):
         flops = self.known(products=989e12)

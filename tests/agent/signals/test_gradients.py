@@ -132,7 +132,7 @@ def train(model, optimizer, steps=3):
     """One list of the norm of each parameter's gradient a step."""
     seen = []
     for _ in range(steps):
-        model(torch.randn(4, 8)).square().mean().backward()
+        model(torch.randn(64, 8)).square().mean().backward()
         seen.append([float(p.grad.norm()) for p in model.parameters() if p.grad is not None])
         optimizer.step()
         optimizer.zero_grad()

@@ -101,12 +101,48 @@ def test_another_batch_size_is_counted_once_and_then_exact(tower):
     train(recorded, model, optimizer, torch.randn(4, 64), 3)
     clock.now += IDLE_S
     train(recorded, model, optimizer, torch.randn(4, 64), 12)
-    assert set(looks.flops._known) == {(16, 0), (4, 0)}
+    assert set(looks.flops._known) == {(16, 0, 64), (4, 0, 64)}
     seconds = dict(recorded.of("step_time_s"))
     per_sample = 2 * (64 * 512 * 5 + 3 * 64 * 64 * 3 + 64 * 3)
     per_step = {number: value * seconds[number] for number, value in recorded.of("flops_per_s")}
     assert per_step[15] == pytest.approx(16 * per_sample)
     assert all(per_step[number] == pytest.approx(4 * per_sample) for number in range(16, 31))
+
+
+class Pictures(nn.Sequential):
+    def __init__(self):
+        super().__init__(nn.Conv2d(3, 8, 3, padding=1), nn.ReLU(), nn.Conv2d(8, 4, 3, padding=1), nn.Flatten(2))
+
+
+def told_per_step(recorded):
+    seconds = dict(recorded.of("step_time_s"))
+    return {number: value * seconds[number] for number, value in recorded.of("flops_per_s")}
+
+
+def test_pictures_of_another_resolution_are_counted_anew_and_those_seen_before_are_known(record):
+    model = Pictures()
+    recorded, optimizer, clock = record(model), torch.optim.SGD(model.parameters(), lr=0.001), Clock()
+    with_clock(recorded, clock)
+    for side in (32, 8, 32):
+        train(recorded, model, optimizer, torch.randn(4, 3, side, side), 10)
+        clock.now += IDLE_S
+        train(recorded, model, optimizer, torch.randn(4, 3, side, side), 10)
+    per_pixel = 4 * 2 * 9 * (3 * 8 * 2 + 8 * 4 * 3)
+    told = told_per_step(recorded)
+    assert all(
+        value == pytest.approx(per_pixel * (8 * 8 if 20 < number <= 40 else 32 * 32)) for number, value in told.items()
+    )
+    assert set(range(10, 21)) | set(range(36, 61)) <= set(told)
+
+
+def test_recordings_of_many_lengths_are_told_nothing(record):
+    model = nn.Conv1d(1, 4, 3)
+    recorded, optimizer, clock = record(model), torch.optim.SGD(model.parameters(), lr=0.001), Clock(ticks=0.1)
+    looks = with_clock(recorded, clock)
+    for length in range(20, 60):
+        train(recorded, model, optimizer, torch.randn(4, 1, length), 1)
+    assert not recorded.of("flops_per_s")
+    assert not looks.flops._known
 
 
 class Deep(nn.Sequential):
@@ -146,7 +182,7 @@ def test_a_large_recording_is_read_in_pieces_and_let_go_as_it_is_read(record):
         left.append(unread(look))
     assert len(left) > 2, "more than one poll, and more than two"
     assert all(after < before for before, after in itertools.pairwise(left))
-    assert looks.flops._known[4, 0].total == DEEP_STEP
+    assert looks.flops._known[4, 0, 8].total == DEEP_STEP
 
 
 def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
@@ -154,7 +190,7 @@ def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
     assert unread(look)
     recorded.finish()
     looks.poll()
-    assert looks.flops._known[4, 0].total == DEEP_STEP
+    assert looks.flops._known[4, 0, 8].total == DEEP_STEP
 
 
 def test_an_event_of_a_recording_is_asked_for_little(record):

@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from perfagent.signals.throughput import reader, size_of
+import perfagent.signals.throughput as module
+from perfagent.signals.throughput import Inputs, reader, size_of
 
 Pair = namedtuple("Pair", "x y")
 IDS = torch.zeros(4, 16, dtype=torch.long)
@@ -46,3 +47,86 @@ def test_a_cheap_reader_follows_the_batch():
     measure = reader({"input_ids": IDS})
     assert measure({"input_ids": IDS[:3, :10]})[:2] == (3, 30)
     assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None), "another kind of batch is measured afresh"
+
+
+class TestInputs:
+    """When the shape of the input changed."""
+
+    @pytest.fixture(autouse=True)
+    def progress(self, monkeypatch):
+        """How many steps are completed is up to the test."""
+        progress = SimpleNamespace(completed=0)
+        monkeypatch.setattr(module, "state", SimpleNamespace(current=progress))
+        monkeypatch.setattr(module, "inputs", Inputs())
+        return progress
+
+    def shapes(self):
+        return [shape for _, shape in module.inputs.changes]
+
+    def read(self, *batches):
+        measure = reader(batches[0])
+        for batch in batches:
+            measure(batch)
+        return self.shapes()
+
+    def test_it_is_noted_once_and_then_when_it_changes(self, progress):
+        measure = reader((IMAGES, torch.zeros(6)))
+        for step, side in enumerate((8, 8, 8, 16, 16)):
+            progress.completed = step
+            measure((torch.zeros(6, 3, side, side), torch.zeros(6)))
+        assert [*module.inputs.changes] == [(0, (3, 8, 8)), (3, (3, 16, 16))]
+
+    def test_a_loop_without_a_loader_is_seen_too(self):
+        assert self.read(IMAGES, torch.zeros(6, 3, 8, 8), torch.zeros(6, 3, 4, 4)) == [(3, 8, 8), (3, 4, 4)]
+
+    def test_the_largest_tensor_is_the_input(self):
+        first, second = ({"labels": torch.zeros(8), "input_values": torch.zeros(8, length)} for length in (1000, 16000))
+        assert self.read(first, second) == [(1000,), (16000,)]
+        assert reader(first)(second)[:2] == (8, None)
+
+    @pytest.mark.parametrize(
+        "batch",
+        [
+            SimpleNamespace(num_graphs=9),
+            ([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]),
+            {"labels": torch.zeros(2), "images": [torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)]},
+            {"labels": torch.zeros(4), "points": torch.zeros(100, 3)},
+            (SimpleNamespace(nodes=torch.zeros(50, 3)), torch.zeros(4)),
+        ],
+        ids=["graphs", "detection", "a list in a dict", "points", "an object"],
+    )
+    def test_where_no_tensor_holds_the_whole_input_its_shape_is_not_known(self, batch):
+        reader(IMAGES)(IMAGES)  # an evaluation before
+        assert self.read(batch, batch) == [(3, 8, 8), None]
+
+    def test_names_and_numbers_are_no_input(self):
+        assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [(3, 8, 8)]
+
+    def test_tokens_say_enough(self):
+        assert self.read(IDS, IDS[:, :7], IDS[:, :3]) == []
+        assert self.read({"input_ids": IDS}, {"input_ids": IDS[:, :7]}) == []
+
+    def test_training_and_evaluation_take_turns(self):
+        train, evaluation = reader((IMAGES, torch.zeros(6))), reader((torch.zeros(6, 3, 9, 9), torch.zeros(6)))
+        for measure, side in ((train, 8), (evaluation, 9), (evaluation, 9), (train, 8), (train, 8)):
+            measure((torch.zeros(6, 3, side, side), torch.zeros(6)))
+        assert self.shapes() == [(3, 8, 8), (3, 9, 9), (3, 8, 8)]
+
+    def test_another_run_begins_anew(self, progress):
+        progress.completed = 5000
+        self.read(IMAGES)
+        progress.completed = 0
+        self.read(IMAGES[:, :1])
+        assert [*module.inputs.changes] == [(0, (1, 8, 8))]
+
+    def test_what_nobody_takes_stays_bounded(self):
+        measure = reader([torch.zeros(2, 1), torch.zeros(2)])
+        for length in range(1, 3000):
+            measure([torch.empty(2, length), torch.empty(2)])
+        assert len(module.inputs.changes) == 1024
+
+    def test_a_batch_without_that_tensor_is_measured_afresh(self):
+        measure = reader([IMAGES, torch.zeros(6)])
+        assert measure([])[:2] == (None, None)
+        assert measure(["a", torch.zeros(6)])[:2] == (6, None)
+        assert measure([torch.tensor(1.0), torch.zeros(6)])[:2] == (6, None)

@@ -12,14 +12,18 @@ from perfagent.signals.gradients import Plan
 from perfagent.signals.updates import Weights, _share
 
 
+def with_gradients(parameters):
+    for parameter in parameters:
+        parameter.grad = torch.randn_like(parameter)
+    return list(parameters)
+
+
 def stepped(model, *, lr=0.1, most=2**18, dtype=None):
     """(what was measured, the true change over the true weights by parameter)."""
     if dtype is not None:
         model.to(dtype)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
-    parameters = list(model.parameters())
-    for parameter in parameters:
-        parameter.grad = torch.randn_like(parameter)
+    parameters = with_gradients(list(model.parameters()))
     before = [parameter.detach().double().clone() for parameter in parameters]
     kept = Weights(parameters, Plan.of(optimizer, model), most)
     optimizer.step()
@@ -47,7 +51,7 @@ def test_a_large_model_is_sampled_within_bounds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 10))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    kept = Weights(list(model.parameters()), Plan.of(optimizer, model), 4000)
+    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model), 4000)
     assert sum(numbers.numel() for numbers, _, _ in kept._before) <= 4000
     (total, layers), true = stepped(model, most=4000)
     assert list(layers.values()) == pytest.approx(true, rel=0.15)
@@ -86,7 +90,7 @@ def test_a_step_that_changes_nothing_has_the_ratio_zero():
 def test_weights_that_became_nan_are_told():
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    kept = Weights(list(model.parameters()), Plan.of(optimizer, model))
+    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model))
     with torch.no_grad():
         model.weight.fill_(float("nan"))
     total, layers = kept.compare(list(model.parameters())).rows()
@@ -97,6 +101,29 @@ def test_weights_that_became_nan_are_told():
 def test_other_parameters_after_the_step_are_not_compared():
     model = nn.Linear(4, 4)
     optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-    kept = Weights(list(model.parameters()), Plan.of(optimizer, model))
+    kept = Weights(with_gradients(list(model.parameters())), Plan.of(optimizer, model))
     model.weight.data = torch.ones(8, 8)
     assert kept.compare(list(model.parameters())) is None
+
+
+def test_frozen_weights_are_left_out_and_take_no_room():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(100, 100), nn.Linear(100, 10))
+    frozen, trained = list(model[0].parameters()), list(model[1].parameters())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with_gradients(trained)
+    before = [parameter.detach().clone() for parameter in trained]
+    kept = Weights([*frozen, *trained], Plan.of(optimizer, model), 1010)
+    assert sum(numbers.numel() for numbers, _, _ in kept._before) == 1010, "all of what is trained"
+    optimizer.step()
+    optimizer.zero_grad()  # in a closure, or by a hook: gradients are gone by then
+    total, layers = kept.compare([*frozen, *trained]).rows()
+    changes = torch.cat([(now.detach() - old).flatten() for now, old in zip(trained, before, strict=True)]).norm()
+    assert set(layers) == {"1.weight", "1.bias"}
+    assert total == pytest.approx(float(changes / torch.cat([old.flatten() for old in before]).norm()), rel=1e-5)
+
+
+def test_a_step_in_which_nothing_has_a_gradient_has_no_ratio():
+    model = nn.Linear(4, 4)
+    kept = Weights(list(model.parameters()), Plan.of(torch.optim.SGD(model.parameters(), lr=0.1), model))
+    assert kept.compare(list(model.parameters())).rows() == (None, {})
