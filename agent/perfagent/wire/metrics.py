@@ -152,7 +152,7 @@ _ROWS: tuple[Metric, ...] = (
         "update/ratio", "Update-to-weight ratio", "",
         "2-norm of what a step changed over that of the weights, from a sample of every parameter", "neither",
     ),
-    Metric("dead/share", "Dead units", "", "share of the units of ReLU modules that are zero for a whole batch", "lower"),
+    Metric("dead/share", "Dead units", "", "share of the units of ReLU modules that are zero in all of 64 rows or more", "lower"),
     Metric("grad/nonfinite", "Non-finite gradients", "tensors", "parameters whose gradient holds NaN or Inf", "lower", "sum"),
     Metric("amp/scale", "Loss scale", "", "scale of the GradScaler", "neither", "min"),
     Metric("amp/skipped", "Skipped steps", "steps", "steps that the GradScaler skipped so far", "lower", "max"),

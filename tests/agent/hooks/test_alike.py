@@ -140,6 +140,7 @@ def reader(*, embedded: bool) -> StepReader:
     made.epoch = 1_000_000.0
     made.account.embedded = embedded
     made.flops = StepFlops(lambda: None)
+    made.flops._shape = ()
     made.flops._known[32, 0] = Counted(products=1e9, attention=0.0)
     made.investigator = Investigator(Progress(deque(), None), Silent(), lambda: None)
     return made
