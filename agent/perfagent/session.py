@@ -76,7 +76,8 @@ def attach(
     told = launched.current  # what `perfagent run` was told stands where the script says nothing
     if told is not None:
         project, name, record = project or told.project, name or told.name, record or told.record
-        run_id = run_id or told.run_id or (None if os.environ.get("PERFAGENT_RUN_ID") else told.drawn_id)
+        first = run is None and not os.environ.get("PERFAGENT_RUN_ID")  # a later run of the process is no new attempt of it
+        run_id = run_id or told.run_id or (told.drawn_id if first else None)
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)

@@ -72,10 +72,13 @@ class Clips:
     optimizer was known.
     """
 
-    __slots__ = ("_of", "_seen", "_touched", "measured", "unnamed")
+    __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "unnamed")
 
     def __init__(self) -> None:
         self._of = {_NONE: _ABSENT}
+        self._only: tuple[list[int], Clip] | None = None
+        """The first call, while it is the only one: mostly it held what the optimizer takes, in the same order, and comparing two
+        lists takes half of what looking each up does."""
         self._seen = 0
         self._touched: bool | None = None
         self.measured = 0
@@ -84,6 +87,11 @@ class Clips:
     def add(self, gradients: Sequence[Any], trace: Trace) -> Clip | None:
         """A call that is about to begin; None where it has nothing new to say: these gradients are clipped ones by now."""
         of, at = self._of, len(trace)
+        if self._only is not None:
+            held, only = self._only
+            if held[0] == id(gradients[0]) and only.at == at and only.size == len(gradients):
+                return None
+            self._enter()
         last = of.get(id(gradients[0]))
         if last is not None and last.at == at and last.size == len(gradients):
             return None
@@ -94,8 +102,7 @@ class Clips:
         ids = list(map(id, gradients))
         clip = Clip(at, len(ids))
         if len(of) == 1:
-            self._of = dict.fromkeys(ids, clip)
-            self._of[_NONE] = _ABSENT
+            self._only = ids, clip
             return clip
         known = of.keys() & ids
         if known and not self._outdated(known, clip, trace):
@@ -104,6 +111,13 @@ class Clips:
             return None
         of.update(dict.fromkeys(ids, clip))
         return clip
+
+    def _enter(self) -> None:
+        if self._only is not None:
+            ids, clip = self._only
+            self._of.update(dict.fromkeys(ids, clip))
+            self._of[_NONE] = _ABSENT
+            self._only = None
 
     def _outdated(self, known: set[int], clip: Clip, trace: Trace) -> bool:
         """Whether a backward pass has added to these since they were clipped: then this call takes the place of those."""
@@ -120,7 +134,13 @@ class Clips:
 
     def _holding(self, optimizer: Any) -> set[Clip | None]:
         """The calls that held the gradients it takes; None among them where one was in no call."""
-        found = set(map(self._of.get, map(id, map(_gradient, parameters_of(optimizer)))))
+        taken = list(map(id, map(_gradient, parameters_of(optimizer))))
+        if self._only is not None:
+            ids, clip = self._only
+            if taken == ids:
+                return {clip}
+            self._enter()
+        found = set(map(self._of.get, taken))
         found.discard(_ABSENT)
         return found
 
@@ -145,6 +165,7 @@ class Clips:
     def keep(self, p: Progress, optimizer: Any) -> None:
         """Only the calls that held gradients of this optimizer: another one has stepped, and its own may be let go of."""
         found = self._holding(optimizer)
+        self._enter()
         self._of = {gradient: clip for gradient, clip in self._of.items() if clip in found or clip is _ABSENT}
         if self.unnamed is not None and self.unnamed not in found:
             self._forget_pass(p)

@@ -286,6 +286,15 @@ def test_recorded_runs_are_complete_and_sync_sends_them_once(tmp_path: Path, ser
     assert len(server.frames) == len(server.stored)
 
 
+def test_runs_one_after_the_other_in_one_script_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "sweep.py").write_text(
+        "import perfagent\nfor lr in range(3):\n    with perfagent.init(name=f'lr {lr}') as run:\n        run.log({'lr': lr})\n"
+    )
+    done = subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert len({frame.run for frame in server.frames}) == 3
+
+
 DDP = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
