@@ -69,7 +69,7 @@ class AgentConfig:
             if not isinstance(value, str):
                 raise ConfigError(f"{name} must be text, not {value!r:.80}")
             problem = identity_problem(kind, value)
-            if problem is not None:
+            if problem is not None and not self.disabled:
                 raise ConfigError(f"{name} cannot be used: {problem}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent import slurm
+from perfagent.naming import identity_problem
 
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
@@ -134,14 +135,19 @@ def _place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
         rank, local, size, node = (_first(env, choice) for choice in names)
         if rank is None or size is None or not 0 <= rank < size:
             continue
-        if names[0] == ("SLURM_PROCID",) and not slurm.under_srun(env):
-            continue
+        if names[0] == ("SLURM_PROCID",) and (not slurm.under_srun(env) or (size == 1 and _is_distributed())):
+            continue  # one task may start several processes, by mp.spawn
         return rank, local or 0, size, 0 if size == 1 else node
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+    if _is_distributed():
+        distributed = sys.modules["torch.distributed"]
         size = distributed.get_world_size()
         return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK"))
     return 0, 0, 1, 0
+
+
+def _is_distributed() -> bool:
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
@@ -157,7 +163,7 @@ def _named_by_launcher(env: Mapping[str, str], mine: Identity, folder: Path, bef
         elastic = "TORCHELASTIC_RESTART_COUNT" in env
         # the workers that torchrun starts again belong to the training that their agent began
         starter = _elastic_agent() if elastic else os.getpid()
-        local = "0" if elastic else env.get("LOCAL_RANK", "0")
+        local = "0" if elastic else env.get("LOCAL_RANK", str(mine.rank))
         owner = f"{starter}-{process_start(starter)}-{before}"
         run = slurm.run_id(env, slurm.count_training(folder, env, owner=owner, local_rank=local))
         if mine.rank == 0:
@@ -168,8 +174,13 @@ def _named_by_launcher(env: Mapping[str, str], mine: Identity, folder: Path, bef
     # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's documentation,
     # $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
     if rendezvous and rendezvous != "none" and not rendezvous.isdigit() and not _is_uuid(rendezvous):
-        return rendezvous[:200], 0
+        return _fit_for_an_address(rendezvous), 0
     return None, 0
+
+
+def _fit_for_an_address(name: str) -> str:
+    """A run id from a name that was chosen for something else."""
+    return name if identity_problem("run", name) is None else re.sub(r"[^\w.:@+=-]", "-", name)[:128].strip(".") or "job"
 
 
 def _is_uuid(text: str) -> bool:

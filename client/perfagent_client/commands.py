@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import ipaddress
 import json
 import os
 import sys
@@ -11,6 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, BinaryIO
+from urllib.parse import urlsplit
 
 from perfagent.errors import ConfigError
 from perfagent.wire import Finding, Latest, RunSummary, Timing, to_json
@@ -77,12 +79,16 @@ def print_json(value: Any) -> None:
     sys.stdout.write(to_json(value).decode() + "\n")
 
 
-def reader(arguments: argparse.Namespace) -> Client:
-    """A client that may read: where the key of the environment may not, with the admin token of a server on this machine."""
+def reader(arguments: argparse.Namespace, *, asks: bool = False) -> Client:
+    """A client that may read: where the key of the environment may not, with the admin token of the server on this machine.
+    asks: also to ask a training for something, for which a key that reads is not enough."""
     client = Client(arguments.server)
-    token = _admin_token(None) if _is_own(client.server) else None
+    token = _admin_token(None) if _is_recorded(client.server) else None
     if token is None:
         return client
+    if asks:
+        client.close()
+        return Client(arguments.server, token)
     try:
         client.request("GET", "/runs", params={"limit": 1})
     except ApiError as error:
@@ -107,8 +113,23 @@ def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
     return run
 
 
+def _is_recorded(server: str) -> bool:
+    """Whether the server of this user's data folder said that it listens there: whoever else does is not told its token."""
+    try:
+        return _is_own(server) and (_data_folder(None) / "address").read_text().strip().rstrip("/") == server
+    except OSError:
+        return False
+
+
 def _is_own(server: str) -> bool:
-    return server.startswith(("http://127.", "http://localhost:", "http://[::1]:"))
+    """Whether it is an address of this machine's, and not only begins like one."""
+    address = urlsplit(server)
+    if address.scheme != "http" or "@" in address.netloc:
+        return False
+    try:
+        return address.hostname == "localhost" or ipaddress.ip_address(address.hostname or "").is_loopback
+    except ValueError:
+        return False
 
 
 def _runs(arguments: argparse.Namespace) -> int:
@@ -247,10 +268,14 @@ def _admin_token(data: Path | None) -> str | None:
     """The admin token of a server on this machine, None where there is none to read: PERFAGENT_API_KEY is used then."""
     if os.environ.get("PERFAGENT_ADMIN_TOKEN"):
         return os.environ["PERFAGENT_ADMIN_TOKEN"]
+    try:
+        return (_data_folder(data) / "admin-token").read_text().strip() or None
+    except OSError:
+        return None
+
+
+def _data_folder(data: Path | None) -> Path:
     if data is None:
         base = os.environ.get("PERFAGENT_DATA")
         data = Path(base) if base else Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent"
-    try:
-        return (data.expanduser() / "admin-token").read_text().strip() or None
-    except OSError:
-        return None
+    return data.expanduser()

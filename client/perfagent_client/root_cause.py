@@ -57,7 +57,7 @@ def _waiting(parser: argparse.ArgumentParser, default: float) -> None:
 def _profile(arguments: argparse.Namespace) -> int:
     params: dict[str, Any] = {"steps": arguments.steps}
     params |= {name: True for name in ("shapes", "memory", "python") if getattr(arguments, name)}
-    with reader(arguments) as client:
+    with reader(arguments, asks=True) as client:
         run = find(client, arguments.name_or_id).run
         asked = client.ask(run, "profile", ranks=[arguments.rank], **params)
         waited = _settled(client, run, asked, arguments.wait, [arguments.rank])
@@ -105,7 +105,7 @@ def _table(found: dict[str, Any]) -> None:
 
 
 def _stacks(arguments: argparse.Namespace) -> int:
-    with reader(arguments) as client:
+    with reader(arguments, asks=True) as client:
         run = find(client, arguments.name_or_id)
         ranks = arguments.rank or list(range(run.world_size))
         waited = _settled(client, run.run, client.ask(run.run, "stacks", ranks=ranks), arguments.wait, ranks)
@@ -194,10 +194,13 @@ def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ran
         missing = set(ranks) - {one["rank"] for one in latest["sources"] if one["state"] in ("done", "refused")}
         if not missing:
             return _Waited(latest)
-        if state in _OVER:
+        # one that has accepted works on it, and answers when the network is back
+        accepted = missing & {one["rank"] for one in latest["sources"] if one["state"] == "accepted"}
+        accepted -= {one["rank"] for one in latest.get("asked", ()) if one["problem"] == "ended"}
+        if state in _OVER and not (state == "lost" and accepted):
             return _Waited(latest, "the run is lost" if state == "lost" else f"the run has ended ({state})")
         able = [one for one in latest.get("asked", ()) if one["rank"] in missing and not one["problem"]]
-        if "asked" in latest and not able:
+        if "asked" in latest and not able and not accepted:
             return _Waited(latest, "nobody who could answer is left")
         if time.monotonic() > end:
             return _Waited(latest, f"within {wait_s:g} s", timed_out=True)

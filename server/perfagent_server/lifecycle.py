@@ -85,8 +85,14 @@ class _RankState(NamedTuple):
     rank: int
     state: str
     reason: str
+    started: float
+    contact: float
     ended: float | None
     clock_offset_s: float | None
+
+    def ended_by_our_clock(self) -> float:
+        """Between the start and the last contact, give or take what clocks may be apart, whatever its own clock said."""
+        return max(self.started, min(_our_time(self.ended or 0.0, self.clock_offset_s), self.contact + _SKEW_S))
 
 
 _SOURCE_COLUMNS = ("state", "reason", "step", "host", "pid", "started", "contact", "ended", "heartbeat")
@@ -118,7 +124,7 @@ _load_attempt = Prepared(
 )
 _load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
 _states_of_attempt = Prepared(
-    select(sources.c.rank, sources.c.state, sources.c.reason, sources.c.ended, sources.c.clock_offset_s).where(
+    select(*(sources.c[name] for name in _RankState._fields)).where(
         sources.c.run == bindparam("run"), sources.c.attempt == bindparam("attempt")
     )
 )
@@ -274,7 +280,10 @@ class _Book:
 
     def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
         """A run, an attempt and a source began with the earliest thing that is told of them, in whatever order frames come."""
-        told = [_our_time(time, source["clock_offset_s"]) for time in _times(frame)]
+        offset = source["clock_offset_s"]
+        if frame.sent is not None and math.isfinite(frame.sent):
+            offset = frame.sent - self.now  # a clock may have been set since the source's first frame
+        told = [_our_time(time, offset) for time in _times(frame)]
         began = min((time for time in told if time >= _CLOCK_SET), default=self.now)
         if began >= source["started"]:
             return
@@ -415,12 +424,11 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
         first = min(failures, key=lambda row: (row.ended or 0.0, row.rank, row.state, row.reason))
         several = len({row.rank for row in rows}) > 1
         reason = f"rank {first.rank}: {first.reason}" if several and first.reason else first.reason
-        return first.state, reason, _our_time(first.ended or 0.0, first.clock_offset_s)
+        return first.state, reason, first.ended_by_our_clock()
     finished = {row.rank for row in rows if row.state == "finished"}
     active = [row for row in rows if row.rank not in finished]
     if finished and not active:
-        ends = (_our_time(row.ended or 0.0, row.clock_offset_s) for row in rows if row.state == "finished")
-        return "finished", "", max(ends)
+        return "finished", "", max(row.ended_by_our_clock() for row in rows if row.state == "finished")
     states = {row.state for row in active}
     for state in ("stuck", "running", "starting"):
         if state in states:

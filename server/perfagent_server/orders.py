@@ -161,6 +161,8 @@ class Orders:
 
     def __init__(self, database: Database, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._clock = database, clock
+        self._began = clock()
+        """Before that nobody could be heard."""
         self._lock = threading.Lock()
         self._open: dict[str, dict[str, _Open]] = {}
         self._asked: dict[tuple[str, str, str], float] = {}  # (run, kind, rule) -> when a rule last asked
@@ -220,7 +222,7 @@ class Orders:
             missing = sorted(rank for rank in ranks or () if rank > last)
             if missing:
                 raise WireError(f"rank {missing[0]} is not in this run; its ranks are 0 to {last}")
-            asked = _asked(_processes(connection, run, row.attempt), ranks, now)
+            asked = _asked(_processes(connection, run, row.attempt, self._began), ranks, now)
             if asked and all(one.problem for one in asked):
                 raise WireError(_nobody(asked, now))
             if len(self._still_open(run, now)) >= MOST_OPEN:
@@ -328,7 +330,7 @@ class Orders:
                 .order_by(command_source.c.rank)
             ).all()
             newest = connection.execute(select(runs.c.attempt).where(runs.c.id == run)).scalar()
-            processes = _processes(connection, run, newest) if any(now < row["expires"] for row in rows) else []
+            processes = _processes(connection, run, newest, self._began) if any(now < row["expires"] for row in rows) else []
         orders = [_order(row, [one for one in each if one.command == row["id"]], now) for row in rows]
         for row, order in zip(rows, orders, strict=True):
             if now < row["expires"]:
@@ -363,6 +365,7 @@ class _Process:
     state: str
     contact: float
     agent: bool
+    server_began: float
 
     def problem(self, now: float) -> str:
         if not self.agent:
@@ -371,7 +374,7 @@ class _Process:
             return "ended"
         if self.state == "lost":
             return "lost"
-        return "silent" if now - self.contact > SILENT_S else ""
+        return "silent" if now - max(self.contact, self.server_began) > SILENT_S else ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -389,13 +392,13 @@ class _Asked:
         return AskedRank(rank=self.rank, state=self.process.state, heard=rfc3339(self.process.contact), problem=self.problem)
 
 
-def _processes(connection: Connection, run: str, attempt: int | None) -> list[_Process]:
+def _processes(connection: Connection, run: str, attempt: int | None, server_began: float) -> list[_Process]:
     rows = connection.execute(
         select(sources.c.id, sources.c.rank, sources.c.state, sources.c.contact).where(
             sources.c.run == run, sources.c.attempt == attempt
         )
     )
-    return [_Process(row.rank, row.state, row.contact, not row.id.startswith(JSON_SOURCE)) for row in rows]
+    return [_Process(row.rank, row.state, row.contact, not row.id.startswith(JSON_SOURCE), server_began) for row in rows]
 
 
 def _asked(processes: Sequence[_Process], ranks: Sequence[int] | None, now: float) -> list[_Asked]:

@@ -40,6 +40,10 @@ def test_a_project_may_hold_what_only_an_address_may_not():
         AgentConfig(project="a\nb")
 
 
+def test_where_the_agent_is_off_no_name_is_in_the_way():
+    assert AgentConfig(run_id="team/experiment", disabled=True).run_id == "team/experiment"
+
+
 def test_the_problem_says_what_was_given_and_what_is_allowed():
     assert identity_problem("run", "a/b") == "run 'a/b' holds '/'; letters, digits and -_.:@+= are always fine"
     assert identity_problem("run", "x" * 200) == "run has 200 characters; 1 to 128 are allowed"

@@ -30,8 +30,8 @@ from perfagent.device import Value
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER", "OPTIMIZER_END",
-    "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "entries_of", "entry_count", "events_of",
-    "forward_passes", "roots_of", "shorten", "trace_of",
+    "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "backward_since", "entries_of", "entry_count",
+    "events_of", "forward_passes", "roots_of", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
@@ -327,6 +327,17 @@ def events_of(entries: Sequence[Entry]) -> list[Any]:
     """The events of the device clock in a trace, those of its last entry last."""
     events = [event for entry in entries if entry[0] == PHASE for event in entry[4:] if event is not None]
     return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
+
+
+def backward_since(trace: Trace, at: int) -> bool:
+    """Whether a backward pass has ended since the trace was that long."""
+    end = len(trace)
+    while end > at:
+        kind = trace[end - 1]
+        if kind == BACKWARD_END:
+            return True
+        end -= FIELDS[kind]
+    return False
 
 
 def roots_of(entries: Sequence[Entry]) -> list[Root]:

@@ -16,7 +16,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import Value, take
-from perfagent.hooks.account import BACKWARD_END, FIELDS, Trace
+from perfagent.hooks.account import Trace, backward_since
 from perfagent.hooks.guard import guarded
 from perfagent.hooks.progress import Progress, state
 from perfagent.signals.gradients import parameters_of
@@ -122,7 +122,7 @@ class Clips:
     def _outdated(self, known: set[int], clip: Clip, trace: Trace) -> bool:
         """Whether a backward pass has added to these since they were clipped: then this call takes the place of those."""
         before = {self._of[one] for one in known}
-        if not _backward_since(trace, max(one.at for one in before)):
+        if not backward_since(trace, max(one.at for one in before)):
             return False
         clip.round += max(one.round for one in before)
         for one in before:
@@ -174,16 +174,6 @@ class Clips:
         """It was made over other gradients, or over a part of them."""
         p.gradients = self.unnamed = None
         self.measured = 0
-
-
-def _backward_since(trace: Trace, at: int) -> bool:
-    end = len(trace)
-    while end > at:
-        kind = trace[end - 1]
-        if kind == BACKWARD_END:
-            return True
-        end -= FIELDS[kind]
-    return False
 
 
 def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -256,7 +246,9 @@ def _is_captured(tensor: Any) -> bool:
 
 def _is_due(p: Progress, clip: Clip) -> bool:
     """Where a loop clips after every micro-batch, the last one's turn is the one to measure: the others are parts of it."""
-    return p.completed >= p.measure_at and clip.round >= p.clip_rounds
+    if p.completed < p.measure_at or clip.round < p.clip_rounds:
+        return False
+    return p.clip_rounds > 0 or not clip.round & (clip.round - 1)  # none is known yet: the 1st, the 2nd, the 4th, ...
 
 
 def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
@@ -269,7 +261,7 @@ def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
         p.health.measure_unnamed(p, list(gradients))
         clips.unnamed = clip
     elif clips.touches(clip, primary):
-        p.health.measure(p, primary)
+        p.health.measure(p, primary, after=bool(p.entered))  # inside of a closure the weights may have moved already
     else:
         return  # of another optimizer
     clips.measured = clip.round

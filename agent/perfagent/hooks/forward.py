@@ -17,6 +17,7 @@ import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
+from types import FrameType
 from typing import Any
 
 from perfagent.hooks.account import DATA, FIELDS, FORWARD, RETURNED
@@ -26,7 +27,7 @@ from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.living import living
 from perfagent.hooks.progress import Progress, now, state
 
-__all__ = ["CALL", "Watched", "size_of_call", "watch_forward"]
+__all__ = ["CALL", "Watched", "copy_that_calls", "size_of_call", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
@@ -81,8 +82,11 @@ class Watched:
         return type(None), ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        root: Any = self._root()  # it lives: it is calling us
-        call = self._replaced or root._call_impl
+        root: Any = self._root()
+        copy = copy_that_calls(sys._getframe(1), root)
+        if copy is not None:
+            return copy._call_impl(*args, **kwargs)
+        call = self._replaced or root._call_impl  # it lives: it is calling us
         p = state.current
         if p is None or p.backward_depth or p.phase_depth or _NAME in failures or p.thread != get_ident():
             return call(*args, **kwargs)
@@ -122,6 +126,15 @@ class Watched:
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
+
+
+def copy_that_calls(caller: FrameType, module: Any) -> Any:
+    """The module that is being called where that is another one, which was made by copying the watched one's `__dict__` with all
+    that is in it: a replica of DataParallel, a clone of meta-learning. It must not be answered with the original's weights."""
+    if caller.f_code.co_name != "_wrapped_call_impl":
+        return None
+    calling = caller.f_locals.get("self", module)
+    return calling if calling is not module and isinstance(calling, sys.modules["torch"].nn.Module) else None
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Iterator
+from itertools import islice
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.account import DATA, FIELDS, FORWARD
+from perfagent.hooks.account import DATA, FIELDS, FORWARD, backward_since
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.hooks.forward import CALL, Watched, size_of_call
+from perfagent.hooks.forward import CALL, Watched, copy_that_calls, size_of_call
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames, not_traced
 from perfagent.hooks.progress import Progress, now, state
 
@@ -25,6 +26,7 @@ _PATIENCE = 2
 """Whole steps without a call of the root."""
 _MOST_PARTS = 256
 _NAME = f"{__name__}.Part"
+_COMPILES = "perfagent.signals.flops"
 _FETCH = FIELDS[DATA]
 
 
@@ -36,15 +38,18 @@ class Uncalled:
         self._left = _PATIENCE
         self._parts: list[Part] = []
         self._off = False
-        self._pass = (-1, -1)
+        self._step, self._at, self._training = -1, 0, False  # of the newest call: the step, the trace's length, the mode
 
     def at_boundary(self) -> bool:
         root = self._root()
         if self._off or self.watched.called or root is None:
             return False
         self._left -= 1
+        if self._left <= 0 and _COMPILES not in sys.modules:
+            return True  # the sender's thread is still importing it
         if self._left <= 0 and not _compiled():
-            self._parts = [Part(self, part) for part, _ in zip(_parts(root), range(_MOST_PARTS), strict=False)]
+            found = {id(part): part for part in islice(_parts(root), _MOST_PARTS)}  # one that has two names once
+            self._parts = [Part(self, part) for part in found.values()]
             keep_out_of_frames()
         return self._left > 0
 
@@ -60,9 +65,10 @@ class Uncalled:
 
     def begins(self, p: Progress) -> bool:
         """Whether this is the first call since the last backward pass."""
-        at = p.completed, p.roots
-        first = at != self._pass
-        self._pass = at
+        at, training = len(p.trace), self.is_training()
+        same = p.completed == self._step and training == self._training and at >= self._at
+        first = not same or (at > self._at and backward_since(p.trace, self._at))
+        self._step, self._at, self._training = p.completed, at, training
         return first
 
 
@@ -89,8 +95,11 @@ class Part:
             part.__dict__[CALL] = self._replaced
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        part: Any = self._part()  # it lives: it is calling us
-        call = self._replaced or part._call_impl
+        part: Any = self._part()
+        copy = copy_that_calls(sys._getframe(1), part)
+        if copy is not None:
+            return copy._call_impl(*args, **kwargs)
+        call = self._replaced or part._call_impl  # it lives: it is calling us
         p, owner = state.current, self._owner
         if p is None or p.backward_depth or p.phase_depth or owner.watched.called or p.thread != get_ident():
             return call(*args, **kwargs)
@@ -115,9 +124,7 @@ not_traced(Part.__call__)
 
 
 def _compiled() -> bool:
-    from perfagent.signals.flops import compiled  # the sender's thread has imported it by now
-
-    return compiled()
+    return bool(sys.modules[_COMPILES].compiled())
 
 
 def _size(p: Progress, args: Any, kwargs: Any) -> Any:

@@ -32,6 +32,7 @@ class CommandLine:
 
     def __init__(self, words: Sequence[Any], *, pairs: bool = False) -> None:
         self._words = words
+        self._login: bool | None = None
         self._at = 0
         self._name = ""
         self._pairs, self._curl = pairs, False
@@ -100,4 +101,7 @@ class CommandLine:
         return named and self._beside_a_login()
 
     def _beside_a_login(self) -> bool:
-        return any(isinstance(word, str) and re.search("wandb|login", word, re.IGNORECASE) for word in self._words)
+        if self._login is None:
+            says = compiled("wandb|login", re.IGNORECASE)
+            self._login = any(isinstance(word, str) and says.search(word) is not None for word in self._words)
+        return self._login

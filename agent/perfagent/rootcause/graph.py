@@ -130,8 +130,11 @@ def _is_read(tensor: Any) -> bool:
 
 def _maker(node: Any) -> Any:
     """The last operator up to this one that can have made a value: what only adds up, turns or shapes passes values on."""
-    while _name(node) in _PASSES_ON and node.next_functions[0][0] is not None:
-        node = node.next_functions[0][0]
+    while _name(node) in _PASSES_ON:
+        before = node.next_functions[0][0]
+        if before is None or hasattr(before, "variable"):
+            break
+        node = before
     return node
 
 

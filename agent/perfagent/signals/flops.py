@@ -300,6 +300,8 @@ class StepFlops:
         changes, changed = inputs.changes, False
         while changes and changes[0][0] < last:
             completed, shape = changes.popleft()
+            while changes and changes[0][0] == completed:  # what the step fetched besides, from another loader: its last counts
+                _, shape = changes.popleft()
             if shape != self._shape and self._newest is not None:
                 self._changed = completed
                 changed = changed or completed > self._newest[0]

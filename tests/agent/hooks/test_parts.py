@@ -9,6 +9,8 @@ import time
 import torch
 from torch import nn
 
+import perfagent.signals.flops  # noqa: F401 - as the sender's thread does
+
 CALL = "_compiled_call_impl"
 APART_S = 0.02
 
@@ -114,3 +116,76 @@ def test_copies_and_pickles_have_nothing_of_ours_and_the_end_takes_all_out(recor
         other.loss(torch.ones(2, 16))
     recorded.finish()
     assert not watched(model)
+
+
+class Pair(nn.Module):
+    """Two networks in one module, neither of which is called by way of it."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(4, 1), nn.Linear(4, 1)
+
+    def loss(self, part):
+        time.sleep(APART_S)
+        return part(torch.ones(2, 4)).square().mean()
+
+
+def test_each_optimizers_own_pass_has_its_forward_time(record):
+    model = Pair()
+    optimizers = [torch.optim.SGD(part.parameters(), lr=0.01) for part in (model.first, model.second)]
+    recorded = record(model, optimizer=optimizers[0])
+    for _ in range(8):
+        for optimizer, part in zip(optimizers, (model.first, model.second), strict=True):
+            optimizer.zero_grad()
+            loss = part(torch.ones(2, 4)).square().mean()
+            time.sleep(APART_S)
+            loss.backward()
+            optimizer.step()
+    recorded.finish()
+    forward = told(recorded, "phase/forward_s")
+    assert all(forward[number] >= 2 * APART_S for number in (6, 7)), "in a step of the first there is a pass of each"
+
+
+def test_a_part_that_has_two_names_is_watched_once(record):
+    model = Autoencoder()
+    model.again = model.encoder
+    recorded, model, _ = train(record, model=model)
+    assert len(watched(model)) == 4
+    recorded.finish()
+    assert not watched(model)
+
+
+def clone_of(module, value):
+    """As meta-learning makes one: all of the original's `__dict__`, and weights of its own."""
+    clone = module.__new__(type(module))
+    clone.__dict__ = dict(module.__dict__)
+    clone._parameters = {name: torch.full_like(p, value) for name, p in module._parameters.items()}
+    return clone
+
+
+def test_a_clone_computes_with_its_own_weights(record):
+    recorded, model, _ = train(record)
+    for original in (model.encoder, model.decoders[0]):
+        assert CALL in original.__dict__
+        assert clone_of(original, 0.0)(torch.ones(2, original.in_features)).abs().sum() == 0.0
+    recorded.finish()
+
+
+def test_a_clone_of_the_root_computes_with_its_own_weights(record):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(3):
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+    assert CALL in model.__dict__
+    assert clone_of(model, 0.0)(torch.ones(2, 4)).abs().sum() == 0.0
+    recorded.finish()
+
+
+def test_replicas_compute_with_their_own_weights(record):
+    recorded, model, _ = train(record)
+    replica = model.encoder._replicate_for_data_parallel()
+    replica.weight, replica.bias = torch.zeros(4, 16), torch.zeros(4)
+    assert replica(torch.ones(2, 16)).abs().sum() == 0.0
+    recorded.finish()

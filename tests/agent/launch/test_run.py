@@ -290,7 +290,8 @@ def test_runs_one_after_the_other_in_one_script_are_runs_of_their_own(tmp_path: 
     (tmp_path / "sweep.py").write_text(
         "import perfagent\nfor lr in range(3):\n    with perfagent.init(name=f'lr {lr}') as run:\n        run.log({'lr': lr})\n"
     )
-    done = subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120)
+    env = environment(tmp_path, server)
+    done = subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=env, capture_output=True, timeout=120)
     assert done.returncode == 0, done.stderr
     assert len({frame.run for frame in server.frames}) == 3
 

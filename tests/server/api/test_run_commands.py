@@ -28,6 +28,7 @@ def client(tmp_path: Path) -> Any:
 
 
 def start(client: TestClient, *ranks: int, world_size: int = 1) -> None:
+    client.app.state.services.orders._began = 0.0  # type: ignore[attr-defined]
     for rank in ranks or (0,):
         send(client, frame({"loss": [1.0]}, rank=rank, events=[state("starting", world_size=world_size)]))
 
@@ -196,6 +197,13 @@ def test_an_agent_that_is_silent_is_asked_for_nothing_before_it_is_called_lost(c
     assert (answer.status_code, len(orders(client))) == (409, 1)
     assert "rank 0 is silent (last heard 61 s ago)" in answer.json()["error"]["message"]
     next_frame(client, 2)
+    assert ask(client, kind="stacks")["asked"][0]["problem"] == ""
+
+
+def test_after_a_restart_of_the_server_agents_are_given_time_to_be_heard(client: TestClient) -> None:
+    start(client)
+    change_source(client, contact=time.time() - 300)
+    client.app.state.services.orders._began = time.time() - 30  # type: ignore[attr-defined]
     assert ask(client, kind="stacks")["asked"][0]["problem"] == ""
 
 

@@ -131,6 +131,15 @@ def test_times_of_a_wrong_clock_are_put_right(shelf, off: float) -> None:
     assert (run_of(shelf)["started"], run_of(shelf)["ended"]) == (BEGIN, BEGIN + 60)
 
 
+@pytest.mark.parametrize("first", [100.0, BEGIN + 365 * 86_400, BEGIN - 365 * 86_400])
+def test_a_clock_that_is_set_meanwhile_moves_neither_start_nor_end_out_of_what_was_heard(shelf, first: float) -> None:
+    shelf.append(frame(1, state("starting", time=first), sent=first + 1), now=BEGIN + 1)
+    shelf.append(frame(2, state("finished", time=BEGIN + 60), sent=BEGIN + 61), now=BEGIN + 61)
+    run = run_of(shelf)
+    assert BEGIN <= run["started"] <= BEGIN + 1
+    assert run["started"] <= run["ended"] <= BEGIN + 61 + 60
+
+
 @pytest.mark.parametrize("time", [float("nan"), float("-inf"), -1e300, 0.0, 9e10, float("inf")])
 def test_a_time_that_cannot_be_says_nothing_of_the_start(shelf, time: float) -> None:
     shelf.append(frame(1, state("starting", time=time), rows({"x": [1.0]}, [1], [time]), sent=time), now=BEGIN)
