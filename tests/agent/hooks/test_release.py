@@ -218,10 +218,12 @@ def test_a_second_large_tensor_counts_although_the_first_took_its_time(loop: Loo
 
     monkeypatch.setattr(Release, "_fetches", lambda *_: True)
     new = loop.fetch((tensor(), tensor()))
+    clock = [loop.at]
+    monkeypatch.setattr(subject, "now", lambda: clock[0])
     first.clear()
-    time.sleep(1.5 * COST_NS / 1e9)  # half as long again as expected
+    clock[0] += 3 * COST_NS // 2  # half as long again as expected
     second.clear()
-    assert loop.lengthened_ns() >= 2.5 * COST_NS
+    assert loop.lengthened_ns() == 5 * COST_NS // 2
     del new
 
 
