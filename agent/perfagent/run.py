@@ -354,8 +354,9 @@ class Run:
         model = self._known_model()
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
-            watched, self._undo_forward = watch_forward(model)
+            watched = watch_forward(model)
             if watched is not None:
+                self._undo_forward = watched.take_off
                 self._uncalled = Uncalled(model, watched)
                 self._investigator.add(self._uncalled)
         primary = self._known_optimizer()

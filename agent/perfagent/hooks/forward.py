@@ -14,10 +14,8 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-import weakref
 from collections.abc import Callable
 from threading import get_ident
-from types import FrameType
 from typing import Any
 
 from perfagent.hooks.account import DATA, FIELDS, FORWARD, RETURNED
@@ -26,8 +24,9 @@ from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.living import living
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.standing import CALL, Standing, copy_that_calls
 
-__all__ = ["CALL", "Watched", "copy_that_calls", "size_of_call", "watch_forward"]
+__all__ = ["Watched", "size_of_call", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
@@ -35,54 +34,33 @@ _ENOUGH = 3
 """So many training calls whose output held no loss, and outputs are no longer looked at."""
 
 
-def watch_forward(model: Any) -> tuple[Watched | None, Callable[[], None]]:
-    """Watches the calls of a root model. Answers what watches them and what ends it."""
+def watch_forward(model: Any) -> Watched | None:
+    """Watches the calls of a root model until `take_off`; None where this torch does not let us."""
     root = _outermost(model)
     if not hasattr(root, CALL):
         logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", CALL)
-        return None, lambda: None
-    replaced = root.__dict__.get(CALL)
-    watched = Watched(root, replaced)
-    root.__dict__[CALL] = watched  # not by setattr: torch.compile's wrapper would hand it on to the model inside
-    kept = weakref.ref(root)
-
-    def remove() -> None:
-        module = kept()
-        if module is None or module.__dict__.get(CALL) is not watched:
-            return
-        if replaced is None:
-            del module.__dict__[CALL]
-        else:
-            module.__dict__[CALL] = replaced
-
-    return watched, remove
+        return None
+    watched = Watched(root)
+    watched.put_on()
+    return watched
 
 
-CALL = "_compiled_call_impl"
 _DATA = FIELDS[DATA]
 
 
-class Watched:
-    """Stands where `module.compile()` puts the compiled call: the module calls it instead of its own `_call_impl`.
+class Watched(Standing):
+    """Stands in a root's call. called: in the course of a training step."""
 
-    replaced: what was there before. The module is held weakly: deleting it must free its memory at once. A copy of the module
-    has None here: modules leave this attribute out of copies and pickles, and the wrappers that do not get `__reduce__`.
-    """
+    __slots__ = ("_grad_enabled", "_looks", "called")
 
-    __slots__ = ("_grad_enabled", "_looks", "_replaced", "_root", "called")
-
-    def __init__(self, root: Any, replaced: Callable[..., Any] | None) -> None:
-        self._root, self._replaced = weakref.ref(root), replaced
+    def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
+        super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._looks = _ENOUGH
         self.called = False
-        """In the course of a training step."""
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        root: Any = self._root()
+        root: Any = self._module()
         copy = copy_that_calls(sys._getframe(1), root)
         if copy is not None:
             return copy._call_impl(*args, **kwargs)
@@ -126,15 +104,6 @@ class Watched:
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
-
-
-def copy_that_calls(caller: FrameType, module: Any) -> Any:
-    """The module that is being called where that is another one, which was made by copying the watched one's `__dict__` with all
-    that is in it: a replica of DataParallel, a clone of meta-learning. It must not be answered with the original's weights."""
-    if caller.f_code.co_name != "_wrapped_call_impl":
-        return None
-    calling = caller.f_locals.get("self", module)
-    return calling if calling is not module and isinstance(calling, sys.modules["torch"].nn.Module) else None
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:

@@ -16,9 +16,10 @@ from typing import Any
 
 from perfagent.hooks.account import DATA, FIELDS, FORWARD, backward_since
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.hooks.forward import CALL, Watched, copy_that_calls, size_of_call
+from perfagent.hooks.forward import Watched, size_of_call
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames, not_traced
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.standing import Standing, copy_that_calls
 
 __all__ = ["Uncalled"]
 
@@ -50,6 +51,8 @@ class Uncalled:
         if self._left <= 0 and not _compiled():
             found = {id(part): part for part in islice(_parts(root), _MOST_PARTS)}  # one that has two names once
             self._parts = [Part(self, part) for part in found.values()]
+            for each in self._parts:
+                each.put_on()
             keep_out_of_frames()
         return self._left > 0
 
@@ -72,30 +75,17 @@ class Uncalled:
         return first
 
 
-class Part:
-    """Stands in the call of one part, where `Watched` stands in that of a root."""
+class Part(Standing):
+    """Stands in the call of one part, as `Watched` stands in that of a root."""
 
-    __slots__ = ("_grad_enabled", "_owner", "_part", "_replaced")
+    __slots__ = ("_grad_enabled", "_owner")
 
     def __init__(self, owner: Uncalled, part: Any) -> None:
-        self._owner, self._part, self._replaced = owner, weakref.ref(part), part.__dict__.get(CALL)
-        self._grad_enabled = sys.modules["torch"].is_grad_enabled
-        part.__dict__[CALL] = self
-
-    def __reduce__(self) -> tuple[type[None], tuple[()]]:
-        return type(None), ()
-
-    def take_off(self) -> None:
-        part = self._part()
-        if part is None or part.__dict__.get(CALL) is not self:
-            return
-        if self._replaced is None:
-            del part.__dict__[CALL]
-        else:
-            part.__dict__[CALL] = self._replaced
+        super().__init__(part)
+        self._owner, self._grad_enabled = owner, sys.modules["torch"].is_grad_enabled
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        part: Any = self._part()
+        part: Any = self._module()
         copy = copy_that_calls(sys._getframe(1), part)
         if copy is not None:
             return copy._call_impl(*args, **kwargs)

@@ -16,19 +16,19 @@ from typing import Any
 
 from perfagent.device import Reading, collect
 from perfagent.hooks.guard import not_traced
+from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.rootcause.batch import Fingerprint, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 
 __all__ = ["OutputChecks", "is_closed", "walk"]
 
 MOST_MODULES = 4000
-_CALL = "_compiled_call_impl"
 
 
 def is_closed(module: Any) -> bool:
     """Whether what lies below is not to be touched: the module is compiled or scripted, or DataParallel copies its `__dict__`."""
     torch = sys.modules["torch"]
-    own = module.__dict__.get(_CALL)
+    own = module.__dict__.get(CALL)
     compiled = own is not None and not type(own).__module__.startswith("perfagent.")
     compiled = compiled or type(module).__name__ == "OptimizedModule"
     return compiled or isinstance(module, (torch.jit.ScriptModule, torch.nn.DataParallel))
@@ -166,23 +166,26 @@ class _Check:
 
     def put_on(self) -> None:
         module = self._kept()
-        if module is not None and module.__dict__.get(_CALL) is not self:
-            self._had = _CALL in module.__dict__
-            self._before = module.__dict__.get(_CALL)
-            module.__dict__[_CALL] = self
+        if module is not None and module.__dict__.get(CALL) is not self:
+            self._had = CALL in module.__dict__
+            self._before = module.__dict__.get(CALL)
+            module.__dict__[CALL] = self
 
     def take_off(self) -> None:
         module = self._kept()
-        if module is None or module.__dict__.get(_CALL) is not self:
+        if module is None or module.__dict__.get(CALL) is not self:
             return
         if self._had:
-            module.__dict__[_CALL] = self._before
+            module.__dict__[CALL] = self._before
         else:
-            del module.__dict__[_CALL]
+            del module.__dict__[CALL]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module: Any = self._kept()  # it lives: it is calling us
-        call = self._before or module._call_impl
+        module: Any = self._kept()
+        copy = copy_that_calls(sys._getframe(1), module)
+        if copy is not None:
+            return copy._call_impl(*args, **kwargs)
+        call = self._before or module._call_impl  # it lives: it is calling us
         owner = self._owner
         if self.called or owner._thread != get_ident():
             return call(*args, **kwargs)

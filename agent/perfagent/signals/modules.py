@@ -16,6 +16,7 @@ from typing import Any
 
 from perfagent.hooks.guard import failed, not_traced
 from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.signals.flops import compiled
 
 __all__ = ["ModuleTimes", "parts_of"]
@@ -23,7 +24,6 @@ __all__ = ["ModuleTimes", "parts_of"]
 _MOST_PARTS = 64
 _NEARLY_ALL = 0.8
 _DEPTH = 2
-_CALL = "_compiled_call_impl"
 _LISTS = ("ModuleList", "ModuleDict")
 
 
@@ -32,7 +32,7 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
     torch = sys.modules["torch"]
     if compiled() or isinstance(model, torch.nn.DataParallel):
         return {}
-    if any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(_CALL)) for m in model.modules()):
+    if any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules()):
         return {}
     total = _size(model)
     parts: dict[str, list[Any]] = {}
@@ -96,8 +96,8 @@ class ModuleTimes:
         try:
             for name, modules in self._parts.items():
                 for module in modules:
-                    if module.__dict__.get(_CALL) is None:
-                        module.__dict__[_CALL] = self._timer(name, module)
+                    if module.__dict__.get(CALL) is None:
+                        module.__dict__[CALL] = self._timer(name, module)
                         placed.append(module)
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(__name__, error)
@@ -109,7 +109,7 @@ class ModuleTimes:
             end, ended = self._stamp(), now()
             self._whole.append((begin, end))
             for module in placed:
-                del module.__dict__[_CALL]
+                del module.__dict__[CALL]
             if not self.over:
                 p.probe = self
             self.cost_ns += now() - ended
@@ -118,6 +118,9 @@ class ModuleTimes:
         spans = self._spans.setdefault(name, [])
 
         def timed(*args: Any, **kwargs: Any) -> Any:
+            copy = copy_that_calls(sys._getframe(1), module)
+            if copy is not None:
+                return copy._call_impl(*args, **kwargs)
             begin = self._stamp()
             try:
                 return module._call_impl(*args, **kwargs)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import weakref
 from collections import OrderedDict, UserDict
 from collections.abc import Iterator, Mapping
@@ -135,3 +136,17 @@ def test_a_long_list_is_not_looked_through_and_hides_nothing_behind_it() -> None
 
     assert train() == ["inputs"]
     assert asked == 0
+
+
+def test_a_clone_that_is_made_while_outputs_are_checked_computes_with_its_own_weights():
+    from perfagent.rootcause.modules import OutputChecks
+
+    model = torch.nn.Sequential(torch.nn.Linear(4, 1))
+    checks = OutputChecks(model, threading.get_ident())
+    checks.install(1)
+    clone = torch.nn.Linear.__new__(torch.nn.Linear)
+    clone.__dict__ = dict(model[0].__dict__)
+    clone._parameters = {name: torch.zeros_like(p) for name, p in model[0]._parameters.items()}
+    assert "_compiled_call_impl" in clone.__dict__
+    assert clone(torch.ones(2, 4)).abs().sum() == 0.0
+    checks.remove()

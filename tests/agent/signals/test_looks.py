@@ -346,3 +346,26 @@ def test_a_compiled_model_keeps_its_graph_and_its_results(record):
     assert all(value * seconds[number] == pytest.approx(per_step) for number, value in series)
     assert not any(name.startswith("module_share/") for _, values in recorded.rows for name in values)
     torch._dynamo.reset()
+
+
+def test_a_clone_that_is_made_while_a_step_is_timed_computes_with_its_own_weights(record):
+    """Meta-learning copies a module's `__dict__`, whatever stands in it just then."""
+
+    class Learner(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = nn.Linear(4, 4), nn.Linear(4, 1)
+
+        def forward(self, x):
+            clone = nn.Linear.__new__(nn.Linear)
+            clone.__dict__ = dict(self.second.__dict__)
+            clone._parameters = {name: torch.zeros_like(p) for name, p in self.second._parameters.items()}
+            self.clones = CALL in clone.__dict__, clone(self.first(x)).abs().sum().item()
+            return self.second(self.first(x))
+
+    model = Learner()
+    recorded = record(model)
+    times = ModuleTimes(recorded.run._progress, model)
+    times.step = 1
+    times.call(model, (torch.ones(2, 4),), {})
+    assert model.clones == (True, 0.0)
