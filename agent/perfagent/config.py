@@ -76,6 +76,11 @@ class AgentConfig:
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
                 raise ConfigError(f"{name} must be a number above 0, not {value!r:.80}")
 
+    @property
+    def sources(self) -> Path:
+        """Where each source, a process of a run, has its folder: the spool, or the folder to record into."""
+        return self.record if self.record is not None else self.state_dir / "spool"
+
     @classmethod
     def from_env(cls, **overrides: Any) -> AgentConfig:
         """Settings from the environment; an override that is not None wins. Raises ConfigError for what cannot be used."""

@@ -14,6 +14,7 @@ import sys
 import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -32,19 +33,17 @@ from perfagent.governor import Governor
 from perfagent.hooks import guard
 from perfagent.hooks.data import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
-from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.model import has_optimizer
-from perfagent.hooks.parts import Uncalled
 from perfagent.hooks.phases import Span
 from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.row import EarlyLog, LoggedLater
-from perfagent.hooks.step import make_primary, watch_whole_step
+from perfagent.hooks.step import make_primary
+from perfagent.hooks.watching import Watching
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.memory_table import MemoryTable
-from perfagent.signals.throughput import has_embedding
 
 if TYPE_CHECKING:
     from perfagent.signals.looks import Looks
@@ -109,9 +108,8 @@ class Run:
         self._progress.reader.investigator = self._investigator
         self._sender.reader, self._sender.progress = self._progress.reader, self._progress
         self._progress.off = self._sender.disabled
-        self._undo_forward: Any = None
-        self._uncalled: Uncalled | None = None
-        self._undo_step: Any = None
+        self._watching = Watching(self._progress, self._investigator.add)
+        self._progress.on_next_optimizer = self._watching.watch_step
         self._refused = 0
         self._last_value = getattr(sys, "last_value", None)
         self._console: Console | None = None
@@ -228,6 +226,11 @@ class Run:
             raise ConfigError(f"status must be one of {', '.join(END_STATES)} or an exit code, not {status!r:.80}")
         self._end(ending, reason)
 
+    def give_way(self, to: AgentConfig) -> None:
+        """Ends, since the process goes on with another run, of these settings."""
+        self._sender.followed = to.sources
+        self.finish()
+
     def __enter__(self) -> Run:
         return self
 
@@ -311,15 +314,21 @@ class Run:
         config: dict[str, Any],
         tags: list[str],
         *,
+        project: str | None = None,
         name: str | None = None,
         group: str | None = None,
         notes: str | None = None,
     ) -> None:
-        """What a later attach() or init() of the same run adds."""
+        """What a later attach() or init() of the same run adds. Raises ConfigError for a project that cannot be one."""
+        if project is not None:
+            self.settings = replace(self.settings, project=project)
+            self._identity.project = project  # before the event: the sender's thread looks here when it has taken one
+        if name is not None:
+            self._identity.name = name
         self.name, self.group, self.notes = name or self.name, group or self.group, notes or self.notes
         self.config.update(config)
         self.tags.extend(tag for tag in tags if tag not in self.tags)
-        if config or tags or name or group or notes:
+        if config or tags or project or name or group or notes:
             told = {"name": self.name, "config": self.config, "tags": self.tags, "group": self.group, "notes": self.notes}
             told["state"] = "running" if self._progress.last else "starting"
             self._sender.event("state", {key: value for key, value in told.items() if value is not None})
@@ -350,18 +359,7 @@ class Run:
         return self._progress.primary() if self._progress.primary is not None else None
 
     def _watch_model(self) -> None:
-        """The hooks of the root model go on after the first step: before, torch.compile would trace them."""
-        model = self._known_model()
-        if model is not None and self._undo_forward is None:
-            self._progress.account.embedded = has_embedding(model)
-            watched = watch_forward(model)
-            if watched is not None:
-                self._undo_forward = watched.take_off
-                self._uncalled = Uncalled(model, watched)
-                self._investigator.add(self._uncalled)
-        primary = self._known_optimizer()
-        if primary is not None and self._undo_step is None:
-            self._undo_step = watch_whole_step(primary)
+        self._watching.put_on(self._known_model(), self._known_optimizer())
 
     def _next_model(self) -> None:
         """The training goes on with another model, which the hooks have found."""
@@ -369,17 +367,8 @@ class Run:
         self._watch_again()
 
     def _watch_again(self) -> None:
-        self._take_off()
+        self._watching.take_off()
         self._watch_model()
-
-    def _take_off(self) -> None:
-        """The patches of model and optimizer."""
-        if self._uncalled is not None:
-            self._uncalled.remove()
-        for undo in (self._undo_forward, self._undo_step):
-            if undo is not None:
-                undo()
-        self._undo_forward = self._undo_step = None
 
     # ---- on the sender's thread
 
@@ -389,6 +378,7 @@ class Run:
             self._settle_waiting()
         if p.release is not None:
             p.release.expire()
+        self._watching.poll()
         own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
         if share is None:
@@ -466,7 +456,7 @@ class Run:
         if p.awaits_optimizer():
             p.settle_unstepped(by_log=True)
         p.settle_early(None)
-        p.release = None
+        p.release = p.outputs = None
         after_last_step(p)
         self._investigator.close()
         if self._looks is not None:
@@ -474,7 +464,7 @@ class Run:
         if state.current is p:
             state.current = None
             instrument.remove()
-        self._take_off()
+        self._watching.take_off()
         if self._console is not None:
             self._console.close()
         self._context.close()

@@ -52,7 +52,8 @@ def attach(
 
     model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace; `run.config`
     may be added to later. notes: text for people, shown with the run, where they may change it. record: a
-    folder to record into, without a server. start_step: the number of the first step to come, when training is resumed.
+    folder to record into, without a server; where a run is current and this or server means another place, that run ends and
+    one begins there. start_step: the number of the first step to come, when training is resumed.
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _resumed
@@ -61,25 +62,33 @@ def attach(
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
-    run = _current
+    run = current()
     if _resumed is not None and run_id in (None, _resumed[0]):
         run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
         _resumed = None
-    if run is not None and not run.ended:
+    told = launched.current  # what `perfagent run` was told stands where the script says nothing
+    somewhere = server is not None or record is not None
+    if told is not None:
+        record = record or told.record
+    if run is not None:
         if run.inherited:
             return run  # in a forked child: the parent's run, which is silent here
         same = name in (None, run.name) and project in (None, run.settings.project)
-        if run_id in (None, run.id) and (same or run is _launched):
-            run.take_up(model, optimizer, settled, labels, name=name, group=group, notes=notes)
+        if run_id in (None, run.id) and (same or run is _launched) and not (somewhere and _elsewhere(run, server, record)):
+            run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
             return run
-        run.finish()
-    told = launched.current  # what `perfagent run` was told stands where the script says nothing
     if told is not None:
-        project, name, record = project or told.project, name or told.name, record or told.record
-        first = run is None and not os.environ.get("PERFAGENT_RUN_ID")  # a later run of the process is no new attempt of it
-        run_id = run_id or told.run_id or (told.drawn_id if first else None)
+        project, name = told.project if project is None else project, name or told.name
+        run_id = run_id or told.run_id
+        if not run_id and not os.environ.get("PERFAGENT_RUN_ID"):
+            if _current is None:
+                run_id = told.drawn_id
+            elif run is not None and run is _launched:
+                run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
+    if run is not None:
+        run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
     if not settings.disabled:
@@ -158,6 +167,12 @@ def start_from_launcher(**options: Any) -> Run:
     global _launched
     _launched = attach(**options)
     return _launched
+
+
+def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:
+    """Whether these mean another place than the one where the run's data go: a folder, or a server where there is none."""
+    said = AgentConfig.from_env(server=server, record=record)
+    return (said.record or said.server) != (run.settings.record or run.settings.server)
 
 
 _told: set[str] = set()

@@ -83,10 +83,7 @@ def main() -> None:
     def undo() -> None:
         state.current = None
         instrument.remove()
-        for take_back in (run._undo_forward, run._undo_step):
-            if take_back is not None:
-                take_back()
-        run._undo_forward = run._undo_step = None
+        run._watching.take_off()
 
     def with_agent() -> Callable[[], None]:
         torch.autograd.backward = no_backward

@@ -109,10 +109,7 @@ def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], ob
             else:
                 state.current = None
                 instrument.remove()
-                for undo in (run._undo_forward, run._undo_step):
-                    if undo is not None:
-                        undo()
-                run._undo_forward = run._undo_step = None
+                run._watching.take_off()
                 bare.append(block_us(step))
     run.finish()
     median = statistics.median(attached) - statistics.median(bare)

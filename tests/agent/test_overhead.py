@@ -46,8 +46,7 @@ SCRIPT = """
         attached_s = time.thread_time() - block
         state.current = None
         instrument.remove()
-        run._undo_forward(), run._undo_step()
-        run._undo_forward = run._undo_step = None
+        run._watching.take_off()
         block = time.thread_time()
         for _ in range(40):
             step(nothing)

@@ -22,6 +22,7 @@ from torch import nn
 
 import perfagent
 from perfagent import session
+from perfagent.delivery.spool import Spool
 from perfagent.errors import ConfigError
 
 
@@ -90,6 +91,44 @@ def test_a_second_attach_continues_the_run_and_adds_to_it(tmp_path):
     assert first.config == {"a": 1, "b": 2}
     other = perfagent.init(record=tmp_path, name="another")
     assert other is not first
+
+
+def test_a_second_attach_that_names_another_place_begins_a_run_there(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    first = perfagent.init(record=tmp_path / "a")
+    assert perfagent.init(record="a") is first
+    second = perfagent.init(record="b")
+    assert (first.ended, second.ended) == (True, False)
+    assert second.id != first.id
+    server = f"http://127.0.0.1:{free_port()}"
+    third = perfagent.attach(nn.Linear(2, 1), server=server)
+    assert (second.ended, third.settings.record, third.settings.server) == (True, None, server)
+    assert perfagent.init(server=server + "/") is third
+    assert perfagent.init() is third
+
+
+@pytest.mark.parametrize("wrong", [{"server": "ftp://x"}, {"record": 3}, {"project": "a\nb"}, {"project": ""}])
+def test_what_a_second_attach_refuses_leaves_the_run_as_it_was(tmp_path, wrong):
+    run = perfagent.init(record=tmp_path)
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        perfagent.init(config={"a": 1}, **wrong)
+    assert session.current() is run
+    assert run.config == {}
+
+
+def test_a_script_may_give_the_run_of_its_launcher_another_project(tmp_path, monkeypatch):
+    monkeypatch.setattr(session, "_launched", None)
+    run = session.start_from_launcher(record=tmp_path, project="vision", name="first")
+    with pytest.raises(ConfigError, match="project cannot be used"):
+        perfagent.attach(project="a\nb", name="mine")
+    assert (run.settings.project, run.name) == ("vision", "first")
+    assert perfagent.attach(project="look", name="mine") is run
+    assert run.settings.project == "look"
+    run.finish()
+    (folder,) = tmp_path.iterdir()
+    spool = Spool.open(folder, recording=True)
+    assert (spool.header.project, spool.header.name) == ("look", "mine")
+    spool.abandon()
 
 
 def test_config_may_be_a_dict_a_dataclass_or_a_namespace(tmp_path):

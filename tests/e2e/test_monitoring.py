@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import statistics
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import standardwebhooks
-from builders import Receiver, ServerProcess, server_process, until
+from builders import Receiver, ServerProcess, free_port, job_environment, server_process, until
 from e2e.launching import JOBS, python, values
 
 NAN_JOB = Path(__file__).parents[2] / "benchmarks" / "nan_job.py"
@@ -66,6 +68,41 @@ def test_two_ranks_of_torchrun_are_one_run(server: ServerProcess, tmp_path: Path
     assert summary["step"] == 30
     matrix = until(lambda: _both_ranks(server, summary["run"]), why="not both ranks arrived")
     assert matrix["ranks"] == [0, 1]
+
+
+@pytest.mark.parametrize("end", ["finished", "killed"])
+def test_under_perfagent_run_the_project_and_name_that_the_script_gives_are_the_runs(
+    server: ServerProcess, tmp_path: Path, end: str
+) -> None:
+    options = ["--project", "vision", "--name", "first", "--tag", "a", "--run-id", "looked"]
+    command = [sys.executable, "-m", "perfagent", "run", *options, str(JOBS / "named.py"), "project=look", "name=mine", end]
+    subprocess.run(command, env=job_environment(tmp_path, PERFAGENT_SERVER=server.url), check=end == "finished", timeout=120)
+    summary = server.wait_for_state("looked", end)
+    assert (summary["project"], summary["name"], summary["tags"]) == ("look", "mine", ["a"])
+    assert summary["step"] == 20
+    assert [run["run"] for run in server.get("/runs", project="look")["runs"]] == ["looked"]
+    assert server.get("/runs", project="vision")["runs"] == []
+
+
+def test_a_recording_is_in_the_project_that_the_script_gave_it(server: ServerProcess, tmp_path: Path) -> None:
+    command = ["-m", "perfagent", "run", "--record", str(tmp_path / "records"), "--run-id", "looked"]
+    python(*command, str(JOBS / "named.py"), "project=look", "finished", folder=tmp_path)
+    python("-m", "perfagent", "sync", str(tmp_path / "records"), folder=tmp_path, PERFAGENT_SERVER=server.url)
+    server.wait_for_state("looked", "finished")
+    assert [run["run"] for run in server.get("/runs", project="look")["runs"]] == ["looked"]
+
+
+@pytest.mark.parametrize("end", ["finished", "killed"])
+def test_under_perfagent_run_the_run_is_on_the_server_that_the_script_names(
+    server: ServerProcess, tmp_path: Path, end: str
+) -> None:
+    options = ["--project", "vision", "--name", "first", "--tag", "a", "--run-id", "moved"]
+    command = [sys.executable, "-m", "perfagent", "run", *options, str(JOBS / "named.py"), f"server={server.url}", end]
+    away = job_environment(tmp_path, PERFAGENT_SERVER=f"http://127.0.0.1:{free_port()}")
+    subprocess.run(command, env=away, check=end == "finished", timeout=120)
+    summary = server.wait_for_state("moved", end)
+    assert (summary["project"], summary["name"], summary["tags"]) == ("vision", "first", ["a"])
+    assert summary["step"] == 20
 
 
 @pytest.mark.fault

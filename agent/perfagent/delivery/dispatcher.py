@@ -34,6 +34,7 @@ from perfagent.wire import Event, Group, encode
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
     from perfagent.delivery.transport import Transport
+    from perfagent.identity import Identity
 
 __all__ = ["Dispatcher"]
 
@@ -63,7 +64,7 @@ class Dispatcher:
     def __init__(self, sender: Sender, transport: Transport | None) -> None:
         self.sender = sender
         config, identity = sender.config, sender.identity
-        identity.name, identity.project = identity.name and redacted_text(identity.name), redacted_text(identity.project)
+        name, project = _called(identity)
         self._columns = Columns()
         self._transport = transport
         self._random = random.Random()  # noqa: S311 - jitter; its own, so that the user's random state is left alone
@@ -71,12 +72,12 @@ class Dispatcher:
             sender.folder,
             Header(
                 source=identity.source,
-                project=identity.project,
+                project=project,
                 rank=identity.rank,
                 server=None if config.record is not None else config.server,
                 run=identity.run if identity.known else None,
                 attempt=identity.attempt,
-                name=identity.name,
+                name=name,
                 pid=os.getpid(),
                 pid_start=process_start(os.getpid()),
                 started=time.time(),
@@ -197,6 +198,8 @@ class Dispatcher:
         if self._collector.pressing and self.sender.reader.investigator is not None:
             self.sender.reader.investigator.pressing(taken)
         try:
+            if events:  # of a later attach(), maybe: what it changed has to be on the disk before
+                self._identify()
             written = self._write(taken, events, now)
         except BaseException:
             lost = self._read([Draft([], taken.rows, taken.packed)])
@@ -278,6 +281,15 @@ class Dispatcher:
             )
         refused.clear()
 
+    def _identify(self) -> None:
+        """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach() gave it
+        another name or project."""
+        who, header = self.sender.identity, self.spool.header
+        name, project = _called(who)
+        run, attempt = (who.run, who.attempt) if who.known else (header.run, header.attempt)
+        if (run, attempt, name, project) != (header.run, header.attempt, header.name, header.project):
+            self.spool.identify(run=run or "", attempt=attempt, name=name, project=project)
+
     # ---- deciding what to send
 
     def _advance(self, now: float) -> None:
@@ -295,8 +307,7 @@ class Dispatcher:
                 self._replace_courier(courier)
         if (not self._identified or not self.sender.identity.settled) and self.sender.identity.poll() and not self._identified:
             self._identified = True
-            who = self.sender.identity
-            self.spool.identify(run=who.run or "", attempt=who.attempt, name=who.name, project=who.project)
+            self._identify()
         self._answer_flushes(now)
         if self.sender.config.record is not None:
             self.spool.hold(now=now)
@@ -508,13 +519,7 @@ class Dispatcher:
         self._drain(time.monotonic(), last=True)
         if self.sender.config.record is not None:
             self._identified = self._identified or self.sender.identity.poll()
-            if self._identified:
-                self.spool.identify(
-                    run=self.sender.identity.run or "",
-                    attempt=self.sender.identity.attempt,
-                    name=self.sender.identity.name,
-                    project=self.sender.identity.project,
-                )
+            self._identify()
             self.spool.hold(now=now, force=True)
         else:
             self._retry_at = 0.0  # one attempt now, whatever the pause was
@@ -535,6 +540,7 @@ class Dispatcher:
             self.spool.remove()
         else:
             gone = self._gone()
+            self.spool.header.followed = str(self.sender.followed) if self.sender.followed is not None else None
             self.spool.close(final=self.sender.final)
             if self._gone() > gone:
                 self.sender.tell(
@@ -543,6 +549,11 @@ class Dispatcher:
         self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()
+
+
+def _called(identity: Identity) -> tuple[str | None, str]:
+    """Name and project as they leave the process. The training thread may change them at any time, so they are read only."""
+    return identity.name and redacted_text(identity.name), redacted_text(identity.project)
 
 
 def _cause(error: OSError) -> str:

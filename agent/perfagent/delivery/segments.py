@@ -87,6 +87,8 @@ class Header(msgspec.Struct, kw_only=True):
     next_tick: int = 1
     closed: str = ""
     """The last state, where the process wrote one before it ended."""
+    followed: str | None = None
+    """Folder of sources in which the process has its next one, where this one ended for it."""
 
 
 class State(msgspec.Struct):

@@ -26,6 +26,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.delivery.bell import Bell
@@ -119,8 +120,9 @@ class Sender:
         self._thread: threading.Thread | None = None
         self._pid = os.getpid()
         self.told: set[str] = set()
-        root = config.record if config.record is not None else config.state_dir / "spool"
-        self.folder = root / identity.source
+        self.folder = config.sources / identity.source
+        self.followed: Path | None = None
+        """Where the next run of this process has its source, once this one ends for it."""
         self.settled = threading.Event()
         """Set when the sender thread has imported what it needs and opened its files."""
         # register_at_fork cannot be undone, so it must not keep us alive

@@ -5,7 +5,8 @@ kind, so that the last item tells what happened last. What it may hold, in the o
 the device clock, or None):
 
     began, ended, loader, size, DATA        a wait for data; size is None when it only started workers or ended an epoch
-    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
+    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader;
+                                            training: None where it is another model, and no forward pass runs (beside.py)
     ended, event, holds_loss, RETURNED      it returned
     began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
                                             where that is no loss; divided: the user scaled it (a division or product made it)
@@ -15,7 +16,7 @@ the device clock, or None):
     began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
                                             ends where the device's time is meant, else None twice
     began, ended, CLEARED                   zero_grad between the model's call and backward
-    began, ended, training, EVALUATED       a call of the root model without gradients (evaluation.py)
+    began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
 
 `entries_of` makes tuples of them, the kind first: what those read that are not in a hurry.
 """
@@ -31,11 +32,11 @@ from perfagent.device import Value
 __all__ = [
     "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER", "OPTIMIZER_END",
     "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "backward_since", "entries_of", "entry_count",
-    "events_of", "forward_passes", "roots_of", "shorten", "trace_of",
+    "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
-FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 4)
+FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6)
 """Items of an entry in a trace, by its kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
 MOST_ITEMS = 400_000
@@ -44,6 +45,7 @@ Trace = list[Any]
 Entry = tuple[Any, ...]
 Size = tuple[int | None, int | None, bool]
 
+_NEWEST = 64
 _MOST_BATCHES = 256
 """Batches of one loader that may wait for a backward pass (evaluation loaders never get one)."""
 _MOST_LOADERS = 8
@@ -134,10 +136,18 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
+                if entry[3] is None:
+                    forward.begin_beside(at, entry[2])
+                    continue
                 if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
+            elif kind == EVALUATED:  # and no evaluation: a teacher, or samples of a generator
+                if not forward.runs and device:
+                    _pair(step.device, "forward", entry[4], entry[5])
+                elif not forward.runs:
+                    forward.add_call(entry[2] - at)
             elif kind == CLEARED:
                 forward.pause(entry[2] - at)  # many loops clear the gradients there: no timer calls that a forward pass
             elif kind == RETURNED:
@@ -148,7 +158,7 @@ class Account:
                 if entry[3] is not None:
                     step.root = entry[3]
                 spent, size, calls = forward.end(at, backward_event, step.device)
-                if calls:
+                if spent:
                     step.forward_ns = (step.forward_ns or 0) + spent
                     step.forwards += calls
                     if optimizer_depth:
@@ -255,6 +265,15 @@ class _Forward:
         self._calls += 1
         self._size = size
 
+    def begin_beside(self, at: int, event: Any) -> None:
+        """Another model is called before the root is, or instead of it."""
+        if not self._began:
+            self._began, self._event = at, event
+
+    def add_call(self, spent: int) -> None:
+        """A call of its own, while no forward pass runs."""
+        self._spent += spent
+
     @property
     def runs(self) -> bool:
         return bool(self._began)
@@ -325,8 +344,21 @@ def shorten(trace: Trace) -> None:
 
 def events_of(entries: Sequence[Entry]) -> list[Any]:
     """The events of the device clock in a trace, those of its last entry last."""
-    events = [event for entry in entries if entry[0] == PHASE for event in entry[4:] if event is not None]
+    events = [event for entry in entries if entry[0] in (PHASE, EVALUATED) for event in entry[4:] if event is not None]
     return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
+
+
+def forward_runs(trace: Trace) -> bool:
+    """Whether a forward pass has begun that is not over: looked for in the newest entries only."""
+    end = len(trace)
+    for _ in range(_NEWEST):
+        kind = trace[end - 1] if end else OPTIMIZER_END
+        if kind in (BACKWARD_END, OPTIMIZER_END) or (kind == RETURNED and trace[end - 2]):
+            return False
+        if kind == FORWARD:
+            return True
+        end -= FIELDS[kind]
+    return True
 
 
 def backward_since(trace: Trace, at: int) -> bool:
@@ -354,4 +386,5 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
 
 def forward_passes(entries: Sequence[Entry]) -> int:
     """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
-    return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)
+    calls = sum(1 for entry in entries if entry[0] == FORWARD and entry[3] is not None)
+    return calls or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -32,6 +32,8 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(tensors, *args, **kwargs)
         began = now()
         p.backward_depth = 1
+        if p.outputs is not None:
+            p.outputs.let_go()
         if not failures or _NAME not in failures:
             try:
                 if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:

@@ -3,7 +3,7 @@
 A plain loop is recognised afterwards, on the sender's thread, from the order of what was noted: calls of the root model without
 gradients, and calls in evaluation mode, together with the fetches from the loader that feeds them, are one span from the first
 of them to the last. Calls without gradients in training mode count only as an interruption: what every step does (a rollout,
-the generator's samples for a discriminator) is part of the training.
+a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass.
 
 An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
 """
@@ -31,7 +31,7 @@ from perfagent.hooks.account import (
 )
 from perfagent.hooks.checkpoint import Patch, replace_when_imported
 from perfagent.hooks.guard import not_traced
-from perfagent.hooks.phases import tell, watch_phase
+from perfagent.hooks.phases import device_mark, tell, watch_phase
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.row import StepRow
 
@@ -43,6 +43,8 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
 }
 _QUIET_STEPS = 2
+_MOST_TIMED = 400
+"""Items of a trace up to which the device's clock times such calls: an evaluation is timed by the host."""
 _APART_NS = 60 * 10**9
 
 
@@ -62,8 +64,9 @@ def interrupted(p: Progress) -> None:
 
 
 def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call of the root model without gradients, noted when it returns. training: the model's mode."""
-    began = now()
+    """A call of a model without gradients, noted when it returns. training: the root is in that mode, or it is another model."""
+    timed = training and p.clock is not None and len(p.trace) < _MOST_TIMED
+    began, event = now(), device_mark(p) if timed else None
     try:
         output = call(*args, **kwargs)
     except (RuntimeError, MemoryError) as error:
@@ -71,7 +74,7 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
             p.investigator.passing(error)
         raise
     interrupted(p)
-    p.trace.extend((began, now(), training, EVALUATED))
+    p.trace.extend((began, now(), training, event, device_mark(p) if timed else None, EVALUATED))
     if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
         shorten(p.trace)
     return output
@@ -89,6 +92,10 @@ class Evaluations:
         self._usual_at = -_QUIET_STEPS
         """The last step with calls that had no gradients although the model was in training mode."""
         self._found: list[float] = []
+
+    def usual_from(self, step: int) -> None:
+        """From here on calls without gradients are seen: those that begin now are what each step does. Any thread."""
+        self._usual_at = step
 
     def fold(self, p: Progress, step: int, trace: Trace) -> Trace:
         """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of."""
@@ -124,7 +131,7 @@ class Evaluations:
             elif kind == RETURNED and inside:
                 inside -= 1
                 span[1] = entry[1]
-            elif (kind == EVALUATED and not (usual and entry[3])) or (kind == FORWARD and trains and not entry[3]):
+            elif (kind == EVALUATED and not (usual and entry[3])) or (kind == FORWARD and trains and entry[3] is False):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
                     folded += self._closed(span, [])
@@ -133,7 +140,9 @@ class Evaluations:
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
                 fetches = []
-            elif kind != EVALUATED:
+            elif kind == EVALUATED:
+                folded.append(entry)
+            else:
                 folded += [*self._closed(span, fetches), entry]
                 span, fetches, inside = [], [], 0
         folded += self._closed(span, fetches)

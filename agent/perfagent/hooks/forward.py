@@ -5,8 +5,8 @@ the module its fast path (2 µs a call), would be copied and pickled along with 
 graph where torch.compile traces them.
 
 Where the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
-the model's call and backward does not have that time in `forward`. A call counts only when a backward pass follows;
-calls without gradients, and calls in evaluation mode of a model that is trained in training mode, never do.
+the model's call and backward does not have that time in `forward`. (What was returned before is let go of later: outputs.py.)
+A call counts only when a backward pass follows; calls in evaluation mode of a model that is trained in training mode never do.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
 from perfagent.hooks.living import living
+from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.standing import CALL, Standing, copy_that_calls
 
@@ -76,6 +77,8 @@ class Watched(Standing):
             training = root.training
             if not training:
                 interrupted(p)
+            if p.outputs is not None:
+                p.outputs.called()
             trace = p.trace
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
@@ -99,6 +102,9 @@ class Watched(Standing):
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
+                if p.clock is None:
+                    p.outputs = p.outputs or Outputs()
+                    p.outputs.returned(output)
             elif root.training:
                 self._looks -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop

@@ -19,7 +19,7 @@ from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import Watched, size_of_call
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames, not_traced
 from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.standing import Standing, copy_that_calls
+from perfagent.hooks.standing import Standing, anything_compiled, copy_that_calls
 
 __all__ = ["Uncalled"]
 
@@ -27,7 +27,6 @@ _PATIENCE = 2
 """Whole steps without a call of the root."""
 _MOST_PARTS = 256
 _NAME = f"{__name__}.Part"
-_COMPILES = "perfagent.signals.flops"
 _FETCH = FIELDS[DATA]
 
 
@@ -46,9 +45,10 @@ class Uncalled:
         if self._off or self.watched.called or root is None:
             return False
         self._left -= 1
-        if self._left <= 0 and _COMPILES not in sys.modules:
-            return True  # the sender's thread is still importing it
-        if self._left <= 0 and not _compiled():
+        compiled = anything_compiled()
+        if self._left <= 0 and compiled is None:
+            return True
+        if self._left <= 0 and not compiled:
             found = {id(part): part for part in islice(_parts(root), _MOST_PARTS)}  # one that has two names once
             self._parts = [Part(self, part) for part in found.values()]
             for each in self._parts:
@@ -111,10 +111,6 @@ class Part(Standing):
 
 
 not_traced(Part.__call__)
-
-
-def _compiled() -> bool:
-    return bool(sys.modules[_COMPILES].compiled())
 
 
 def _size(p: Progress, args: Any, kwargs: Any) -> Any:

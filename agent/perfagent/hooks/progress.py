@@ -20,6 +20,7 @@ from typing import Any
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
+from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.signals.health import Health
@@ -36,8 +37,8 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "boundary", "clips", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
-        "measure_at", "off", "opened", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows", "scaler_depth",
-        "step_end", "thread", "trace", "unusual", "whole",
+        "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows",
+        "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
 
@@ -76,6 +77,7 @@ class Progress(_EveryStep):
         "on_event",
         "on_first_step",
         "on_next_model",
+        "on_next_optimizer",
         "pass_ns",
         "primary",
         "reader",
@@ -100,6 +102,7 @@ class Progress(_EveryStep):
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
+        self.outputs: Outputs | None = None  # what the model returned, where the loss is in it
         self.early: list[EarlyLog] = []
         self.roots = 0
         self.unusual = self.whole = False
@@ -144,6 +147,7 @@ class Progress(_EveryStep):
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
         self.on_next_model: Callable[[], None] | None = None
+        self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
         self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step

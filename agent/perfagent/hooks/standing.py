@@ -12,9 +12,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["CALL", "Standing", "copy_that_calls"]
+__all__ = ["CALL", "Standing", "anything_compiled", "copy_that_calls"]
 
 CALL = "_compiled_call_impl"
+_KNOWS = "perfagent.signals.flops"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:
@@ -27,6 +28,12 @@ def copy_that_calls(caller: FrameType, module: Any) -> Any:
         return None
     calling = caller.f_locals.get("self", module)
     return calling if calling is not module and isinstance(calling, sys.modules["torch"].nn.Module) else None
+
+
+def anything_compiled() -> bool | None:
+    """Whether torch.compile was used in this process; None while the sender's thread imports what can tell."""
+    compiled = getattr(sys.modules.get(_KNOWS), "compiled", None)
+    return None if compiled is None else bool(compiled())
 
 
 class Standing:

@@ -95,6 +95,8 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         return
     try:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
+        if p.last is not None and p.on_next_optimizer is not None:
+            p.on_next_optimizer(optimizer)  # the next step of this one is timed from outside
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_AFTER, error)
 
@@ -209,7 +211,7 @@ def _was_alone(p: Progress, steps: int) -> None:
 
 
 def watch_whole_step(optimizer: Any) -> Callable[[], None]:
-    """Times the primary optimizer's step from outside of torch's own wrapper; the answer takes that back.
+    """Times the steps of an optimizer, and of others of its class, from outside of torch's own wrapper; the answer undoes that.
 
     The global hooks lie inside that wrapper: with cold caches 0.1 ms of the call passes before the first of them and 0.04 ms
     after the last, a fifth of a small optimizer's step. Patched is what the loop calls: the instance's own `step` where a
@@ -224,14 +226,14 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
         me = args[0] if kept is None else kept()
-        if p is None or p.primary_id != id(me) or p.entered or p.scaler_depth or _AFTER in failures or p.thread != get_ident():
+        if p is None or p.entered or p.scaler_depth or _AFTER in failures or p.thread != get_ident():
             return original(*args, **kwargs)
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
-        p.entered = p.primary_id
+        p.entered = id(me)
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            if (p.clips is not None or p.completed >= p.measure_at) and not _closure(args, kwargs):
+            if (p.clips is not None or p.completed >= p.measure_at) and p.primary_id == p.entered and not _closure(args, kwargs):
                 _look_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:

@@ -19,7 +19,7 @@ import struct
 import sys
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,7 +92,7 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
         "command": redacted_arguments(sys.orig_argv),
     }
     waiter = str(Path(__file__).with_name("wait.py"))
-    words = [sys.executable, "-I", "-S", waiter, sys.executable, str(_root(config)), owner_line(pid), json.dumps(told)]
+    words = [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(told)]
     try:
         pidfd = os.pidfd_open(pid)
         first = os.fork()
@@ -127,10 +127,6 @@ def _let_go(pidfd: int) -> None:
         signal.signal(number, signal.SIG_IGN)  # meant for the training; exec keeps ignored signals ignored
 
 
-def _root(config: AgentConfig) -> Path:
-    return config.record if config.record is not None else config.state_dir / "spool"
-
-
 def _oom_kills(pid: int) -> int | None:
     group = cgroup.find(pid)
     return group.oom_kills() if group is not None else None
@@ -143,7 +139,7 @@ class _Watch:
         self._pid: int = told["pid"]
         self._owner = f"{told['pid']} {told['started']}"
         self._own: Spool | None = None
-        self._transport: HttpTransport | None = None
+        self._transports: dict[str, HttpTransport] = {}
 
     def run(self) -> None:
         poll = select.poll()
@@ -161,7 +157,7 @@ class _Watch:
     # ---- a trainer without a session
 
     def _speaks_for_trainer(self) -> bool:
-        if self._told["world_size"] > 1 or self._trainers_folder() is not None:
+        if self._told["world_size"] > 1 or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
         if self._config.record is None:
@@ -206,7 +202,7 @@ class _Watch:
                 pid_start=process_start(os.getpid()),
                 started=self._told["begun"],
             )
-            self._own = Spool(_root(self._config) / source, header, recording=self._config.record is not None)
+            self._own = Spool(self._config.sources / source, header, recording=self._config.record is not None)
             self._own.create()
         return self._own
 
@@ -214,25 +210,31 @@ class _Watch:
 
     def _tell(self, ending: Ending) -> None:
         known = truth(ending)
-        spool = self._take_over()
+        folders = self._trainers_sources()
+        spool = self._take_over(folders[0]) if folders else None
         if spool is not None:
             self._be_silent()
             if known is not None and _needs(spool.header, known[0]):
                 self._correct(spool, known, ending)
-        elif self._told["world_size"] > 1 or known is None:
-            return
-        else:
+        elif self._told["world_size"] == 1 and known is not None:
             self._say(*known, final=True)
             spool = self._own
-        if spool is None:
-            return
-        if self._config.record is not None:
+        until = time.monotonic() + GRACE_S
+        if spool is not None:
+            self._leave(spool, until, final=known[0] if known else "")
+        for folder in folders[1:]:  # of runs that ended before the process did: only what is left to send
+            spool = self._take_over(folder)
+            if spool is not None:
+                self._leave(spool, until)
+
+    def _leave(self, spool: Spool, until: float, *, final: str = "") -> None:
+        if spool.recording:
             spool.hold(now=time.monotonic(), force=True)
-            spool.close(final=known[0] if known else "")
-        elif self._deliver(spool, time.monotonic() + GRACE_S):
+            spool.close(final=final)
+        elif self._deliver(spool, until):
             spool.remove()
         else:
-            spool.close(final=known[0] if known else "")
+            spool.close(final=final)
 
     def _correct(self, spool: Spool, known: tuple[str, str], ending: Ending) -> None:
         """What the trainer itself could not say, or took for something else."""
@@ -243,30 +245,40 @@ class _Watch:
             data["reason"] = known[1]
         spool.append([], [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)], now=time.monotonic())
 
-    def _take_over(self) -> Spool | None:
-        """The trainer's spool, once its lock is free; None when it never had one."""
+    def _take_over(self, folder: Path) -> Spool | None:
+        """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is gone."""
         from perfagent.delivery.spool import Spool, SpoolBusyError
 
-        folder = self._trainers_folder()
         until = time.monotonic() + 5.0
-        while folder is not None:
+        while True:
             try:
-                return Spool.open(folder, recording=self._config.record is not None)
+                return Spool.open(folder, recording=folder.parent != self._config.state_dir / "spool")
             except SpoolBusyError:
                 if time.monotonic() > until:  # a later run of somebody else is sending it already
                     return None
                 time.sleep(0.05)
             except OSError:
                 return None
-        return None
 
-    def _trainers_folder(self) -> Path | None:
+    def _trainers_sources(self) -> list[Path]:
+        """Folders of all runs that the trainer had, wherever it put them, the last one first."""
+        from perfagent.delivery.spool import owner
+
+        roots, found = [self._config.sources], {}
+        for root in roots:  # it grows meanwhile
+            for folder in self._trainers_folders(root):
+                header = owner(folder)
+                found[folder] = header.started if header is not None else 0.0
+                if header is not None and header.followed is not None and Path(header.followed) not in roots:
+                    roots.append(Path(header.followed))
+        return sorted(found, key=lambda folder: found[folder], reverse=True)
+
+    def _trainers_folders(self, root: Path) -> Iterator[Path]:
         with contextlib.suppress(OSError):
-            for folder in _root(self._config).iterdir():
+            for folder in root.iterdir():
                 with contextlib.suppress(OSError):
                     if (folder / "lock").read_text(encoding="ascii") == self._owner:
-                        return folder
-        return None
+                        yield folder
 
     def _deliver(self, spool: Spool | None, until: float) -> bool:
         """Sends all frames of a spool within the time; False when some are left."""
@@ -275,9 +287,10 @@ class _Watch:
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
-        if self._transport is None:
-            self._transport = HttpTransport(self._config.server, self._config.api_key)
-        return upload(spool, self._transport, until=until).complete
+        server = spool.header.server or self._config.server  # a script may have sent its run elsewhere than it was told to
+        if server not in self._transports:
+            self._transports[server] = HttpTransport(server, self._config.api_key)
+        return upload(spool, self._transports[server], until=until).complete
 
 
 def _needs(header: Header, state: str) -> bool:

@@ -17,6 +17,7 @@ from builders import until
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
+from perfagent.delivery.segments import HEADER, TICK, decode_header, records
 from perfagent.delivery.sender import Sender
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
@@ -112,6 +113,21 @@ def test_a_clean_end_leaves_no_folder_behind(tmp_path: Path, transport: Recordin
     sender.close("finished", "done")
     assert [e.data for f in transport.frames for e in f.events] == [{"state": "finished", "reason": "done"}]
     assert list((tmp_path / "state" / "spool").iterdir()) == []
+
+
+def test_another_name_or_project_is_on_the_disk_before_what_tells_of_it(sender: Sender, transport: RecordingTransport) -> None:
+    sender.event("state", {"state": "starting"})
+    assert sender.flush(10)
+    sender.identity.project, sender.identity.name = "look", "password=hunter2hunter2"
+    sender.event("state", {"state": "starting", "config": {}})
+    assert sender.flush(10)
+    assert [frame.project for frame in transport.frames if frame.events] == ["p", "look"]
+    (path,) = sender.folder.glob("*.ticks")
+    kinds, payloads = zip(*((kind, payload) for _, kind, payload in records(path.read_bytes())), strict=True)
+    assert kinds == (HEADER, TICK, HEADER, TICK)
+    header = decode_header(payloads[2])
+    assert (header.project, header.name) == ("look", transport.frames[-1].name)
+    assert "hunter2" not in header.name
 
 
 def test_close_is_final_and_may_be_called_twice(tmp_path: Path, transport: RecordingTransport) -> None:

@@ -284,7 +284,7 @@ def test_an_optimizer_that_the_loop_drops_is_gone_while_the_run_goes_on(record):
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     recorded = record(model)
     train(model, optimizer, 3, log=scheduler.step)
-    assert recorded.run._undo_step is not None
+    assert recorded.run._watching._undo_steps
     dropped = weakref.ref(optimizer)
     del optimizer, scheduler
     gc.collect()

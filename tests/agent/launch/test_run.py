@@ -10,8 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from agent_recorded import Recording
 from builders import free_port, job_environment, until
-from ingest_server import IngestServer
+from ingest_server import IngestServer, Scripted
 
 ENDS = ("finished", "failed", "killed", "preempted", "oom")
 PERFAGENT = [sys.executable, "-m", "perfagent", "run"]
@@ -296,6 +297,150 @@ def test_runs_one_after_the_other_in_one_script_are_runs_of_their_own(tmp_path: 
     assert len({frame.run for frame in server.frames}) == 3
 
 
+def test_of_runs_one_after_the_other_only_the_last_ends_with_its_process(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "sweep.py").write_text(
+        "import os, time, perfagent\nfor lr in range(4):\n    with perfagent.init(name=f'lr {lr}') as run:\n"
+        "        run.log({'lr': lr})\nperfagent.init(name='last')\ntime.sleep(1.0)\nos.kill(os.getpid(), 9)\n"
+    )
+    subprocess.run([*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120)
+    until(lambda: "killed" in server.states(), within_s=30, why="the watcher never told the end")
+    killed = [f for f in server.stored.values() for event in f.events if event.data.get("state") == "killed"]
+    assert [frame.name for frame in killed] == ["last"]
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
+
+
+KILL = "time.sleep(1.0)\nos.kill(os.getpid(), 9)\n"
+LOOK = """
+import os, time, perfagent
+run = perfagent.attach(project="look", name="mine")
+run.log({"x": 1.0}, step=1)
+assert run.settings.project == "look"
+"""
+
+
+@pytest.mark.parametrize("end", ["", KILL], ids=["end", "kill"])
+def test_the_scripts_project_and_name_win_over_the_commands(tmp_path: Path, end: str) -> None:
+    (tmp_path / "train.py").write_text(LOOK + end)
+    away = [True] if end else []  # what a killed script has not sent is sent by the watcher
+    command = [*PERFAGENT, "--project", "vision", "--name", "first", "train.py"]
+    with IngestServer(rule=lambda _: Scripted(status=503) if away else None) as server:
+        subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120)
+        away.clear()
+        assert ended(server) == ("killed" if end else "finished")
+        frames = sorted(server.stored.values(), key=lambda frame: frame.seq)
+    said = [any(event.data.get("name") == "mine" for event in frame.events) for frame in frames]
+    assert {(frame.project, frame.name) for frame in frames[said.index(True) :]} == {("look", "mine")}
+    assert len({frame.source for frame in frames}) == 1
+
+
+@pytest.mark.parametrize(("way", "end"), [("option", KILL), ("variable", "")], ids=["option-kill", "variable-end"])
+def test_the_scripts_project_and_name_are_those_of_a_recording(tmp_path: Path, server: IngestServer, way: str, end: str) -> None:
+    (tmp_path / "train.py").write_text(LOOK + end)
+    records = tmp_path / "records"
+    options, variables = (["--record", "records"], {}) if way == "option" else ([], {"PERFAGENT_RECORD": str(records)})
+    command = [*PERFAGENT, "--name", "first", *options, "train.py"]
+    env = environment(tmp_path, server, **variables)
+    subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, timeout=120)
+    until(lambda: list(records.glob("*/*.frames")), why="the watcher never wrote the end")
+    sync = [sys.executable, "-m", "perfagent", "sync", "records"]
+
+    def sent() -> bool:
+        done = subprocess.run(sync, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        return done.returncode == 0 and "skipped" not in done.stdout
+
+    until(sent, why="sync never succeeded")
+    assert server.states()[-1] == ("killed" if end else "finished")
+    assert {(frame.project, frame.name) for frame in server.frames} == {("look", "mine")}
+
+
+def test_a_project_that_cannot_be_one_is_refused_as_without_perfagent_run(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "script.py").write_text(
+        """
+import perfagent
+for project in ("", "a\\nb", 3):
+    try:
+        perfagent.attach(project=project)
+    except perfagent.ConfigError as error:
+        print(error)
+perfagent.init().log({"x": 1.0}, step=1)
+"""
+    )
+    env = environment(tmp_path, server)
+    plain, ours = (
+        subprocess.run([*command, "script.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+        for command in ([sys.executable], PERFAGENT)
+    )
+    assert plain.stdout.count("project") >= 3
+    assert (ours.returncode, ours.stdout, ours.stderr) == (0, plain.stdout, plain.stderr)
+    assert {frame.project for frame in server.frames} == {"default"}
+
+
+ELSEWHERE = """
+import os, time, perfagent
+first = perfagent.init()
+assert perfagent.attach(server=os.environ["PERFAGENT_SERVER"] + "/") is first
+run = perfagent.attach({place})
+assert perfagent.attach() is run and first.ended and run.id == first.id
+run.log({{"x": 1.0}}, step=1)
+{end}
+"""
+TOLD = ["--project", "vision", "--name", "first", "--tag", "a"]
+
+
+@pytest.mark.parametrize("end", ["", KILL], ids=["end", "kill"])
+@pytest.mark.parametrize("named", ["option", "variable", "drawn"])
+def test_a_script_that_names_another_server_has_the_commands_run_there(
+    tmp_path: Path, server: IngestServer, named: str, end: str
+) -> None:
+    with IngestServer() as other:
+        (tmp_path / "train.py").write_text(ELSEWHERE.format(place=f"server={other.url!r}", end=end))
+        command = [*PERFAGENT, *TOLD, *(["--run-id", "mine"] if named == "option" else []), "train.py"]
+        env = environment(tmp_path, server, **({"PERFAGENT_RUN_ID": "mine"} if named == "variable" else {}))
+        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+        assert done.returncode == (-signal.SIGKILL if end else 0), done.stderr
+        assert ended(other) == ("killed" if end else "finished")
+        spool = tmp_path / "state" / "perfagent" / "spool"
+        until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
+        ((project, run, name, source),) = {(f.project, f.run, f.name, f.source) for f in other.frames}
+        assert (project, name) == ("vision", "first")
+        assert other.events("state")[0]["tags"] == ["a"]
+        assert other.values("x") == {1: 1.0}
+    assert server.states() == ["starting", "finished"]
+    assert {frame.run for frame in server.frames} == {run}
+    assert run == "mine" or named == "drawn"
+    assert source not in {frame.source for frame in server.frames}
+    assert not server.values("x")
+
+
+def test_a_script_that_names_a_folder_is_recorded_there_to_its_end(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(ELSEWHERE.format(place="record='records'", end=KILL))
+    env = environment(tmp_path, server)
+    subprocess.run([*PERFAGENT, *TOLD, "train.py"], cwd=tmp_path, env=env, capture_output=True, timeout=120)
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    until(lambda: not list(spool.iterdir()), why="the watcher left a folder behind")
+    recorded = Recording(tmp_path / "records")
+    states = recorded.events("state")
+    assert recorded.series("x") == [(1, 1.0)]
+    assert (states[0]["name"], states[0]["tags"], states[-1]["state"]) == ("first", ["a"], "killed")
+    assert server.states() == ["starting", "finished"]
+
+
+def test_the_next_run_of_a_script_that_went_elsewhere_is_a_run_of_its_own(tmp_path: Path, server: IngestServer) -> None:
+    with IngestServer() as other:
+        (tmp_path / "sweep.py").write_text(
+            f"import perfagent\nfor lr in range(3):\n    with perfagent.init(server={other.url!r}) as run:\n"
+            "        run.log({'lr': lr})\n"
+        )
+        done = subprocess.run(
+            [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=120
+        )
+        assert done.returncode == 0, done.stderr
+        runs = {frame.run for frame in other.frames}
+        assert len(runs) == 3
+        assert {frame.run for frame in server.frames} < runs
+
+
 DDP = """
 import time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
@@ -328,3 +473,18 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
         assert sorted(server.values("loss", source=source)) == list(range(1, 21))
     speaks = {frame.rank for frame in server.frames for group in frame.groups if "host/load1" in group.values}
     assert speaks == {0}
+
+
+def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, server: IngestServer) -> None:
+    with IngestServer() as other:
+        (tmp_path / "ddp.py").write_text(DDP + f"\nimport perfagent\nperfagent.attach(server={other.url!r})\ntime.sleep(1.0)\n")
+        torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+        command = [*torchrun, "-m", "perfagent", "run", *TOLD, "ddp.py"]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170
+        )
+        assert done.returncode == 0, done.stderr[-2000:]
+        until(lambda: other.states().count("finished") == 2, within_s=30)
+        assert len({(frame.run, frame.attempt) for frame in other.frames}) == 1
+        assert {frame.run for frame in other.frames} == {frame.run for frame in server.frames}
+        assert {(frame.rank, frame.project, frame.name) for frame in other.frames} == {(r, "vision", "first") for r in (0, 1)}

@@ -1,0 +1,70 @@
+"""What is watched of a run's models and optimizers: from the first step on, since torch.compile would trace it before, and until
+the run ends or goes on with another model."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from perfagent.hooks.beside import Beside
+from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.parts import Uncalled
+from perfagent.hooks.progress import Progress
+from perfagent.hooks.step import watch_whole_step
+from perfagent.signals.throughput import has_embedding
+
+__all__ = ["Watching"]
+
+_MOST_OPTIMIZERS = 8
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 3600.0
+
+
+class Watching:
+    """add: has a task called between two steps (rootcause/investigator.py)."""
+
+    def __init__(self, progress: Progress, add: Callable[[Any], None]) -> None:
+        self._progress, self._add = progress, add
+        self._undo_forward: Callable[[], None] | None = None
+        self._uncalled: Uncalled | None = None
+        self._beside: Beside | None = None
+        self._undo_steps: dict[int, Callable[[], None]] = {}
+        self._pause_s, self._due = _FIRST_PAUSE_S, 0.0
+
+    def put_on(self, model: Any, optimizer: Any) -> None:
+        """Either may be None: it is not known yet. Nothing that is on already is put on again."""
+        if model is not None and self._undo_forward is None:
+            self._progress.account.embedded = has_embedding(model)
+            watched = watch_forward(model)
+            if watched is not None:
+                self._undo_forward = watched.take_off
+                self._uncalled, self._beside = Uncalled(model, watched), Beside(self._progress, model)
+                self._progress.account.evaluations.usual_from(self._progress.completed)
+                self._add(self._uncalled)
+                self._add(self._beside)
+                self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
+        if optimizer is not None:
+            self.watch_step(optimizer)
+
+    def watch_step(self, optimizer: Any) -> None:
+        """Times the steps of one more optimizer from outside."""
+        owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
+        if id(owner) not in self._undo_steps and len(self._undo_steps) < _MOST_OPTIMIZERS:
+            self._undo_steps[id(owner)] = watch_whole_step(optimizer)
+
+    def poll(self) -> None:
+        """Now and then it is looked again which other models are called. On the sender's thread."""
+        if self._beside is not None and time.monotonic() >= self._due > 0.0:
+            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._due = time.monotonic() + self._pause_s
+            self._add(self._beside)
+
+    def take_off(self) -> None:
+        for task in (self._uncalled, self._beside):
+            if task is not None:
+                task.remove()
+        for undo in (self._undo_forward, *self._undo_steps.values()):
+            if undo is not None:
+                undo()
+        self._undo_forward = self._uncalled = self._beside = None
+        self._undo_steps.clear()

@@ -1,0 +1,248 @@
+"""Models that are called beside the one that is watched: a teacher, a discriminator, the other tower of two."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import time
+import types
+
+import pytest
+import torch
+from torch import nn
+
+import perfagent.signals.flops  # as the sender's thread does
+
+CALL = "_compiled_call_impl"
+NAP_S = 0.02
+HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)
+
+
+class Slow(nn.Linear):
+    def forward(self, x):
+        time.sleep(NAP_S)
+        return super().forward(x)
+
+
+def student():
+    return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
+
+
+def train(record, step, model, steps=8):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        step().backward()
+        optimizer.step()
+    return recorded
+
+
+def told(recorded, name):
+    return {number: values[name] for number, values in recorded.rows if name in values}
+
+
+def is_watched(module):
+    return module.__dict__.get(CALL) is not None
+
+
+def distill(model, teacher):
+    def step():
+        x = torch.ones(2, 4)
+        with torch.no_grad():
+            wanted = teacher(x)
+        return (model(x) - wanted).square().mean()
+
+    return step
+
+
+def test_a_teachers_answer_is_part_of_the_forward_pass(record):
+    model, teacher = student(), Slow(4, 4).eval()
+    recorded = train(record, distill(model, teacher), model)
+    recorded.finish()
+    forward, other = told(recorded, "phase/forward_s"), told(recorded, "phase/other_s")
+    assert min(forward[step] for step in range(4, 9)) >= NAP_S, "seen in the third step, counted from the fourth on"
+    assert max(other[step] for step in range(4, 9)) < NAP_S
+    assert not told(recorded, "phase/eval_s"), "what each step does is no evaluation"
+
+
+def test_it_counts_once_where_the_student_is_called_first(record):
+    model, teacher = student(), Slow(4, 4).eval()
+
+    def step():
+        x = torch.ones(2, 4)
+        said = model(x)
+        with torch.no_grad():
+            wanted = teacher(x)
+        return (said - wanted).square().mean()
+
+    recorded = train(record, step, model)
+    recorded.finish()
+    assert all(NAP_S <= seconds < 2 * NAP_S for seconds in told(recorded, "phase/forward_s").values())
+
+
+def test_another_model_with_gradients_begins_the_forward_pass(record):
+    model, tower = student(), Slow(4, 4)
+    recorded = train(record, lambda: (tower(torch.ones(2, 4)) @ model(torch.ones(2, 4)).T).mean(), model)
+    recorded.finish()
+    forward, rates = told(recorded, "phase/forward_s"), told(recorded, "samples_per_s")
+    assert min(forward[step] for step in range(4, 9)) >= NAP_S
+    assert set(range(4, 9)) <= set(rates), "the batch is still that of the root"
+
+
+def test_a_pass_of_the_other_model_alone_is_one_too(record):
+    """A discriminator's turn: the generator is not called in it."""
+    model, judge = student(), Slow(4, 1)
+    judges = torch.optim.SGD(judge.parameters(), lr=0.01)
+
+    def step():
+        judge(torch.ones(2, 4)).mean().backward()
+        judges.step()
+        return model(torch.ones(2, 4)).square().mean()
+
+    recorded = train(record, step, model)
+    recorded.finish()
+    forward = told(recorded, "phase/forward_s")
+    assert min(forward[step] for step in range(4, 9)) >= NAP_S
+
+
+def test_the_steps_of_another_optimizer_are_timed_from_outside(record):
+    model, judge = student(), nn.Linear(4, 1)
+    judges = torch.optim.Adam(judge.parameters(), lr=0.01)
+    inner = judges.step
+
+    def slow():
+        time.sleep(NAP_S)  # before torch's hooks are called
+        inner()
+
+    judges.step = slow
+
+    def step():
+        judge(torch.ones(2, 4)).mean().backward()
+        judges.step()
+        return model(torch.ones(2, 4)).square().mean()
+
+    recorded = train(record, step, model)
+    recorded.finish()
+    optimizer = told(recorded, "phase/optimizer_s")
+    assert min(optimizer[step] for step in range(4, 9)) >= NAP_S
+    assert judges.step is slow, "as it was before"
+
+
+def test_one_that_joins_late_is_found_when_it_is_looked_again(record):
+    model, teacher = student(), Slow(4, 4).eval()
+    distilled = distill(model, teacher)
+    plain = lambda: model(torch.ones(2, 4)).square().mean()  # noqa: E731
+    late = iter([plain] * 5 + [distilled] * 5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for number in range(10):
+        if number == 5:
+            assert not is_watched(teacher)
+            recorded.run._watching._due = 1e-9
+            recorded.run._watching.poll()
+        next(late)().backward()
+        optimizer.step()
+    assert is_watched(teacher)
+    recorded.finish()
+    forward = told(recorded, "phase/forward_s")
+    assert min(forward[step] for step in (9, 10)) >= NAP_S
+    assert not told(recorded, "phase/eval_s")
+
+
+def test_nothing_of_it_stays_behind(record):
+    model, teacher = student(), nn.Linear(4, 4).eval()
+    step, optimizer = distill(model, teacher), torch.optim.SGD(model.parameters(), lr=0.01)
+    before = [dict(hooks) for hooks in HOOKS]
+    recorded = record(model, optimizer=optimizer)
+    looked = []
+    for _ in range(4):
+        step().backward()
+        looked.append(any(len(hooks) > len(were) for hooks, were in zip(HOOKS, before, strict=True)))
+        optimizer.step()
+    assert looked == [False, False, True, False]
+    assert [dict(hooks) for hooks in HOOKS] == before
+    assert is_watched(teacher)
+    assert not is_watched(copy.deepcopy(teacher))
+    recorded.finish()
+    assert not is_watched(teacher)
+
+
+def test_a_run_that_ends_while_it_looks_takes_the_hooks_along(record):
+    model, teacher = student(), nn.Linear(4, 4).eval()
+    before = [dict(hooks) for hooks in HOOKS]
+    train(record, distill(model, teacher), model, steps=2).finish()
+    assert [dict(hooks) for hooks in HOOKS] == before
+
+
+def test_only_models_with_parameters_of_their_own_are_watched(record):
+    model = student()
+    loss, whole = nn.MSELoss(), nn.Sequential(model, nn.Linear(4, 4))
+    tied = nn.Module()
+    tied.forward = lambda x: x
+    tied.weight = model[1].bias
+
+    def step():
+        x = torch.ones(2, 4)
+        return loss(whole(x), x) + model(x).mean() + tied(x).mean()
+
+    train(record, step, model, steps=5)
+    assert not any(map(is_watched, (loss, whole, tied)))
+
+
+def test_one_that_fails_in_the_step_that_is_looked_at_hides_no_other(record):
+    model, teacher = student(), nn.Linear(4, 4).eval()
+    distilled = distill(model, teacher)
+
+    def step():
+        with pytest.raises(RuntimeError):
+            nn.Sequential(nn.Linear(3, 3))(torch.ones(2, 4))
+        return distilled()
+
+    train(record, step, model, steps=4)
+    assert is_watched(teacher)
+
+
+def test_a_process_that_compiles_is_left_alone(record, monkeypatch):
+    monkeypatch.setattr(perfagent.signals.flops, "compiled", lambda: True)
+    model, teacher = student(), nn.Linear(4, 4).eval()
+    train(record, distill(model, teacher), model, steps=5)
+    assert not is_watched(teacher)
+
+
+def test_results_are_the_same_to_the_last_bit(record):
+    def run(watch):
+        torch.manual_seed(0)
+        model, teacher = student(), nn.TransformerEncoderLayer(4, 2, 8, batch_first=True).eval()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        recorded = record(model, optimizer=optimizer) if watch else None
+        losses = []
+        for _ in range(8):
+            x = torch.randn(2, 3, 4)
+            with torch.no_grad():
+                wanted = teacher(x)
+            loss = (model(x) - wanted).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+        if recorded is not None:
+            recorded.finish()
+        return losses
+
+    assert run(watch=True) == run(watch=False)
+
+
+def test_it_waits_while_what_can_tell_of_compiling_is_being_imported(record, monkeypatch):
+    """Another thread imports it: it is in `sys.modules` before it holds anything."""
+    monkeypatch.setitem(sys.modules, "perfagent.signals.flops", types.ModuleType("half of it"))
+    model, teacher = student(), nn.Linear(4, 4).eval()
+    step, optimizer = distill(model, teacher), torch.optim.SGD(model.parameters(), lr=0.01)
+    record(model, optimizer=optimizer)
+    for number in range(8):
+        if number == 5:
+            assert not is_watched(teacher)
+            monkeypatch.setitem(sys.modules, "perfagent.signals.flops", perfagent.signals.flops)
+        step().backward()
+        optimizer.step()
+    assert is_watched(teacher)
