@@ -25,6 +25,8 @@ logger = logging.getLogger("perfagent")
 
 _current: Run | None = None
 _launched: Run | None = None
+_named = False
+"""Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
 _resumed: tuple[str | None, int] | None = None
 _exit_status: Any = None
 _watched = False
@@ -56,26 +58,29 @@ def attach(
     one begins there. start_step: the number of the first step to come, when training is resumed.
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
-    global _current, _resumed
+    global _current, _named, _resumed
     check_model(model)
     check_optimizer(optimizer)
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
     run = current()
+    unnamed = run is not None and run is _launched and not _named
     if _resumed is not None and run_id in (None, _resumed[0]):
         run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
         _resumed = None
     told = launched.current  # what `perfagent run` was told stands where the script says nothing
-    somewhere = server is not None or record is not None
+    names_place = server is not None or record is not None
     if told is not None:
         record = record or told.record
     if run is not None:
         if run.inherited:
             return run  # in a forked child: the parent's run, which is silent here
         same = name in (None, run.name) and project in (None, run.settings.project)
-        if run_id in (None, run.id) and (same or run is _launched) and not (somewhere and _elsewhere(run, server, record)):
+        moves = names_place and _elsewhere(run, server, record)
+        if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
+            _named = _named or bool(name or project)
             return run
     if told is not None:
         project, name = told.project if project is None else project, name or told.name
@@ -83,7 +88,7 @@ def attach(
         if not run_id and not os.environ.get("PERFAGENT_RUN_ID"):
             if _current is None:
                 run_id = told.drawn_id
-            elif run is not None and run is _launched:
+            elif run is not None and unnamed:
                 run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
@@ -164,8 +169,9 @@ def start_from_launcher(**options: Any) -> Run:
 
     options: as of `init`. An `attach()` in the script then continues this run instead of starting another.
     """
-    global _launched
+    global _launched, _named
     _launched = attach(**options)
+    _named = False
     return _launched
 
 

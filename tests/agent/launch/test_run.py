@@ -334,6 +334,17 @@ def test_the_scripts_project_and_name_win_over_the_commands(tmp_path: Path, end:
     assert len({frame.source for frame in frames}) == 1
 
 
+def test_the_next_name_is_the_next_run_as_without_perfagent_run(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "sweep.py").write_text(
+        "import perfagent\nruns = {perfagent.init(name=f'lr {lr}').id for lr in range(3)}\nprint(len(runs))\n"
+    )
+    done = subprocess.run(
+        [*PERFAGENT, "sweep.py"], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=120
+    )
+    assert done.stdout == "3\n", done.stderr
+    until(lambda: len({frame.run for frame in server.frames}) == 3)
+
+
 @pytest.mark.parametrize(("way", "end"), [("option", KILL), ("variable", "")], ids=["option-kill", "variable-end"])
 def test_the_scripts_project_and_name_are_those_of_a_recording(tmp_path: Path, server: IngestServer, way: str, end: str) -> None:
     (tmp_path / "train.py").write_text(LOOK + end)
