@@ -46,7 +46,9 @@ _names_of_rank = Prepared(
     select(series.c.name).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
 )
 _names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
-_new_series = Prepared(lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"))
+_new_series = Prepared(
+    lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"), at_once=50
+)
 
 
 class Appender:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import Connection, Engine
+from sqlalchemy import Connection, Engine, bindparam
 from sqlalchemy.dialects import postgresql, sqlite
 
 __all__ = ["Prepared", "compile_all", "insert_for"]
@@ -35,10 +35,13 @@ def compile_all(engine: Engine) -> None:
 
 class Prepared:
     """columns: the names that every set of values has (those of an INSERT: all columns that are not left to the database).
-    For statements that differ between dialects `statement` is a function of the dialect's name."""
+    For statements that differ between dialects `statement` is a function of the dialect's name. at_once: how many rows of an
+    INSERT go into one statement where that is quicker: SQLite takes as long to begin one as for two small rows."""
 
-    def __init__(self, statement: Any, columns: Sequence[str] | None = None) -> None:
+    def __init__(self, statement: Any, columns: Sequence[str] | None = None, *, at_once: int = 1) -> None:
         self._statement, self._columns = statement, columns
+        self._together = None if at_once == 1 else Prepared(lambda dialect: _many_values(self._of(dialect), columns, at_once))
+        self._at_once = at_once
         self._compiled: dict[str, tuple[str, Callable[[Values], Any]]] = {}
         self._as_given: dict[str, bool] = {}  # dialect -> whether the driver takes a row's values in the order of `columns`
         _every.append(self)
@@ -48,14 +51,16 @@ class Prepared:
         name = connection.dialect.name
         found = self._compiled.get(name)
         if found is None:
-            statement = self._statement(name) if callable(self._statement) else self._statement
-            compiled = statement.compile(dialect=connection.dialect, column_keys=self._columns)
+            compiled = self._of(name).compile(dialect=connection.dialect, column_keys=self._columns)
             columns = self._columns or ()
             # SQLAlchemy adds parameters of its own to some statements, such as OFFSET 0; those of columns stand for "required".
             own = {key: value for key, value in compiled.params.items() if value is not None and key not in columns}
             self._as_given[name] = not own and compiled.positiontup is not None and list(compiled.positiontup) == list(columns)
             found = self._compiled[name] = (str(compiled), _binder(compiled.positiontup, own))
         return found
+
+    def _of(self, dialect: str) -> Any:
+        return self._statement(dialect) if callable(self._statement) else self._statement
 
     def many(self, connection: Connection, rows: Iterable[Values]) -> int:
         """Runs the statement for each row; answers how many rows of the table it has touched."""
@@ -75,11 +80,20 @@ class Prepared:
         cursor = connection.connection.cursor()
         try:
             if self._as_given.get(connection.dialect.name):
+                if self._together is not None:
+                    rows = self._together._filled(connection, cursor, rows, self._at_once)
                 cursor.executemany(sql, rows)
             else:
                 cursor.executemany(sql, [bind(dict(zip(columns, row, strict=True))) for row in rows])
         finally:
             cursor.close()
+
+    def _filled(self, connection: Connection, cursor: Any, rows: Sequence[Sequence[Any]], size: int) -> Sequence[Sequence[Any]]:
+        """Runs the statement for as many rows as fill it, each time `size`; answers those that are left."""
+        sql, _ = self._in(connection)
+        whole = len(rows) // size * size
+        cursor.executemany(sql, ([value for row in rows[at : at + size] for value in row] for at in range(0, whole, size)))
+        return rows[whole:]
 
     def each(self, connection: Connection, rows: Iterable[Values]) -> list[Any]:
         """Runs the statement for each row; answers the first line of each result, None where there is none."""
@@ -103,6 +117,12 @@ class Prepared:
             return list(cursor.fetchall())
         finally:
             cursor.close()
+
+
+def _many_values(statement: Any, columns: Sequence[str] | None, rows: int) -> Any:
+    """An INSERT of so many rows, whose parameters are in the order of the rows and, in each, of the columns."""
+    assert columns is not None
+    return statement.values([{name: bindparam(f"{name}_{at}") for name in columns} for at in range(rows)])
 
 
 def _binder(order: Sequence[str] | None, own: Values) -> Callable[[Values], Any]:
