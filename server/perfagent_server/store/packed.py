@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 import zstandard
 
-__all__ = ["compress_cells", "compress_planes", "decompress", "shuffled", "unshuffled"]
+__all__ = ["compress", "compress_cells", "compress_planes", "decompress", "shuffled", "unshuffled"]
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -33,6 +33,11 @@ def compress_cells(rows: Bytes) -> list[bytes]:
     """One blob for each row of (rows, bytes): short columns. Level -1: 1 gains nothing on them and takes twice the time."""
     compress = _tools().short.compress
     return [compress(row) for row in _views(rows)]
+
+
+def compress(data: bytes) -> bytes:
+    """One blob of anything, in next to no time."""
+    return _tools().short.compress(data)
 
 
 def decompress(data: bytes | memoryview) -> bytes:

@@ -70,6 +70,32 @@ def test_rows_written_before_frames_had_a_version_are_still_read() -> None:
     assert (kept.rows, last_step(old), kept.times.tobytes()) == (100, 99, sent.time)
 
 
+def test_rows_of_the_version_before_values_were_packed_are_still_read() -> None:
+    sent = _group(np.arange(3000), 1.79e9 + 0.25 * np.arange(3000))
+    old = msgspec.msgpack.encode((2, [(0, b"", sent.time, ["loss"], b"\x04", sent.values["loss"])], []))
+    assert unpack_whole(old) == ([sent], [])
+    assert last_step(old) == 2999
+
+
 def test_rows_of_a_newer_version_are_refused_in_words() -> None:
-    with pytest.raises(WireError, match="format 3"):
-        unpack_tail(msgspec.msgpack.encode((3, [], [])))
+    with pytest.raises(WireError, match="format 4"):
+        unpack_tail(msgspec.msgpack.encode((4, [], [])))
+
+
+@pytest.mark.parametrize(("names", "rows"), [(40, 256), (2000, 5), (4, 2560)])
+def test_values_that_repeat_are_packed_and_noise_is_left_as_it_is(names: int, rows: int) -> None:
+    noise = np.random.default_rng(3).standard_normal((names, rows))
+    steady = np.where(np.arange(names)[:, None] % 2, 71e9, np.round(50 + noise))
+    step, time = np.arange(rows), (1.79e9 + 0.25 * np.arange(rows)).astype("<f8").tobytes()
+
+    def stored(values: np.ndarray) -> int:
+        columns = {f"name{at}": value.tobytes() for at, value in enumerate(values)}
+        sent = Group(step.tobytes(), time, time, columns)
+        frame = pack_tail([sent], [])
+        assert unpack_whole(frame) == ([sent], [])
+        (kept,) = unpack_tail(frame)
+        assert kept.column("name3") == columns["name3"]
+        return len(frame)
+
+    assert stored(steady) < stored(noise) / 2
+    assert stored(noise) < noise.nbytes + 20 * names + 4 * rows + 100
