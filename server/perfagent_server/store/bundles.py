@@ -39,7 +39,7 @@ __all__ = [
     "put_bundles",
 ]
 
-BUNDLE_SERIES = 32  # from so many on; a row holds at least so many too
+BUNDLE_SERIES = 8  # from so many on; a row holds at least so many too
 _SAMPLES = 32_768  # of a row, where that leaves it enough series
 _HEADER = struct.Struct("<BBI")  # version, bytes a value, rows
 _VERSION = 1
