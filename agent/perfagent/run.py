@@ -378,6 +378,8 @@ class Run:
             self._settle_waiting()
         if p.release is not None:
             p.release.expire()
+        if (outputs := p.outputs) is not None:
+            outputs.expire()
         self._watching.poll()
         own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)

@@ -5,8 +5,8 @@ kind, so that the last item tells what happened last. What it may hold, in the o
 the device clock, or None):
 
     began, ended, loader, size, DATA        a wait for data; size is None when it only started workers or ended an epoch
-    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader;
-                                            training: None where it is another model, and no forward pass runs (beside.py)
+    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
+    began, event, None, ended, FORWARD      another model was called with gradients on while no forward pass ran (beside.py)
     ended, event, holds_loss, RETURNED      it returned
     began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
                                             where that is no loss; divided: the user scaled it (a division or product made it)
@@ -28,6 +28,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from perfagent.device import Value
+from perfagent.hooks.passes import ForwardPass, Size
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER", "OPTIMIZER_END",
@@ -43,7 +44,6 @@ MOST_ITEMS = 400_000
 """Of a trace that no step ends."""
 Trace = list[Any]
 Entry = tuple[Any, ...]
-Size = tuple[int | None, int | None, bool]
 
 _NEWEST = 64
 _MOST_BATCHES = 256
@@ -105,7 +105,7 @@ class Account:
         self._waiting: dict[int, deque[Size]] = {}
         self._loader = 0
         self._training_only = False
-        self._forward = _Forward()
+        self._forward = ForwardPass()
         self.evaluations: Any = None
         """Finds evaluations (evaluation.py); asked where a trace may hold one."""
         self.feeding = 0
@@ -127,7 +127,7 @@ class Account:
             if kind == DATA:
                 wait = entry[2] - at
                 step.data_ns = (step.data_ns or 0) + wait
-                forward.pause(wait)
+                forward.pause(at, entry[2])
                 if optimizer_depth:
                     inside_ns += wait
                 if entry[4] is not None:
@@ -137,19 +137,22 @@ class Account:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
                 if entry[3] is None:
-                    forward.begin_beside(at, entry[2])
+                    if device:
+                        forward.begin_on_device(at, entry[2])
+                    else:
+                        forward.beside(at, entry[4], open_end=True)
                     continue
                 if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
             elif kind == EVALUATED:  # and no evaluation: a teacher, or samples of a generator
-                if not forward.runs and device:
-                    _pair(step.device, "forward", entry[4], entry[5])
+                if not device:
+                    forward.beside(at, entry[2], open_end=False)
                 elif not forward.runs:
-                    forward.add_call(entry[2] - at)
+                    _pair(step.device, "forward", entry[4], entry[5])
             elif kind == CLEARED:
-                forward.pause(entry[2] - at)  # many loops clear the gradients there: no timer calls that a forward pass
+                forward.pause(at, entry[2])  # many loops clear the gradients there: no timer calls that a forward pass
             elif kind == RETURNED:
                 if not backward_at:
                     forward.returned(at, entry[2], holds_loss=entry[3])
@@ -157,7 +160,9 @@ class Account:
                 backward_at, backward_event = at, entry[2]
                 if entry[3] is not None:
                     step.root = entry[3]
-                spent, size, calls = forward.end(at, backward_event, step.device)
+                spent, size, calls, pairs = forward.end(at, backward_event)
+                for begin, end in pairs:
+                    _pair(step.device, "forward", begin, end)
                 if spent:
                     step.forward_ns = (step.forward_ns or 0) + spent
                     step.forwards += calls
@@ -204,7 +209,7 @@ class Account:
                 if backward_at:
                     step.backward_ns -= spent
                 else:
-                    forward.pause(spent)
+                    forward.pause(at, entry[2])
                     if optimizer_depth:
                         inside_ns += spent
         return step
@@ -238,72 +243,6 @@ class Account:
             return None
         self.feeding = self._loader
         return waiting.popleft()
-
-
-class _Forward:
-    """Calls of the root model that wait for their backward pass.
-
-    Where the model returned the loss, the call is the forward pass; where it returned something else, the pass lasts until
-    backward starts, since the loss is computed in between.
-    """
-
-    __slots__ = ("_began", "_calls", "_event", "_pairs", "_size", "_spent", "ignored")
-
-    def __init__(self) -> None:
-        self.ignored = 0
-        self.reset()
-
-    def reset(self) -> None:
-        self._began = self._spent = self._calls = self.ignored = 0
-        self._event: Any = None
-        self._pairs: list[tuple[Any, Any]] | None = None
-        self._size: Size | None = None
-
-    def begin(self, at: int, event: Any, size: Size | None) -> None:
-        if not self._began:
-            self._began, self._event = at, event
-        self._calls += 1
-        self._size = size
-
-    def begin_beside(self, at: int, event: Any) -> None:
-        """Another model is called before the root is, or instead of it."""
-        if not self._began:
-            self._began, self._event = at, event
-
-    def add_call(self, spent: int) -> None:
-        """A call of its own, while no forward pass runs."""
-        self._spent += spent
-
-    @property
-    def runs(self) -> bool:
-        return bool(self._began)
-
-    def pause(self, wait: int) -> None:
-        """Something else was done between the model's call and backward: a batch fetched, gradients cleared."""
-        if self._began:
-            self._began += wait
-
-    def returned(self, at: int, event: Any, *, holds_loss: bool) -> None:
-        if self.ignored:
-            self.ignored -= 1
-        elif holds_loss and self._began:
-            self._add(at, event)
-            self._began = 0
-
-    def _add(self, at: int, event: Any) -> None:
-        self._spent += at - self._began
-        if event is not None:
-            self._pairs = [*(self._pairs or ()), (self._event, event)]
-
-    def end(self, at: int, event: Any, device: dict[str, list[tuple[Any, Any]]]) -> tuple[int, Size | None, int]:
-        """ns of the forward passes that this backward belongs to, the size of the last batch, the number of calls."""
-        if self._began:
-            self._add(at, event)
-        for begin, end in self._pairs or ():
-            _pair(device, "forward", begin, end)
-        ended = self._spent, self._size, self._calls
-        self.reset()
-        return ended
 
 
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
@@ -349,16 +288,16 @@ def events_of(entries: Sequence[Entry]) -> list[Any]:
 
 
 def forward_runs(trace: Trace) -> bool:
-    """Whether a forward pass has begun that is not over: looked for in the newest entries only."""
+    """Whether the root was called and its forward pass is not over: looked for in the newest entries only."""
     end = len(trace)
     for _ in range(_NEWEST):
         kind = trace[end - 1] if end else OPTIMIZER_END
         if kind in (BACKWARD_END, OPTIMIZER_END) or (kind == RETURNED and trace[end - 2]):
             return False
         if kind == FORWARD:
-            return True
+            return trace[end - 3] is not None
         end -= FIELDS[kind]
-    return True
+    return False
 
 
 def backward_since(trace: Trace, at: int) -> bool:

@@ -31,25 +31,26 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         if p is None or p.backward_depth or p.thread != get_ident():
             return original(tensors, *args, **kwargs)
         began = now()
-        p.backward_depth = 1
-        if p.outputs is not None:
-            p.outputs.let_go()
-        if not failures or _NAME not in failures:
-            try:
-                if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:
-                    # the step's first and probably only backward pass, of one number: what `_begin` would do, in one call
-                    p.plain = False
-                    p.opened = True
-                    value = tensors.item()
-                    p.trace.extend((began, None, value, False, BACKWARD))
-                    p.roots = 1
-                    if value - value != 0.0:
-                        _suspect(p, tensors)
-                else:
-                    _begin(p, tensors, began)
-            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-                failed(_NAME, error)
+        outputs = p.outputs
+        if outputs is not None:
+            outputs.let_go()
         try:
+            p.backward_depth = 1
+            if not failures or _NAME not in failures:
+                try:
+                    if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:
+                        # the step's first and probably only backward pass, of one number: what `_begin` would do, in one call
+                        p.plain = False
+                        p.opened = True
+                        value = tensors.item()
+                        p.trace.extend((began, None, value, False, BACKWARD))
+                        p.roots = 1
+                        if value - value != 0.0:
+                            _suspect(p, tensors)
+                    else:
+                        _begin(p, tensors, began)
+                except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+                    failed(_NAME, error)
             return original(tensors, *args, **kwargs)
         except (RuntimeError, MemoryError) as error:
             if p.investigator is not None:

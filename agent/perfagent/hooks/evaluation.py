@@ -11,15 +11,21 @@ An evaluation is part of the step that follows it. What follows the last step is
 from __future__ import annotations
 
 import math
+import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import islice
 from typing import Any
 
 from perfagent.hooks.account import (
+    BACKWARD,
+    BACKWARD_END,
     DATA,
     EVALUATED,
     FORWARD,
     MOST_ITEMS,
+    OPTIMIZER,
+    OPTIMIZER_END,
     PHASE,
     RETURNED,
     Account,
@@ -30,7 +36,7 @@ from perfagent.hooks.account import (
     trace_of,
 )
 from perfagent.hooks.checkpoint import Patch, replace_when_imported
-from perfagent.hooks.guard import not_traced
+from perfagent.hooks.guard import guarded, not_traced
 from perfagent.hooks.phases import device_mark, tell, watch_phase
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.row import StepRow
@@ -43,6 +49,10 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
 }
 _QUIET_STEPS = 2
+_STANDS_OUT = 3
+"""So many times what the steps of a training do is something else."""
+_MOST_OUTPUTS = 8
+_TRAINS = (BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
 """Items of a trace up to which the device's clock times such calls: an evaluation is timed by the host."""
 _APART_NS = 60 * 10**9
@@ -63,16 +73,28 @@ def interrupted(p: Progress) -> None:
         p.trace = Interrupted(p.trace)
 
 
-def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """A call of a model without gradients, noted when it returns. training: the root is in that mode, or it is another model."""
+def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
+    """A call of a model without gradients, noted when it returns; what happens in it is part of it.
+
+    training: the root is in that mode, or another model in the one that it has in training. graded: another model with gradients:
+    it is such a call all the same in another mode, or where nothing that it returns has any.
+    """
+    if p.data_depth:
+        return call(*args, **kwargs)
     timed = training and p.clock is not None and len(p.trace) < _MOST_TIMED
     began, event = now(), device_mark(p) if timed else None
+    p.phase_depth += not graded
     try:
         output = call(*args, **kwargs)
     except (RuntimeError, MemoryError) as error:
         if p.investigator is not None:
             p.investigator.passing(error)
         raise
+    finally:
+        p.phase_depth -= not graded
+    if graded and training and _has_gradients(output):
+        p.trace.extend((began, event, None, now(), FORWARD))
+        return output
     interrupted(p)
     p.trace.extend((began, now(), training, event, device_mark(p) if timed else None, EVALUATED))
     if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
@@ -80,22 +102,79 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
     return output
 
 
+@guarded
+def _has_gradients(output: Any) -> bool:
+    """Whether a backward pass can start from it: of what is no tensor, list or dict it is believed."""
+    tensor = sys.modules["torch"].Tensor
+    if isinstance(output, tensor):
+        return bool(output.requires_grad)
+    if not isinstance(output, (tuple, list, dict)):
+        return output is not None
+    items = output.values() if isinstance(output, dict) else output
+    return any(item.requires_grad for item in islice(items, _MOST_OUTPUTS) if isinstance(item, tensor))
+
+
 not_traced(evaluated)
+
+
+class _Habit:
+    """How many calls without gradients, in training mode and one after the other, the steps of a training make.
+
+    A step's own are as many as in the steps before, give or take; the many of an evaluation stand out, and so do those of a step
+    where there are none else.
+    """
+
+    __slots__ = ("_over_at", "_seen_at", "_usual")
+
+    def __init__(self) -> None:
+        self._seen_at = self._over_at = -_QUIET_STEPS - 1
+        self._usual = 1
+
+    def begins(self, step: int) -> None:
+        """From here on such calls are seen: what begins now is the training's own."""
+        self._seen_at = step
+
+    def own_calls(self, step: int, entries: list[Entry]) -> set[int]:
+        """Places of the calls that are the step's own."""
+        runs = list(_runs(entries))
+        if not runs:
+            return set()
+        seen, self._seen_at = step - self._seen_at <= _QUIET_STEPS, step
+        longest = max(map(len, runs))
+        if longest > _STANDS_OUT * self._usual:
+            again, self._over_at = step - self._over_at <= _QUIET_STEPS, step
+            if again:
+                self._usual = longest  # in every step: a rollout
+        elif seen:
+            self._usual = max(self._usual, longest)
+        return {place for run in runs if seen and len(run) <= _STANDS_OUT * self._usual for place in run}
+
+
+def _runs(entries: list[Entry]) -> Iterator[list[int]]:
+    """Places of the calls without gradients in training mode, together where no training lies in between."""
+    run: list[int] = []
+    for place, entry in enumerate(entries):
+        if entry[0] == EVALUATED and entry[3]:
+            run.append(place)
+        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3] is not False)):
+            yield run
+            run = []
+    if run:
+        yield run
 
 
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
-    __slots__ = ("_found", "_usual_at")
+    __slots__ = ("_found", "_habit")
 
     def __init__(self) -> None:
-        self._usual_at = -_QUIET_STEPS
-        """The last step with calls that had no gradients although the model was in training mode."""
+        self._habit = _Habit()
         self._found: list[float] = []
 
     def usual_from(self, step: int) -> None:
-        """From here on calls without gradients are seen: those that begin now are what each step does. Any thread."""
-        self._usual_at = step
+        """From here on calls without gradients are seen: few that begin now are what each step does. Any thread."""
+        self._habit.begins(step)
 
     def fold(self, p: Progress, step: int, trace: Trace) -> Trace:
         """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of."""
@@ -115,14 +194,12 @@ class Evaluations:
 
     def _folded(self, account: Account, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
         trains = account.trains(entries)
-        usual = step - self._usual_at <= _QUIET_STEPS
-        if any(entry[0] == EVALUATED and entry[3] for entry in entries):
-            self._usual_at = step
+        own = self._habit.own_calls(step, entries)
         folded: list[Entry] = []
         fetches: list[Entry] = []  # since the last call that told what they were for
         span: list[int] = []  # began, ended
         inside = 0  # calls in evaluation mode with gradients that have not returned
-        for entry in entries:
+        for place, entry in enumerate(entries):
             kind = entry[0]
             if kind == DATA and entry[4] is None:
                 account.feeding = 0  # an iterator that ended; the next one may get its id
@@ -131,17 +208,19 @@ class Evaluations:
             elif kind == RETURNED and inside:
                 inside -= 1
                 span[1] = entry[1]
-            elif (kind == EVALUATED and not (usual and entry[3])) or (kind == FORWARD and trains and entry[3] is False):
+            elif kind == EVALUATED and place in own and not span:
+                folded.append(entry)
+            elif kind == EVALUATED or (kind == FORWARD and trains and entry[3] is False):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
                     folded += self._closed(span, [])
                     span = []
+                while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
+                    folded.pop()  # another model's, of the same batch
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
                 fetches = []
-            elif kind == EVALUATED:
-                folded.append(entry)
             else:
                 folded += [*self._closed(span, fetches), entry]
                 span, fetches, inside = [], [], 0

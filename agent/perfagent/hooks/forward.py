@@ -90,8 +90,10 @@ class Watched(Standing):
             failed(_NAME, error)
         try:
             output = call(*args, **kwargs)
-        except (RuntimeError, MemoryError) as error:
-            if p.investigator is not None:
+        except BaseException as error:
+            if p.outputs is not None:
+                p.outputs.held = None  # who has run out of memory drops all that there is
+            if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)
             raise
         if not self._looks:
@@ -103,8 +105,8 @@ class Watched(Standing):
             if holds_loss:
                 self._looks = _ENOUGH
                 if p.clock is None:
-                    p.outputs = p.outputs or Outputs()
-                    p.outputs.returned(output)
+                    p.outputs = outputs = p.outputs or Outputs()
+                    outputs.returned(output)
             elif root.training:
                 self._looks -= 1
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop

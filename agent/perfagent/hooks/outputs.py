@@ -7,31 +7,37 @@ forward pass to drop. (`loss = model(x).loss` drops the new logits there.)
 
 So what the loop still has of the last outputs when the model is called again, and the new outputs, are held from the model's
 return until backward begins: a timer round backward and ours both see it. No memory lives longer than the loop's own names would
-let it, but for what lies between the two calls. Not where a device's clock runs: it does not see the host's memory.
+let it, but for what lies between the two calls, and for five seconds where backward never comes. Not where a device's clock runs:
+it does not see the host's memory.
 """
 
 from __future__ import annotations
 
 import sys
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from itertools import islice
+from time import monotonic
 from typing import Any
+
+from perfagent.hooks.guard import guarded
 
 __all__ = ["Outputs"]
 
 _MOST_ITEMS = 16
+_MOST_HELD_S = 5.0
 
 
 class Outputs:
     """Of one root model. held: what lives until backward begins. waits: no backward pass has begun since the model returned."""
 
-    __slots__ = ("_last", "held", "waits")
+    __slots__ = ("_last", "_since", "held", "waits")
 
     def __init__(self) -> None:
         self._last: list[Any] = []  # weak references to what the model returned last
         self.held: Any = None
         self.waits = True
+        self._since = 0.0
 
     def called(self) -> None:
         """The model is called: what the loop still has of the last call it will drop when this one returns.
@@ -42,15 +48,21 @@ class Outputs:
         if not self.waits:
             self.held = [alive for one in self._last if (alive := one()) is not None]
 
+    @guarded
     def returned(self, output: Any) -> None:
         """The model returns this, and in it the loss."""
         self._last = [*map(weakref.ref, _parts(output))]
         self.held = None if self.waits else (self.held, output)
-        self.waits = True
+        self.waits, self._since = True, monotonic()
 
     def let_go(self) -> None:
         """Backward begins."""
         self.waits, self.held = False, None
+
+    def expire(self) -> None:
+        """What has been held for long goes: no backward pass came. Any thread."""
+        if self.held and monotonic() - self._since > _MOST_HELD_S:
+            self.held = None
 
 
 def _parts(output: Any) -> Iterator[Any]:
@@ -60,7 +72,7 @@ def _parts(output: Any) -> Iterator[Any]:
         return
     if type(output).__weakrefoffset__:  # ModelOutput of transformers, a dataclass
         yield output
-    items: Any = output.values() if isinstance(output, Mapping) else output if isinstance(output, (tuple, list)) else ()
+    items: Any = output.values() if isinstance(output, dict) else output if isinstance(output, (tuple, list)) else ()
     for item in islice(items, _MOST_ITEMS):
         if type(item).__weakrefoffset__:
             yield item

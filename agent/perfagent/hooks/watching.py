@@ -4,6 +4,7 @@ the run ends or goes on with another model."""
 from __future__ import annotations
 
 import time
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -17,7 +18,7 @@ from perfagent.signals.throughput import has_embedding
 __all__ = ["Watching"]
 
 _MOST_OPTIMIZERS = 8
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 15.0, 3600.0
+_LEAST_PAUSE_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0, 3600.0
 
 
 class Watching:
@@ -28,8 +29,8 @@ class Watching:
         self._undo_forward: Callable[[], None] | None = None
         self._uncalled: Uncalled | None = None
         self._beside: Beside | None = None
-        self._undo_steps: dict[int, Callable[[], None]] = {}
-        self._pause_s, self._due = _FIRST_PAUSE_S, 0.0
+        self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
+        self._pause_s, self._due, self._looked = _FIRST_PAUSE_S, 0.0, 0.0
 
     def put_on(self, model: Any, optimizer: Any) -> None:
         """Either may be None: it is not known yet. Nothing that is on already is put on again."""
@@ -42,29 +43,40 @@ class Watching:
                 self._progress.account.evaluations.usual_from(self._progress.completed)
                 self._add(self._uncalled)
                 self._add(self._beside)
-                self._pause_s, self._due = _FIRST_PAUSE_S, time.monotonic() + _FIRST_PAUSE_S
+                self._looked = time.monotonic()
+                self._pause_s, self._due = _FIRST_PAUSE_S, self._looked + _FIRST_PAUSE_S
         if optimizer is not None:
             self.watch_step(optimizer)
 
     def watch_step(self, optimizer: Any) -> None:
         """Times the steps of one more optimizer from outside."""
         owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
-        if id(owner) not in self._undo_steps and len(self._undo_steps) < _MOST_OPTIMIZERS:
-            self._undo_steps[id(owner)] = watch_whole_step(optimizer)
+        known = self._undo_steps.get(id(owner))
+        if known is not None and known[0]() is owner:
+            return
+        self._undo_steps = {key: item for key, item in self._undo_steps.items() if item[0]() is not None}
+        if len(self._undo_steps) < _MOST_OPTIMIZERS:
+            self._undo_steps[id(owner)] = weakref.ref(owner), watch_whole_step(optimizer)
 
     def poll(self) -> None:
         """Now and then it is looked again which other models are called. On the sender's thread."""
-        if self._beside is not None and time.monotonic() >= self._due > 0.0:
+        beside, at = self._beside, time.monotonic()
+        if beside is None or at < self._looked + _LEAST_PAUSE_S:
+            return
+        if at >= self._due:
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
-            self._due = time.monotonic() + self._pause_s
-            self._add(self._beside)
+        elif not beside.has_lost_one():
+            return
+        self._looked, self._due = at, at + self._pause_s
+        self._add(beside)
 
     def take_off(self) -> None:
         for task in (self._uncalled, self._beside):
             if task is not None:
                 task.remove()
-        for undo in (self._undo_forward, *self._undo_steps.values()):
-            if undo is not None:
-                undo()
+        if self._undo_forward is not None:
+            self._undo_forward()
+        for _, undo in self._undo_steps.values():
+            undo()
         self._undo_forward = self._uncalled = self._beside = None
         self._undo_steps.clear()

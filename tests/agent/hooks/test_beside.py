@@ -139,7 +139,7 @@ def test_one_that_joins_late_is_found_when_it_is_looked_again(record):
     for number in range(10):
         if number == 5:
             assert not is_watched(teacher)
-            recorded.run._watching._due = 1e-9
+            recorded.run._watching._looked = recorded.run._watching._due = 0.0
             recorded.run._watching.poll()
         next(late)().backward()
         optimizer.step()
@@ -246,3 +246,235 @@ def test_it_waits_while_what_can_tell_of_compiling_is_being_imported(record, mon
         step().backward()
         optimizer.step()
     assert is_watched(teacher)
+
+
+# evaluations, logs, waits and phases beside such models ------------------------------------------------------------------------
+
+
+def loop(record, model, step, steps, *, before=lambda number: None, optimizer=None):
+    """before: called with the number of each step, before it."""
+    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for number in range(1, steps + 1):
+        before(number)
+        optimizer.zero_grad()
+        step().backward()
+        optimizer.step()
+    recorded.finish()
+    return recorded
+
+
+@torch.no_grad()
+def evaluate(*models, calls=20):
+    for _ in range(calls):
+        for model in models:
+            time.sleep(0.002)
+            model(torch.ones(2, 4))
+
+
+@pytest.mark.parametrize("both", [True, False], ids=["student and teacher", "teacher alone"])
+def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(record, both):
+    model, teacher = student(), nn.Linear(4, 4)
+
+    def before(number):
+        if number in (6, 11):
+            model.eval()
+            evaluate(*([teacher, model] if both else [teacher]))
+            model.train()
+
+    recorded = loop(record, model, distill(model, teacher), 12, before=before)
+    assert is_watched_then(recorded)
+    assert list(told(recorded, "phase/eval_s")) == [6, 11]
+    assert min(told(recorded, "phase/eval_s").values()) >= 0.035
+    assert max(told(recorded, "phase/forward_s").values()) < 0.02
+
+
+def is_watched_then(recorded):
+    """Whether companions were found: their calls are taken off at the end of the run."""
+    return recorded.run._watching._beside is None and bool(told(recorded, "phase/forward_s"))
+
+
+@pytest.mark.parametrize("at", [2, 3, 4])
+def test_an_evaluation_in_training_mode_is_found_at_the_very_beginning(record, at):
+    model = student()
+    recorded = loop(
+        record,
+        model,
+        lambda: model(torch.ones(2, 4)).square().mean(),
+        8,
+        before=lambda number: evaluate(model) if number == at else None,
+    )
+    assert list(told(recorded, "phase/eval_s")) == [at]
+
+
+def test_a_rollout_in_every_step_is_no_evaluation(record):
+    model = student()
+    recorded = loop(
+        record, model, lambda: model(torch.ones(2, 4)).square().mean(), 8, before=lambda _: evaluate(model, calls=10)
+    )
+    assert set(told(recorded, "phase/eval_s")) <= {2}, "only while it is not known that every step has one"
+    assert min(list(told(recorded, "phase/forward_s").values())[2:]) > 0.0
+
+
+def test_one_that_is_evaluated_with_gradients_in_the_other_mode_is_evaluated(record):
+    model, judge = student(), nn.Linear(4, 4)
+
+    def before(number):
+        if number == 6:
+            judge.eval()
+            for _ in range(10):
+                time.sleep(0.002)
+                judge(torch.ones(2, 4))
+            judge.train()
+
+    recorded = loop(record, model, lambda: (judge(torch.ones(2, 4)) * model(torch.ones(2, 4))).mean(), 8, before=before)
+    assert list(told(recorded, "phase/eval_s")) == [6]
+    assert max(told(recorded, "phase/forward_s").values()) < 0.015
+
+
+def test_a_log_behind_a_call_belongs_to_the_step_before(record):
+    model, metric = student(), nn.Linear(4, 1).requires_grad_(requires_grad=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for number in range(1, 9):
+        model(torch.ones(2, 4)).mean().backward()
+        optimizer.step()
+        metric(torch.ones(2, 4))
+        recorded.run.log({"number": float(number)})
+        time.sleep(NAP_S)
+    recorded.finish()
+    assert told(recorded, "number") == {number: float(number) for number in range(1, 9)}
+    assert max(told(recorded, "phase/forward_s").values()) < NAP_S, "a metric is no beginning of a forward pass"
+
+
+def test_many_calls_without_gradients_do_not_hide_one_with_them(record):
+    model, actor, critic = student(), nn.Linear(4, 4), Slow(4, 1)
+
+    def step():
+        with torch.no_grad():
+            for _ in range(100):
+                actor(torch.ones(2, 4))
+        return critic(torch.ones(2, 4)).mean() + 0.0 * model(torch.ones(2, 4)).mean()
+
+    recorded = loop(record, model, step, 8)
+    assert min(told(recorded, "phase/forward_s")[number] for number in range(4, 9)) >= NAP_S
+
+
+def test_what_lies_in_a_phase_or_in_another_call_counts_once(record):
+    model, members = student(), [Slow(4, 4) for _ in range(2)]
+    ensemble = nn.ModuleList(members)
+    ensemble.forward = lambda x: sum(member(x) for member in members)
+    recorded_run = []
+
+    def step():
+        with torch.no_grad():
+            ensemble(torch.ones(2, 4))
+            members[0](torch.ones(2, 4))
+            with recorded_run[0].phase("rollout"):
+                members[1](torch.ones(2, 4))
+        return model(torch.ones(2, 4)).mean()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    recorded_run.append(recorded.run)
+    for _ in range(8):
+        step().backward()
+        optimizer.step()
+    recorded.finish()
+    forward, rollout = told(recorded, "phase/forward_s"), told(recorded, "phase/rollout_s")
+    assert all(2 * NAP_S <= forward[number] < 3.5 * NAP_S for number in range(4, 9))
+    assert all(NAP_S <= rollout[number] < 2 * NAP_S for number in range(4, 9))
+
+
+def test_an_encoder_in_the_dataset_is_data(record):
+    model, encoder = student(), Slow(4, 4)
+
+    class Encoded(torch.utils.data.Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            with torch.no_grad():
+                return encoder(torch.ones(4))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for x in torch.utils.data.DataLoader(Encoded(), batch_size=1):
+        model(x).mean().backward()
+        optimizer.step()
+    recorded.finish()
+    assert max(told(recorded, "phase/forward_s").values()) < NAP_S
+    assert min(told(recorded, "phase/data_s").values()) >= NAP_S
+
+
+# the look itself -------------------------------------------------------------------------------------------------------------
+
+
+def test_a_look_ends_however_many_calls_a_step_makes(record):
+    model, teacher = nn.Sequential(*[nn.Linear(4, 4) for _ in range(50)]), nn.Linear(4, 4)
+    before = [dict(hooks) for hooks in HOOKS]
+    seen = []
+
+    def step():
+        seen.append([dict(hooks) for hooks in HOOKS] == before)
+        with torch.no_grad():
+            wanted = teacher(torch.ones(2, 4))
+        return sum((model(torch.ones(2, 4)) - wanted).mean() for _ in range(600))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-6)
+    record(model, optimizer=optimizer)
+    for _ in range(5):
+        step().backward()
+        optimizer.step()
+    assert seen == [True, True, False, True, True]
+    assert is_watched(teacher)
+
+
+def test_torch_compile_in_that_step_ends_the_look(record):
+    model, teacher = student(), nn.Linear(4, 4)
+    original, called = torch.compile, []
+
+    def backend(graph, _):
+        called.append(1)
+        return graph.forward
+
+    step, optimizer = distill(model, teacher), torch.optim.SGD(model.parameters(), lr=0.01)
+    record(model, optimizer=optimizer)
+    other = nn.Linear(4, 4)
+    for number in range(1, 5):
+        step().backward()
+        if number == 3:
+            assert torch.compile is not original
+            torch.compile(other, backend=backend)(torch.ones(2, 4))
+        optimizer.step()
+    assert torch.compile is original
+    assert called == [1]
+    assert not is_watched(teacher), "a process that compiles is left alone"
+    torch.compiler.reset()
+
+
+def test_modules_without_parameters_hide_none(record):
+    model, teacher = student(), nn.Linear(4, 4)
+    distilled = distill(model, teacher)
+
+    def step():
+        x = torch.ones(2, 4)
+        return distilled() + sum(nn.MSELoss()(x, x) for _ in range(40))
+
+    train(record, step, model, steps=4)
+    assert is_watched(teacher)
+
+
+def test_another_in_the_place_of_one_that_is_gone_is_looked_for(record):
+    model, teachers = student(), [nn.Linear(4, 4)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for number in range(1, 10):
+        distill(model, teachers[0])().backward()
+        optimizer.step()
+        if number == 5:
+            assert is_watched(teachers[0])
+            teachers[0] = nn.Linear(4, 4)
+            recorded.run._watching._looked -= 3.0
+            recorded.run._watching.poll()
+    assert is_watched(teachers[0])

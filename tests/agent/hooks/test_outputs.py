@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
+
+from perfagent.hooks import outputs as subject
+from perfagent.hooks.guard import failures
+from perfagent.hooks.progress import state
 
 
 @dataclass
@@ -115,3 +120,69 @@ def test_the_end_of_the_run_lets_go(record):
     assert model.alive() == [5]
     recorded.finish()
     assert model.alive() == []
+
+
+def test_a_call_that_fails_lets_go_of_the_old_ones(record):
+    """So that who has run out of memory, and drops what he has, gets it back."""
+    model, optimizer = start(record)
+    logits, loss = model(torch.ones(2, 4))
+    for _ in range(4):
+        loss.backward()
+        optimizer.step()
+        logits, loss = model(torch.ones(2, 4))
+    loss.backward()
+    with pytest.raises(RuntimeError):
+        model(torch.ones(2, 3))
+    assert logits is not None
+    del logits, loss
+    assert model.alive() == []
+
+
+def test_what_no_backward_pass_follows_is_let_go_of_in_seconds(record, monkeypatch):
+    model, optimizer = start(record)
+    for _ in range(4):
+        one_step(model, optimizer)
+    model(torch.ones(2, 4))
+    assert model.alive()
+    outputs = state.current.outputs
+    outputs.expire()
+    assert model.alive(), "not at once"
+    monkeypatch.setattr(subject, "_MOST_HELD_S", 0.0)
+    outputs.expire()
+    assert model.alive() == []
+
+
+def test_a_mapping_of_the_users_own_is_not_looked_into(record):
+    class Result(Mapping):
+        def __init__(self, loss, logits):
+            self.loss = loss
+
+        def __getitem__(self, name):
+            raise AssertionError(name)
+
+        __iter__ = __len__ = __getitem__
+
+    model = Net(Result)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    record(model, optimizer=optimizer)
+    for _ in range(5):
+        model(torch.ones(2, 4)).loss.backward()
+        optimizer.step()
+    assert not failures
+    assert state.current.outputs is not None
+
+
+def test_an_interrupt_while_a_backward_pass_begins_leaves_nothing_behind(record, monkeypatch):
+    model, optimizer = start(record)
+    for _ in range(4):
+        one_step(model, optimizer)
+
+    def interrupted(_):
+        raise KeyboardInterrupt
+
+    loss = model(torch.ones(2, 4))[1]
+    monkeypatch.setattr("perfagent.hooks.backward._begin", lambda *_: interrupted(_))
+    state.current.plain = False
+    with pytest.raises(KeyboardInterrupt):
+        loss.backward()
+    assert state.current.backward_depth == 0

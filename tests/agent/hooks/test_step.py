@@ -289,3 +289,17 @@ def test_an_optimizer_that_the_loop_drops_is_gone_while_the_run_goes_on(record):
     del optimizer, scheduler
     gc.collect()
     assert dropped() is None
+
+
+def test_optimizers_that_come_and_go_are_each_timed_from_outside(record):
+    """A scheduler puts a `step` of its own on each; a dead one's id is given again."""
+    model = small()
+    recorded = record(model)
+    for _ in range(12):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        train(model, optimizer, 3, log=scheduler.step)
+        assert hasattr(optimizer.step, "__wrapped__")
+        assert len(recorded.run._watching._undo_steps) <= 2
+        del optimizer, scheduler
+        gc.collect()
