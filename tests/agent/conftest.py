@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -61,3 +62,10 @@ def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
     for recorded in made:
         recorded.run.finish()
     assert not guard.failures, f"hooks failed: {guard.failures}"
+
+
+@pytest.fixture
+def nothing_compiled() -> None:
+    """A process in which nothing was compiled, whatever other tests did in it."""
+    if "torch._dynamo" in sys.modules:
+        sys.modules["torch"].compiler.reset()

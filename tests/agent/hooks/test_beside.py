@@ -13,6 +13,8 @@ from torch import nn
 
 import perfagent.signals.flops  # as the sender's thread does
 
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
+
 CALL = "_compiled_call_impl"
 NAP_S = 0.02
 HOOKS = (nn.modules.module._global_forward_pre_hooks, nn.modules.module._global_forward_hooks)

@@ -6,10 +6,13 @@ import copy
 import pickle
 import time
 
+import pytest
 import torch
 from torch import nn
 
 import perfagent.signals.flops  # noqa: F401 - as the sender's thread does
+
+pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
 CALL = "_compiled_call_impl"
 APART_S = 0.02
