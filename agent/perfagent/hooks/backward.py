@@ -32,7 +32,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             return original(tensors, *args, **kwargs)
         began = now()
         outputs = p.outputs
-        if outputs is not None:
+        if outputs is not None and not outputs.rest:
             outputs.let_go()
         try:
             p.backward_depth = 1

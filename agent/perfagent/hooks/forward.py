@@ -77,8 +77,12 @@ class Watched(Standing):
             training = root.training
             if not training:
                 interrupted(p)
-            if p.outputs is not None:
-                p.outputs.called()
+            outputs = p.outputs
+            if outputs is not None:
+                if outputs.rest:
+                    outputs.rest -= 1
+                else:
+                    outputs.called()
             trace = p.trace
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
@@ -104,8 +108,10 @@ class Watched(Standing):
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
-                if p.clock is None:
-                    p.outputs = outputs = p.outputs or Outputs()
+                outputs = p.outputs
+                if outputs is None and p.clock is None:
+                    p.outputs = outputs = Outputs()
+                if outputs is not None and not outputs.rest:
                     outputs.returned(output)
             elif root.training:
                 self._looks -= 1

@@ -17,7 +17,7 @@ import sys
 import weakref
 from collections.abc import Iterator
 from itertools import islice
-from time import monotonic
+from time import monotonic, perf_counter_ns
 from typing import Any
 
 from perfagent.hooks.guard import guarded
@@ -26,14 +26,23 @@ __all__ = ["Outputs"]
 
 _MOST_ITEMS = 16
 _MOST_HELD_S = 5.0
+_NEGLIGIBLE_NS = 5_000
+"""About what holding costs with cold caches."""
+_LOOKS = 8
+_REST_CALLS = 1000
 
 
 class Outputs:
-    """Of one root model. held: what lives until backward begins. waits: no backward pass has begun since the model returned."""
+    """Of one root model. held: what lives until backward begins. waits: no backward pass has begun since the model returned.
 
-    __slots__ = ("_last", "_since", "held", "waits")
+    Where it costs next to nothing to drop what the model returns, that is looked at once in a thousand calls. rest: so many are
+    left to come, counted down by whoever would call the methods, since a hook's every call costs.
+    """
+
+    __slots__ = ("_cheap", "_last", "_since", "held", "rest", "waits")
 
     def __init__(self) -> None:
+        self._cheap = self.rest = 0
         self._last: list[Any] = []  # weak references to what the model returned last
         self.held: Any = None
         self.waits = True
@@ -57,7 +66,14 @@ class Outputs:
 
     def let_go(self) -> None:
         """Backward begins."""
-        self.waits, self.held = False, None
+        self.waits = False
+        if self.held is None:
+            return
+        began = perf_counter_ns()
+        self.held = None
+        self._cheap = self._cheap + 1 if perf_counter_ns() - began < _NEGLIGIBLE_NS else 0
+        if self._cheap >= _LOOKS:
+            self._cheap, self.rest, self._last = 0, _REST_CALLS, []
 
     def expire(self) -> None:
         """What has been held for long goes: no backward pass came. Any thread."""

@@ -186,3 +186,28 @@ def test_an_interrupt_while_a_backward_pass_begins_leaves_nothing_behind(record,
     with pytest.raises(KeyboardInterrupt):
         loss.backward()
     assert state.current.backward_depth == 0
+
+
+def test_what_costs_nothing_to_drop_is_looked_at_now_and_then(record, monkeypatch):
+    monkeypatch.setattr(subject, "_NEGLIGIBLE_NS", 10**12)
+    monkeypatch.setattr(subject, "_REST_CALLS", 20)
+    model, optimizer = start(record)
+    held = []
+    for step in range(60):
+        loss = model(torch.ones(2, 4))[1]
+        held.append(model.alive() == [step])
+        loss.backward()
+        assert model.alive() == []
+        optimizer.step()
+    assert 16 <= sum(held) < 30, "eight at a time, and twenty calls in between"
+    assert any(held[30:]), "it begins anew"
+
+
+def test_what_costs_something_is_held_every_time(record, monkeypatch):
+    monkeypatch.setattr(subject, "_NEGLIGIBLE_NS", 0)
+    model, optimizer = start(record)
+    for step in range(40):
+        loss = model(torch.ones(2, 4))[1]
+        assert step < 4 or model.alive() == [step]
+        loss.backward()
+        optimizer.step()
