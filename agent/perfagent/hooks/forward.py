@@ -71,13 +71,13 @@ class Watched(Standing):
             return call(*args, **kwargs)
         if not self._grad_enabled():
             return evaluated(p, root.training, call, args, kwargs)
+        outputs = p.outputs  # another thread may end the run meanwhile
         try:
             began = now()
             p.opened = True
             training = root.training
             if not training:
                 interrupted(p)
-            outputs = p.outputs
             if outputs is not None:
                 if outputs.rest:
                     outputs.rest -= 1
@@ -95,8 +95,8 @@ class Watched(Standing):
         try:
             output = call(*args, **kwargs)
         except BaseException as error:
-            if p.outputs is not None:
-                p.outputs.held = None  # who has run out of memory drops all that there is
+            if outputs is not None:
+                outputs.held = None  # who has run out of memory drops all that there is
             if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)
             raise
@@ -108,7 +108,6 @@ class Watched(Standing):
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
-                outputs = p.outputs
                 if outputs is None and p.clock is None:
                     p.outputs = outputs = Outputs()
                 if outputs is not None and not outputs.rest:
