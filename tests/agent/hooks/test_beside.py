@@ -30,10 +30,12 @@ def student():
     return nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 4))
 
 
-def train(record, step, model, steps=8):
+def train(record, step, model, steps=8, *, before=lambda number: None):
+    """before: called with the number of each step, before it."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
     recorded = record(model, optimizer=optimizer)
-    for _ in range(steps):
+    for number in range(1, steps + 1):
+        before(number)
         optimizer.zero_grad()
         step().backward()
         optimizer.step()
@@ -46,6 +48,17 @@ def told(recorded, name):
 
 def is_watched(module):
     return module.__dict__.get(CALL) is not None
+
+
+def duel(model, judge, judges):
+    """A discriminator's turn, in which the generator is not called, and then the generator's."""
+
+    def step():
+        judge(torch.ones(2, 4)).mean().backward()
+        judges.step()
+        return model(torch.ones(2, 4)).square().mean()
+
+    return step
 
 
 def distill(model, teacher):
@@ -93,16 +106,10 @@ def test_another_model_with_gradients_begins_the_forward_pass(record):
 
 
 def test_a_pass_of_the_other_model_alone_is_one_too(record):
-    """A discriminator's turn: the generator is not called in it."""
     model, judge = student(), Slow(4, 1)
     judges = torch.optim.SGD(judge.parameters(), lr=0.01)
 
-    def step():
-        judge(torch.ones(2, 4)).mean().backward()
-        judges.step()
-        return model(torch.ones(2, 4)).square().mean()
-
-    recorded = train(record, step, model)
+    recorded = train(record, duel(model, judge, judges), model)
     recorded.finish()
     forward = told(recorded, "phase/forward_s")
     assert min(forward[step] for step in range(4, 9)) >= NAP_S
@@ -119,12 +126,7 @@ def test_the_steps_of_another_optimizer_are_timed_from_outside(record):
 
     judges.step = slow
 
-    def step():
-        judge(torch.ones(2, 4)).mean().backward()
-        judges.step()
-        return model(torch.ones(2, 4)).square().mean()
-
-    recorded = train(record, step, model)
+    recorded = train(record, duel(model, judge, judges), model)
     recorded.finish()
     optimizer = told(recorded, "phase/optimizer_s")
     assert min(optimizer[step] for step in range(4, 9)) >= NAP_S
@@ -253,15 +255,8 @@ def test_it_waits_while_what_can_tell_of_compiling_is_being_imported(record, mon
 # evaluations, logs, waits and phases beside such models ------------------------------------------------------------------------
 
 
-def loop(record, model, step, steps, *, before=lambda number: None, optimizer=None):
-    """before: called with the number of each step, before it."""
-    optimizer = optimizer or torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for number in range(1, steps + 1):
-        before(number)
-        optimizer.zero_grad()
-        step().backward()
-        optimizer.step()
+def loop(record, model, step, steps, **more):
+    recorded = train(record, step, model, steps, **more)
     recorded.finish()
     return recorded
 
@@ -279,21 +274,16 @@ def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(record, both)
     model, teacher = student(), nn.Linear(4, 4)
 
     def before(number):
+        assert is_watched(teacher) == (number > 3)
         if number in (6, 11):
             model.eval()
             evaluate(*([teacher, model] if both else [teacher]))
             model.train()
 
     recorded = loop(record, model, distill(model, teacher), 12, before=before)
-    assert is_watched_then(recorded)
     assert list(told(recorded, "phase/eval_s")) == [6, 11]
     assert min(told(recorded, "phase/eval_s").values()) >= 0.035
     assert max(told(recorded, "phase/forward_s").values()) < 0.02
-
-
-def is_watched_then(recorded):
-    """Whether companions were found: their calls are taken off at the end of the run."""
-    return recorded.run._watching._beside is None and bool(told(recorded, "phase/forward_s"))
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])
