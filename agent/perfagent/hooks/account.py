@@ -6,7 +6,6 @@ the device clock, or None):
 
     began, ended, loader, size, DATA        a wait for data; size is None when it only started workers or ended an epoch
     began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
-    began, event, None, ended, FORWARD      another model was called with gradients on while no forward pass ran (beside.py)
     ended, event, holds_loss, RETURNED      it returned
     began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
                                             where that is no loss; divided: the user scaled it (a division or product made it)
@@ -17,6 +16,7 @@ the device clock, or None):
                                             ends where the device's time is meant, else None twice
     began, ended, CLEARED                   zero_grad between the model's call and backward
     began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
+    began, event, ended, BESIDE             another model was called with gradients, while the root's pass did not run (beside.py)
 
 `entries_of` makes tuples of them, the kind first: what those read that are not in a hurry.
 """
@@ -31,13 +31,13 @@ from perfagent.device import Value
 from perfagent.hooks.passes import ForwardPass, Size
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER", "OPTIMIZER_END",
-    "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "backward_since", "entries_of", "entry_count",
-    "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
+    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER",
+    "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "backward_since", "entries_of",
+    "entry_count", "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
 ]  # fmt: skip
 
-DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED = range(10)
-FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6)
+DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
+FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6, 4)
 """Items of an entry in a trace, by its kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
 MOST_ITEMS = 400_000
@@ -136,16 +136,15 @@ class Account:
             elif kind == FORWARD:
                 if backward_at:
                     continue  # activation checkpointing runs the model again
-                if entry[3] is None:
-                    if device:
-                        forward.begin_on_device(at, entry[2])
-                    else:
-                        forward.beside(at, entry[4], open_end=True)
-                    continue
                 if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
                 forward.begin(at, entry[2], None if fetches else entry[4])
+            elif kind == BESIDE:
+                if device:
+                    forward.begin_on_device(at, entry[2])
+                else:
+                    forward.beside(at, entry[3], open_end=True)
             elif kind == EVALUATED:  # and no evaluation: a teacher, or samples of a generator
                 if not device:
                     forward.beside(at, entry[2], open_end=False)
@@ -295,7 +294,7 @@ def forward_runs(trace: Trace) -> bool:
         if kind in (BACKWARD_END, OPTIMIZER_END) or (kind == RETURNED and trace[end - 2]):
             return False
         if kind == FORWARD:
-            return trace[end - 3] is not None
+            return True
         end -= FIELDS[kind]
     return False
 
@@ -325,5 +324,4 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
 
 def forward_passes(entries: Sequence[Entry]) -> int:
     """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
-    calls = sum(1 for entry in entries if entry[0] == FORWARD and entry[3] is not None)
-    return calls or sum(entry[0] == DATA and entry[4] is not None for entry in entries)
+    return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -20,6 +20,7 @@ from typing import Any
 from perfagent.hooks.account import (
     BACKWARD,
     BACKWARD_END,
+    BESIDE,
     DATA,
     EVALUATED,
     FORWARD,
@@ -52,7 +53,7 @@ _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """So many times what the steps of a training do is something else."""
 _MOST_OUTPUTS = 8
-_TRAINS = (BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END)
+_TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
 """Items of a trace up to which the device's clock times such calls: an evaluation is timed by the host."""
 _APART_NS = 60 * 10**9
@@ -93,7 +94,7 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
     finally:
         p.phase_depth -= not graded
     if graded and training and _has_gradients(output):
-        p.trace.extend((began, event, None, now(), FORWARD))
+        p.trace.extend((began, event, now(), BESIDE))
         return output
     interrupted(p)
     p.trace.extend((began, now(), training, event, device_mark(p) if timed else None, EVALUATED))
@@ -156,7 +157,7 @@ def _runs(entries: list[Entry]) -> Iterator[list[int]]:
     for place, entry in enumerate(entries):
         if entry[0] == EVALUATED and entry[3]:
             run.append(place)
-        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3] is not False)):
+        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3])):
             yield run
             run = []
     if run:
@@ -210,7 +211,7 @@ class Evaluations:
                 span[1] = entry[1]
             elif kind == EVALUATED and place in own and not span:
                 folded.append(entry)
-            elif kind == EVALUATED or (kind == FORWARD and trains and entry[3] is False):
+            elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
                     folded += self._closed(span, [])
