@@ -109,7 +109,7 @@ class Perfagent:
                     rank=piece.rank,
                     seq=self.seq,
                     groups=[group],
-                    sent=time.time(),
+                    sent=self.now,
                 )
             )
         return frames

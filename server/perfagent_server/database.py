@@ -40,6 +40,7 @@ MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waitin
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is told to come back
 _ADDRESSES = "sqlite:////path/perfagent.db or postgresql+psycopg://user@host/name"
+LOG_BYTES = 4_500_000  # the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it
 CHECK_UP_TO_BYTES = 256 * 2**20  # a full quick_check of this much takes about a second; a start must not take minutes
 
 
@@ -288,6 +289,7 @@ def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BY
     try:
         _refuse_damage(path)
         _upgrade(engine, str(path))
+        _grow_log(engine, path)
     except BaseException:
         engine.dispose()
         raise
@@ -414,6 +416,42 @@ def _upgrade(engine: Engine, where: str) -> None:
     except DatabaseError as error:
         cure = "restore it with `perfagent db restore`, or move it away to start empty"
         raise ConfigError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
+
+
+def _grow_log(engine: Engine, path: Path) -> None:
+    """Gives the write-ahead log the size that it has before a checkpoint, so that no commit, the first ones included, writes into
+    a file that grows: an fsync of such a file waits for the file system's journal as well.
+
+    A transaction that is rolled back does it: what does not fit into a small cache is spilled into the log, which keeps its size.
+    The database itself stays as it was. It is only about speed: a full disk or somebody else's lock is left to the writes.
+    """
+    log = path.with_name(f"{path.name}-wal")
+    with contextlib.suppress(sqlite3.OperationalError, OSError), engine.connect() as connection:
+        driver = connection.connection.driver_connection
+        assert driver is not None
+        if log.stat().st_size < LOG_BYTES:
+            with _other_pragmas(driver, cache_size=8, busy_timeout=0):
+                try:
+                    driver.execute("BEGIN IMMEDIATE")
+                    driver.execute("CREATE TABLE perfagent_log_growth (filling BLOB)")
+                    driver.execute("INSERT INTO perfagent_log_growth VALUES (zeroblob(?))", (LOG_BYTES,))
+                finally:
+                    driver.rollback()
+            with _private_file(log) as descriptor:
+                os.fsync(descriptor)  # now, and not in the first commit that somebody waits for
+
+
+@contextlib.contextmanager
+def _other_pragmas(driver: sqlite3.Connection, **pragmas: int) -> Iterator[None]:
+    """Other settings of a connection for a while."""
+    before = {name: driver.execute(f"PRAGMA {name}").fetchone()[0] for name in pragmas}
+    try:
+        for name, value in pragmas.items():
+            driver.execute(f"PRAGMA {name}={value}")
+        yield
+    finally:
+        for name, value in before.items():
+            driver.execute(f"PRAGMA {name}={value}")
 
 
 def _fail(job: _Job, error: Exception) -> None:

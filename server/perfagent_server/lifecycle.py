@@ -122,6 +122,15 @@ _new_attempt = Prepared(insert(attempts), ("run", "attempt", "start_step", "star
 _load_attempt = Prepared(
     select(attempts.c.start_step).where(attempts.c.run == bindparam("run"), attempts.c.attempt == bindparam("attempt"))
 )
+_begin_attempt = Prepared(
+    update(attempts)
+    .where(
+        attempts.c.run == bindparam("_run"),
+        attempts.c.attempt == bindparam("_attempt"),
+        attempts.c.started > bindparam("started"),
+    )
+    .values(started=bindparam("started"))
+)
 _load_run = Prepared(select(*(runs.c[name] for name in _RUN_ROW)).where(runs.c.id == bindparam("_id")))
 _states_of_attempt = Prepared(
     select(*(sources.c[name] for name in _RankState._fields)).where(
@@ -289,8 +298,7 @@ class _Book:
             return
         source["started"] = began
         self.changed_sources[source["id"]] = None
-        older = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt) & (attempts.c.started > began)
-        self.connection.execute(update(attempts).where(older).values(started=began))
+        _begin_attempt.many(self.connection, [{"_run": frame.run, "_attempt": frame.attempt, "started": began}])
         if began < run["started"]:
             run["started"] = began
             self.changed_runs[run["id"]] = None

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import os
+import resource
 import sqlite3
 import stat
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -108,6 +110,74 @@ def test_every_connection_is_durable_and_consistent(database: Database) -> None:
             for name in ("journal_mode", "synchronous", "foreign_keys", "auto_vacuum")
         }
     assert found == {"journal_mode": "wal", "synchronous": 2, "foreign_keys": 1, "auto_vacuum": 2}
+
+
+# --- the log -----------------------------------------------------------------------------------------------------------------
+
+
+def log_bytes(place) -> int:
+    return (place.data / "perfagent.db-wal").stat().st_size
+
+
+def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_small(place) -> None:
+    database = open_database(place, ballast_bytes=1 << 12)
+    try:
+        grown = log_bytes(place)
+        assert grown >= module.LOG_BYTES
+        database.write(mark("a"))
+        assert log_bytes(place) == grown
+        with database.read() as connection:
+            pages = connection.exec_driver_sql("PRAGMA page_count").scalar()
+            assert connection.exec_driver_sql("PRAGMA freelist_count").scalar() == 0
+            names = connection.exec_driver_sql("SELECT name FROM sqlite_master").scalars().all()
+            settings = [connection.exec_driver_sql(f"PRAGMA {name}").scalar() for name in ("cache_size", "busy_timeout")]
+        assert pages * 4096 < 2**20
+        assert "perfagent_log_growth" not in names
+        assert settings == [-65536, 5000]
+    finally:
+        database.close()
+
+
+def test_a_log_that_is_large_enough_is_left_alone(place) -> None:
+    first = open_database(place, ballast_bytes=1 << 12)
+    grown = log_bytes(place)
+    second = open_database(place, ballast_bytes=1 << 12)
+    assert log_bytes(place) == grown
+    second.close()
+    first.close()
+
+
+@pytest.mark.fault
+def test_a_log_that_cannot_grow_keeps_nobody_from_starting(place) -> None:
+    open_database(place, ballast_bytes=1 << 12).close()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
+    try:
+        database = open_database(place, ballast_bytes=1 << 12)
+        database.write(mark("a"))
+        assert log_bytes(place) <= 2_000_000
+        assert marks(database) == {"a"}
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    database.close()
+
+
+@pytest.mark.fault
+def test_another_programs_lock_does_not_hold_up_the_start(place, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "LOCK_PATIENCE_S", 60.0)
+    open_database(place, ballast_bytes=1 << 12).close()
+    other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
+    other.execute("BEGIN IMMEDIATE")
+    begin = time.monotonic()
+    database = open_database(place, ballast_bytes=1 << 12)
+    assert time.monotonic() - begin < 30
+    with database.read() as connection:
+        assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
+    assert log_bytes(place) < module.LOG_BYTES
+    other.execute("ROLLBACK")
+    database.write(mark("a"))
+    database.close()
+    other.close()
 
 
 # --- a full disk -------------------------------------------------------------------------------------------------------------
