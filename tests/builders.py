@@ -280,6 +280,7 @@ class RecordingSender:
         self.on_command: list[Callable[[Mapping[str, Any]], None]] = []
         self.disabled, self.cpu_s = False, 0.0
         self.closing_at: float | None = None
+        self.closed = threading.Event()
         self.spool = SimpleNamespace(backlog=False)
         self.ended: dict[str, Any] | None = None
 
@@ -296,6 +297,7 @@ class RecordingSender:
     def close(self, state: str, reason: str = "", timeout_s: float = 1.5, **more: Any) -> None:
         self.ended = {"state": state, "reason": reason, **more}
         self.disabled = True
+        self.closed.set()
 
     def drain(self) -> list[tuple[int, dict[str, Any]]]:
         """(step, values) of every row that is ready, in order; a row that is not stays."""

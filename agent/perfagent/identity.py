@@ -14,7 +14,6 @@ import itertools
 import json
 import os
 import re
-import secrets
 import sys
 import time
 import uuid
@@ -114,7 +113,8 @@ class Identity:
 
 def draw_id() -> str:
     """A random run id: short enough for an address bar, 60 bits."""
-    return "".join(secrets.choice("0123456789abcdefghjkmnpqrstvwxyz") for _ in range(12))
+    # Of 32 characters each byte is as good as another. (`secrets` may be the script's own: a file of keys beside it.)
+    return "".join("0123456789abcdefghjkmnpqrstvwxyz"[byte % 32] for byte in os.urandom(12))
 
 
 _LAUNCHERS = (

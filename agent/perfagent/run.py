@@ -58,6 +58,8 @@ EXIT_S = 1.5
 """What the end of a process may take for delivery; with the rest of the exit it stays below 2 s."""
 LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "critical", "error": "critical"}
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
+MAX_STEP = 2**53
+"""What every reader of a step can hold, and the server takes."""
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
 _POLL_S = 0.5
@@ -111,6 +113,9 @@ class Run:
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
         self._refused = 0
+        self._late = False
+        self._ending: tuple[str, str, dict[str, Any]] | None = None
+        """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
         self._console: Console | None = None
         self._sampler: Sampler | None = None
@@ -135,10 +140,13 @@ class Run:
         """
         p = self._progress
         if p.off:
+            self._is_over()
             return
         try:
             values = dict(metrics)
-        except Exception:  # noqa: BLE001 - somebody else's mapping
+        except Exception as error:
+            if guard.by_signal(error):
+                raise
             self._refuse(metrics)
             return
         later = False
@@ -154,6 +162,9 @@ class Run:
                 except TypeError:
                     self._refuse(step)
                     return
+            if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
+                self._refuse(step)
+                return
             p.early_step = max(p.early_step, step + 1)
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
@@ -238,11 +249,16 @@ class Run:
         if error is None or (isinstance(error, SystemExit) and error.code in (None, 0)):
             self.finish()
         else:
-            self._fail(error)
+            self.fail(error)
 
     @property
     def ended(self) -> bool:
         return self._ended
+
+    def activity(self) -> tuple[int, ...]:
+        """What changes when the training goes on."""
+        p = self._progress
+        return p.completed, p.opened, p.early_step + len(p.early)  # those that wait for their step get the next ones
 
     @property
     def inherited(self) -> bool:
@@ -427,16 +443,26 @@ class Run:
     def _refuse(self, given: Any) -> None:
         self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
         if not self._refused:
-            logger.warning("perfagent: log() takes a dict of names and numbers and a whole step, not %.80r; left out", given)
+            logger.warning(
+                "perfagent: log() takes a dict of names and numbers and a whole step from 0 to 2**53, not %.80r; left out", given
+            )
         self._refused += 1
+
+    def _is_over(self) -> None:
+        """A log() that comes too late is left out, and that is said once."""
+        if self._ended and not self._late and not self.inherited and not self.settings.disabled:
+            self._late = True
+            logger.warning("perfagent: log() was called after the run's end; left out")
 
     def at_exit(self, status: Any) -> None:
         """The process ends by itself; status: what sys.exit was told. (As `_at_exit` in session.py.)"""
+        if self._ending is not None and not self.inherited:
+            self._close(*self._ending)  # Ctrl-C may have come into the end
         if self._ended or self.inherited or self._sender.disabled:
             return
         error = getattr(sys, "last_exc", None) or getattr(sys, "last_value", None)
-        if error is not None and error is not self._last_value:
-            self._fail(error)
+        if error is not None and error is not self._last_value and not hasattr(sys, "ps1"):  # at a prompt the next line mends it
+            self.fail(error)
         elif status in (None, 0, False):
             self._end("finished")
         else:
@@ -444,7 +470,10 @@ class Run:
             said = "" if isinstance(status, int) else f": {str(status)[:500]}"
             self._end("failed", f"exit code {code}{said}")
 
-    def _fail(self, error: BaseException) -> None:
+    def fail(self, error: BaseException) -> None:
+        """Ends the run by what ended the process."""
+        if self._ended or self.inherited or self._sender.disabled:
+            return
         self._investigator.ended_by(error)
         ending, reason, exception, trace = cause(error)
         self._end(ending, reason, exception=exception, traceback=trace)
@@ -453,6 +482,7 @@ class Run:
         if self._ended or self.inherited:
             return
         self._ended = True
+        self._ending = ending, reason, more
         p = self._progress
         p.ended = True
         if p.awaits_optimizer():
@@ -470,9 +500,13 @@ class Run:
         if self._console is not None:
             self._console.close()
         self._context.close()
+        self._close(ending, reason, more)
+
+    def _close(self, ending: str, reason: str, more: dict[str, Any]) -> None:
         self._sender.close(ending, reason, EXIT_S, **more)
         if self._sampler is not None:
             self._sampler.resign()
+        self._ending = None
 
 
 def _text(value: Any, most: int) -> str:

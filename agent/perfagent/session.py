@@ -6,6 +6,8 @@ One run per process. `attach` starts the sender, puts the hooks in and returns.
 from __future__ import annotations
 
 import atexit
+import contextlib
+import dataclasses
 import logging
 import os
 import sys
@@ -29,7 +31,10 @@ _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
 _resumed: tuple[str | None, int] | None = None
 _exit_status: Any = None
+_active_at_exit: tuple[int, ...] | None = None
 _watched = False
+_watched_worker = 0
+"""The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""
 
 
 # ---- the documented functions -----------------------------------------------------------------------------------------------
@@ -64,6 +69,8 @@ def attach(
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
+    if _is_imported_by_a_worker():
+        return _silent(settled, labels)
     run = current()
     unnamed = run is not None and run is _launched and not _named
     if _resumed is not None and run_id in (None, _resumed[0]):
@@ -175,6 +182,18 @@ def start_from_launcher(**options: Any) -> Run:
     return _launched
 
 
+def _is_imported_by_a_worker() -> bool:
+    """Whether multiprocessing, which starts workers by `spawn`, is importing the script anew in one: it holds no training."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and getattr(processes.current_process(), "_inheriting", False)
+
+
+def _silent(config: dict[str, Any], tags: list[str]) -> Run:
+    """A run that records nothing."""
+    settings = dataclasses.replace(AgentConfig.from_env(), disabled=True)
+    return Run(settings, name=None, config=config, tags=tags, group=None, start_step=None)
+
+
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:
     """Whether these mean another place than the one where the run's data go: a folder, or a server where there is none."""
     said = AgentConfig.from_env(server=server, record=record)
@@ -185,7 +204,7 @@ _told: set[str] = set()
 
 
 def _no_run(function: str) -> None:
-    if function not in _told:
+    if function not in _told and not _is_imported_by_a_worker():
         _told.add(function)
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
 
@@ -200,6 +219,30 @@ def _watch_process() -> None:
         os.register_at_fork(after_in_child=_forked)
         atexit.register(_at_exit)
         _watch_exit()
+    _watch_worker()
+
+
+def _watch_worker() -> None:
+    """A process of multiprocessing leaves by os._exit, past atexit, but runs its own finalizers: ours as the last of them."""
+    global _watched_worker
+    processes = sys.modules.get("multiprocessing.process")
+    if processes is None or processes.parent_process() is None or _watched_worker == os.getpid():
+        return
+    _watched_worker = os.getpid()
+    from multiprocessing.util import Finalize
+
+    Finalize(None, _at_worker_end, exitpriority=-1000)
+
+
+def _at_worker_end() -> None:
+    """In the midst of what ended it, if that was an exception."""
+    error = sys.exc_info()[1]
+    if _current is None:
+        return
+    if error is None or isinstance(error, SystemExit):
+        _current.at_exit(None if error is None else error.code)
+    else:
+        _current.fail(error)
 
 
 def _forked() -> None:
@@ -207,13 +250,16 @@ def _forked() -> None:
 
 
 def _watch_exit() -> None:
-    """sys.exit's argument is nowhere to be seen at exit, so it is noted on the way; the function is otherwise the same."""
+    """sys.exit's argument is nowhere to be seen at exit, so it is noted on the way; the function is otherwise the same.
+
+    Where steps or logs follow, somebody has caught it: then it says nothing of the end.
+    """
     original = sys.exit
 
     def exit(status: Any = None, /) -> None:  # noqa: A001 - it stands for sys.exit
-        global _exit_status
+        global _exit_status, _active_at_exit
         if threading.current_thread() is threading.main_thread():
-            _exit_status = status
+            _exit_status, _active_at_exit = status, None if _current is None else _current.activity()
         original(status)
 
     exit.__doc__ = original.__doc__
@@ -222,5 +268,6 @@ def _watch_exit() -> None:
 
 def _at_exit() -> None:
     """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
-    if _current is not None:
-        _current.at_exit(_exit_status)
+    with contextlib.suppress(KeyboardInterrupt):  # again, while the last of the run is delivered: then it stays in the spool
+        if _current is not None:
+            _current.at_exit(_exit_status if _current.activity() == _active_at_exit else None)

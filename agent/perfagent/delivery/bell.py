@@ -1,4 +1,4 @@
-"""How the agent's threads wait, for each other and for the training.
+"""How the agent's threads start and wait, for each other and for the training.
 
 A bell is what one thread waits for and others ring: half the cost of a threading.Event, which makes a lock for each wait.
 
@@ -9,12 +9,29 @@ A waiting thread wakes up seven times a second with cold caches for as long as a
 from __future__ import annotations
 
 import contextlib
+import signal
 import threading
 import time
 
-__all__ = ["Bell", "give_way"]
+__all__ = ["Bell", "give_way", "start_deaf"]
 
 YIELD_S = 1e-4
+_FAULTS = {"SIGSEGV", "SIGBUS", "SIGFPE", "SIGILL", "SIGABRT", "SIGTRAP", "SIGSYS"}
+"""What a thread brings upon itself: blocked, it would end the process without a word of faulthandler's."""
+
+
+def start_deaf(thread: threading.Thread) -> None:
+    """Starts a thread to which no signal is delivered, nor to those that it starts.
+
+    The kernel gives a process's signal to any thread that does not block it. A script that blocks SIGTERM while it saves, or that
+    waits for a signal with sigwait, means all threads that it knows of, and must not be answered by one of ours.
+    """
+    deaf = {number for number in signal.valid_signals() if getattr(number, "name", "") not in _FAULTS}
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, deaf)  # inherited by the new thread, so that there is no moment between
+    try:
+        thread.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def give_way() -> None:

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.delivery.bell import Bell
+from perfagent.delivery.bell import Bell, start_deaf
 from perfagent.hooks.reading import StepReader
 
 if TYPE_CHECKING:
@@ -150,7 +150,7 @@ class Sender:
             return
         thread = threading.Thread(target=self._run, name="perfagent-sender", daemon=True)
         try:
-            thread.start()
+            start_deaf(thread)
         except RuntimeError as error:  # no thread to be had: at interpreter shutdown, or at the limit of the user's processes
             self._disable(f"its thread could not be started ({error})")
             return
@@ -184,16 +184,20 @@ class Sender:
         return request.delivered
 
     def close(self, state: str, reason: str = "", timeout_s: float = 1.5, **more: Any) -> None:
-        """The last event, everything into the spool, one bounded attempt to deliver. Returns within timeout_s."""
-        if self.disabled or self.closing_at is not None:
+        """The last event, everything into the spool, one bounded attempt to deliver. Returns within timeout_s.
+
+        Called again, after an interrupt, it waits for what is left of that time.
+        """
+        if self.disabled:
             return
-        self.final = state
-        if state:
-            self.event("state", {"state": state, **({"reason": reason} if reason else {}), **more})
-        self.closing_at = time.monotonic() + timeout_s
-        self.wake.ring()
+        if self.closing_at is None:
+            self.final = state
+            if state:
+                self.event("state", {"state": state, **({"reason": reason} if reason else {}), **more})
+            self.closing_at = time.monotonic() + timeout_s
+            self.wake.ring()
         if self._thread is not None and self._thread is not threading.current_thread():
-            self.closed.wait(timeout_s)
+            self.closed.wait(max(0.0, self.closing_at - time.monotonic()))
         self.disabled = True
 
     @property

@@ -1,19 +1,21 @@
 """The boundary between the agent and the training process: what a hook raises ends here.
 
 A hook that raises is counted, reported once and turned off; training goes on. `failures` shows in `perfagent doctor` and in
-the sender's counters.
+the sender's counters. What a signal's handler of the script raises (a time limit by SIGALRM) may come up in the midst of a hook:
+that is the script's own, and goes on to it.
 """
 
 from __future__ import annotations
 
 import functools
 import logging
+import signal
 import sys
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "passed_by", "reset", "untraced"]
+__all__ = ["by_signal", "failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "passed_by", "reset", "untraced"]
 
 logger = logging.getLogger("perfagent")
 failures: dict[str, int] = {}
@@ -23,9 +25,26 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def failed(name: str, error: Exception) -> None:
-    """Counts what went wrong in a hook and tells it; the hook is off from here on."""
+    """Counts what went wrong in a hook and tells it; the hook is off from here on. Raises what is not the hook's."""
+    if by_signal(error):
+        raise error
     failures[name] = failures.get(name, 0) + 1
     logger.warning("perfagent: %s failed and is turned off, training goes on: %s: %s", name, type(error).__name__, error)
+
+
+def by_signal(error: BaseException) -> bool:
+    """Whether a handler of a signal, which Python calls between any two instructions, has raised this."""
+    handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code not in handlers:
+        trace = trace.tb_next
+    return trace is not None
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    handler = getattr(handler, "func", handler)  # functools.partial
+    function = handler if hasattr(handler, "__code__") else getattr(handler, "__func__", type(handler).__call__)
+    return getattr(function, "__code__", None)
 
 
 def guarded(hook: Hook) -> Hook:

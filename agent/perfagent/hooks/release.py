@@ -18,7 +18,6 @@ import weakref
 from collections import deque
 from collections.abc import Iterator, Mapping
 from itertools import islice
-from statistics import median
 from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
@@ -214,7 +213,7 @@ class _Costs:
         key = _about(size)
         latest = self._latest.setdefault(key, deque(maxlen=_LATEST))
         latest.append(ns)
-        self._medians[key] = int(median(latest))
+        self._medians[key] = sorted(latest)[len(latest) // 2]
 
     def ns(self, size: int) -> int:
         return self._medians.get(_about(size), 0)

@@ -104,8 +104,9 @@ def start(
     environment[VARIABLE] = options.text()
     hook = str(Path(__file__).parent / "startup")
     environment["PYTHONPATH"] = os.pathsep.join([hook, options.python_path]) if options.python_path else hook
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # closed by whoever started us
+            stream.flush()
     try:
         os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
     except OSError as error:

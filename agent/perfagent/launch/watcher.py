@@ -114,13 +114,11 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
 
 def _let_go(pidfd: int) -> None:
     """No terminal, no pipe, no folder of the caller stays open because of us; 3 is the pidfd."""
+    high = fcntl.fcntl(pidfd, fcntl.F_DUPFD_CLOEXEC, 10)  # it has a low number where the caller had closed his own streams
     null = os.open(os.devnull, os.O_RDWR)
     for fd in (0, 1, 2):
         os.dup2(null, fd)
-    if pidfd == 3:
-        os.set_inheritable(3, True)
-    else:
-        os.dup2(pidfd, 3)
+    os.dup2(high, 3)
     os.closerange(4, 65536)
     os.chdir("/")
     for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2):

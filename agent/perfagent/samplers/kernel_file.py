@@ -43,6 +43,10 @@ class KernelFile:
         except ValueError:
             return None
 
+    def __del__(self) -> None:
+        with contextlib.suppress(AttributeError, TypeError):  # at the very end of the process modules are empty
+            self.close()  # a search of many runs in one process would come to its limit of open files
+
     def close(self) -> None:
         """For good. In a forked child: its copies of our descriptors are nobody's."""
         fd, self._fd = self._fd, -2

@@ -209,9 +209,14 @@ class Sampler:
         if fd >= 0:
             with contextlib.suppress(OSError):
                 os.close(fd)
+        if self._sender.closed.is_set():  # else its thread may be reading now
+            self._close_files()
 
     def _in_forked_child(self) -> None:
         self.resign()
+        self._close_files()
+
+    def _close_files(self) -> None:
         for reader in self._readers or ():
             reader.close()
 

@@ -1,21 +1,24 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
 
 Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without us, except
-for one finder that removes itself when torch (or perfagent) is imported. The user's own sitecustomize, which this file hides, is
-run last, so that an error in it is reported by Python as ever. Nothing is imported that the script might not want.
+for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which until then see to it that a
+script that starts itself anew (with PYTHONHASHSEED=0, say) is found again. The user's own sitecustomize, which this file hides,
+is run last, so that an error in it is reported by Python as ever. Nothing is imported that the script might not want.
 """
-# ruff: noqa: PTH100, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
+# ruff: noqa: PTH100, PTH119, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
 
 from __future__ import annotations
 
 import os
 import sys
+from _thread import get_ident
 
 TYPE_CHECKING = False  # typing is not loaded either
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from importlib.machinery import ModuleSpec
     from types import ModuleType
+    from typing import Any
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
@@ -37,7 +40,10 @@ def _arm() -> None:
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     _restore_python_path(told["python_path"])
     if mine or worker:
-        sys.meta_path.insert(0, _Finder(text))
+        finder = _Finder(text)
+        sys.meta_path.insert(0, finder)
+        if mine:
+            finder.follow()
 
 
 def _restore_python_path(before: str | None) -> None:
@@ -65,23 +71,30 @@ def _descends_from(ancestor: int) -> bool:
 
 
 class _Finder:
-    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone."""
+    """Waits for the first import of torch or perfagent, lets it happen as ever, starts the session, and is gone.
+
+    Who only looks (importlib.util.find_spec, as transformers does) gets a spec that is never executed: the next look counts too.
+    """
 
     def __init__(self, text: str) -> None:
         self._text, self._pid = text, os.getpid()
+        self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
+        self._give_back: Callable[[], None] = lambda: None
 
     def find_spec(self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None) -> ModuleSpec | None:
-        if name not in ("torch", "perfagent") or os.getpid() != self._pid:
+        me = get_ident()
+        if name not in ("torch", "perfagent") or os.getpid() != self._pid or me in self._asking:
             return None
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-            if spec is not None:
-                break
-        else:
-            sys.meta_path.insert(0, self)  # not installed: the script may look again elsewhere
-            return None
+        self._asking.add(me)
+        try:
+            for finder in list(sys.meta_path):
+                spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
+                if spec is not None:
+                    break
+            else:
+                return None  # not installed: the script may look again elsewhere
+        finally:
+            self._asking.discard(me)
         loader = spec.loader
         execute = getattr(loader, "exec_module", None)
         if execute is None:
@@ -93,7 +106,9 @@ class _Finder:
             except AttributeError:
                 pass
             execute(module)
-            self._start()
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+                self._start()
 
         try:
             loader.exec_module = exec_module  # type: ignore[union-attr, method-assign]
@@ -101,7 +116,42 @@ class _Finder:
             pass
         return spec
 
+    def follow(self) -> None:
+        """Puts what this process was told back into the environment of another Python that takes its place."""
+        execv, execve = os.execv, os.execve
+
+        def again(path: Any, words: Any) -> Any:
+            return execve(path, words, self._told_again(path, os.environ)) if self._waits() else execv(path, words)
+
+        def again_with(path: Any, words: Any, env: Any) -> Any:
+            return execve(path, words, self._told_again(path, env) if self._waits() else env)
+
+        def give_back() -> None:
+            if os.execv is again and os.execve is again_with:
+                os.execv, os.execve = execv, execve
+
+        os.execv, os.execve = again, again_with  # type: ignore[assignment]
+        self._give_back = give_back
+
+    def _waits(self) -> bool:
+        return self in sys.meta_path and os.getpid() == self._pid
+
+    def _told_again(self, path: Any, env: Any) -> Any:
+        """The environment with our word in it, for a Python."""
+        if not os.path.basename(os.fsdecode(path)).startswith("python") or not all(isinstance(name, str) for name in env):
+            return env
+        import json
+
+        before = env.get("PYTHONPATH")
+        told = json.loads(self._text) | {"python_path": before}
+        return {
+            **env,
+            "PERFAGENT_RUN_LAUNCH": json.dumps(told),
+            "PYTHONPATH": os.pathsep.join([_HERE, before]) if before else _HERE,
+        }
+
     def _start(self) -> None:
+        self._give_back()
         try:
             from perfagent.launch import options
 

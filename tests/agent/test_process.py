@@ -1,0 +1,295 @@
+"""A run in the life of a process: what scripts do with imports, workers, signals, exits and files, in processes of their own."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment, until
+
+from perfagent.hooks import guard
+
+STEPS = """
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for _ in range(20):
+    model(torch.ones(3, 4)).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+def run(folder: Path, body: str, *command: str, **more: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(body), encoding="utf-8")
+    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"), OMP_NUM_THREADS="1", **more)
+    words = [sys.executable, *command, str(script)]
+    return subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=120, check=False)
+
+
+def ends(folder: Path) -> list[tuple[str, str]]:
+    """(state, reason) of each run's end, in the order of the folders' names. Nobody may be writing any more."""
+    found = []
+    for source in sorted((folder / "record").iterdir()):
+        only = folder / "one"
+        only.mkdir(exist_ok=True)
+        moved = source.rename(only / source.name)
+        last = Recording(only).events("state")[-1]
+        found.append((last["state"], last.get("reason", "")))
+        moved.rename(source)
+    return found
+
+
+# ---- imports
+
+
+@pytest.mark.parametrize("command", [["-m", "perfagent", "run"], []], ids=["perfagent run", "init before torch"])
+def test_a_look_for_torch_before_its_import_hides_nothing(tmp_path: Path, command: list[str]) -> None:
+    begin = "" if command else "import perfagent; perfagent.init()\n"
+    looks = "import importlib.util, sys\nbefore = len(sys.meta_path)\nassert importlib.util.find_spec('torch')\nimport torch\n"
+    done = run(tmp_path, f"{begin}{looks}{STEPS}", *command)
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
+
+
+@pytest.mark.parametrize("call", ["execv(words[0], words)", "execve(words[0], words, os.environ)", "execvp(words[0], words)"])
+def test_a_script_that_starts_itself_anew_before_it_imports_torch_is_monitored(tmp_path: Path, call: str) -> None:
+    begin = f"""
+import os, sys
+words = [sys.executable, *sys.argv]
+if "PYTHONHASHSEED" not in os.environ:
+    os.environ["PYTHONHASHSEED"] = "0"
+    os.{call}
+assert not any("startup" in entry for entry in sys.path)
+assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == "/nowhere"
+import torch
+assert os.execv.__module__ == os.execve.__module__ == "posix"
+"""
+    done = run(tmp_path, begin + STEPS, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
+
+
+@pytest.mark.parametrize("name", ["secrets.py", "statistics.py"])
+@pytest.mark.parametrize("command", [["-m", "perfagent", "run"], []], ids=["perfagent run", "attach"])
+def test_a_file_beside_the_script_may_have_the_name_of_a_module_that_we_could_need(
+    tmp_path: Path, name: str, command: list[str]
+) -> None:
+    """torch's optimizers need the standard ones themselves, so this script has none."""
+    (tmp_path / name).write_text("API_KEY = 'mine'\n")
+    begin = "import torch\n" if command else "import torch, perfagent\nperfagent.attach()\n"
+    loop = "weight = torch.ones(3, requires_grad=True)\nfor _ in range(5):\n    (weight * 2).sum().backward()\n"
+    done = run(tmp_path, begin + loop, *command)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ends(tmp_path) == [("finished", "")]
+
+
+# ---- files
+
+
+def test_many_runs_in_one_process_leave_no_files_open(tmp_path: Path) -> None:
+    body = """
+        import os, perfagent
+        counts = []
+        for trial in range(6):
+            run = perfagent.init(name=f"trial {trial}")
+            run._sender.settled.wait(30)
+            while run._sampler._readers is None:
+                pass
+            run.log({"x": 1.0})
+            run.finish()
+            counts.append(len(os.listdir("/proc/self/fd")))
+        assert counts[5] == counts[1], counts
+    """
+    done = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("closed", ["1", "2", "0"])
+def test_a_closed_standard_stream_changes_nothing_and_the_end_is_told(tmp_path: Path, closed: str) -> None:
+    script = tmp_path / "script.py"
+    script.write_text("import sys; sys.exit(4)\n")
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    shell = f'exec "{sys.executable}" -m perfagent run script.py {closed}>&-'
+    done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, timeout=60, check=False)
+    assert done.returncode == 4
+    record = tmp_path / "record"
+    states = until(lambda: record.is_dir() and Recording(record).events("state"), within_s=30, why="nobody told the end")
+    assert [(state["state"], state["reason"]) for state in states] == [("failed", "exit code 4")]
+
+
+# ---- signals
+
+
+def test_a_signal_that_the_script_blocks_waits_for_it(tmp_path: Path) -> None:
+    body = """
+        import os, signal, time, perfagent
+        perfagent.init()._sender.settled.wait(30)
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        time.sleep(0.3)
+        print("saved", signal.sigtimedwait({signal.SIGUSR1}, 5).si_signo == signal.SIGUSR1, flush=True)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    """
+    done = run(tmp_path, body)
+    assert done.stdout == "saved True\n"
+    assert done.returncode == -signal.SIGTERM
+
+
+class TimeIsUpError(Exception):
+    pass
+
+
+def _time_is_up(_signal: int, _frame: object) -> None:
+    raise TimeIsUpError
+
+
+class Slow:
+    """A mapping; the signal comes while it is copied."""
+
+    def keys(self) -> list[str]:
+        signal.raise_signal(signal.SIGALRM)
+        return ["x"]
+
+    def __getitem__(self, name: str) -> float:
+        return 1.0
+
+
+def test_what_a_handler_of_the_script_raises_in_the_midst_of_ours_reaches_the_script(record) -> None:  # type: ignore[no-untyped-def]
+    recorded = record()
+    before = signal.signal(signal.SIGALRM, _time_is_up)
+    try:
+        with pytest.raises(TimeIsUpError):
+            recorded.run.log(Slow())
+        with pytest.raises(TimeIsUpError):
+            guard.guarded(lambda: signal.raise_signal(signal.SIGALRM))()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not guard.failures
+    recorded.run.log({"x": 2.0})
+    assert [value for _, value in recorded.of("x")] == [2.0]
+
+
+# ---- workers
+
+
+@pytest.mark.parametrize("start", ["fork", "forkserver", "spawn"])
+def test_the_end_of_a_worker_process_is_told(tmp_path: Path, start: str) -> None:
+    body = f"""
+        import multiprocessing, sys
+
+        def train(number):
+            import perfagent
+            run = perfagent.init(run_id=f"worker-{{number}}")
+            for step in range(50):
+                run.log({{"x": step}}, step=step)
+            if number == 1:
+                raise ValueError("no such file")
+            if number == 2:
+                sys.exit(3)
+
+        if __name__ == "__main__":
+            context = multiprocessing.get_context("{start}")
+            workers = [context.Process(target=train, args=(number,)) for number in range(3)]
+            for worker in workers:
+                worker.start()
+            for worker in workers:
+                worker.join()
+            assert [worker.exitcode for worker in workers] == [0, 1, 3]
+    """
+    done = run(tmp_path, body)
+    assert done.returncode == 0, done.stderr
+    assert sorted(ends(tmp_path)) == [("failed", "ValueError: no such file"), ("failed", "exit code 3"), ("finished", "")]
+    assert len(Recording(tmp_path / "record").series("x")) == 150
+
+
+def test_workers_that_import_the_script_anew_begin_no_runs(tmp_path: Path) -> None:
+    body = """
+        import multiprocessing, perfagent
+        run = perfagent.init(name="top level")
+        perfagent.log({"imported": 1.0})
+
+        def square(x):
+            return x * x
+
+        if __name__ == "__main__":
+            with multiprocessing.get_context("spawn").Pool(2) as pool:
+                assert pool.map(square, [2, 3]) == [4, 9]
+            run.log({"x": 1.0})
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert ends(tmp_path) == [("finished", "")]
+
+
+# ---- logs that cannot be taken
+
+
+@pytest.mark.parametrize("step", ["2**63", "2**53 + 1", "-1"])
+def test_a_step_that_nobody_can_take_is_refused_by_name_and_the_next_logs_count_on(tmp_path: Path, step: str) -> None:
+    body = f"import perfagent\nrun = perfagent.init()\nrun.log({{'x': 1}})\nrun.log({{'x': 2}}, {step})\nrun.log({{'x': 3}})\n"
+    done = run(tmp_path, body)
+    assert done.stderr.count("from 0 to 2**53") == 1
+    assert [value for _, value in Recording(tmp_path / "record").series("x")] == [1, 3]
+
+
+def test_a_log_after_the_end_is_left_out_and_that_is_said_once(tmp_path: Path) -> None:
+    done = run(tmp_path, "import perfagent\nrun = perfagent.init()\nrun.finish()\nrun.log({'x': 1})\nrun.log({'x': 2})\n")
+    assert done.stderr.count("after the run's end") == 1
+
+
+# ---- the end
+
+
+def test_an_exit_that_somebody_caught_is_not_the_end(tmp_path: Path) -> None:
+    body = """
+        import sys, perfagent
+        perfagent.init()
+        perfagent.log({"x": 1}, step=1)
+        try:
+            sys.exit(2)
+        except SystemExit:
+            pass
+        perfagent.log({"x": 2}, step=2)
+    """
+    assert run(tmp_path, body).returncode == 0
+    assert ends(tmp_path) == [("finished", "")]
+
+
+def test_an_error_at_the_prompt_that_was_mended_is_not_the_end(tmp_path: Path) -> None:
+    lines = "import perfagent\nrun = perfagent.init()\nrun.log({'x': 1})\n1 / 0\nrun.log({'x': 2})\n"
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    done = subprocess.run([sys.executable, "-i"], input=lines, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0
+    assert ends(tmp_path) == [("finished", "")]
+    assert len(Recording(tmp_path / "record").series("x")) == 2
+
+
+def test_ctrl_c_in_the_midst_of_the_end_loses_nothing(tmp_path: Path) -> None:
+    body = """
+        import perfagent
+        run = perfagent.init()
+        for value in range(100):
+            run.log({"x": value}, step=value)
+        close = run._context.close
+
+        def interrupted():
+            run._context.close = close
+            raise KeyboardInterrupt
+
+        run._context.close = interrupted
+        try:
+            run.finish()
+        except KeyboardInterrupt:
+            print("interrupted")
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stdout) == (0, "interrupted\n")
+    assert ends(tmp_path) == [("finished", "")]
+    assert len(Recording(tmp_path / "record").series("x")) == 100
