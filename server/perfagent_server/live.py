@@ -13,6 +13,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,8 @@ _RANK_GRACE_S = 2.0  # how long a step waits for its slowest rank before the ban
 _FIRST_GRACE_S = 1.5  # how long a new band waits to learn which ranks there are
 _RUN_EVERY_S = 1.0
 _MAX_SUBSCRIBED = 4096
+_ALLOWED_EVERY_S = 10.0  # how long a page goes on whose key expired, or was revoked by another process
+_REFUSED = 1008  # a WebSocket's code for "against the policy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ class _Page:
         self.queue: deque[bytes] = deque()
         self.bytes = 0
         self.ready = asyncio.Event()
+        self.doubted = asyncio.Event()  # whether it may go on is to be asked now
 
     def put(self, message: bytes) -> int:
         """Queues a message; how many older ones had to go for it."""
@@ -312,19 +316,40 @@ class Hub:
 
     # --- one page ---------------------------------------------------------------------------------------------------------
 
-    async def serve(self, socket: WebSocket) -> None:
-        """Serves an accepted WebSocket until it closes."""
+    async def serve(self, socket: WebSocket, allowed: Callable[[], bool]) -> None:
+        """Serves an accepted WebSocket until it closes. allowed: whether it may go on; asked now and then, on another thread."""
         page = _Page()
         self._pages.add(page)
         self.counters["pages"] = len(self._pages)
         writer = asyncio.create_task(self._write(page, socket), name="live page")
+        reader = asyncio.create_task(self._read(page, socket), name="live page's subscriptions")
+        doubter = asyncio.create_task(_until_refused(page, allowed), name="live page's right")
         try:
-            await self._read(page, socket)
+            await asyncio.wait((reader, doubter), return_when=asyncio.FIRST_COMPLETED)
+            if reader.done():
+                reader.result()
+            else:
+                writer.cancel()
+                await asyncio.gather(writer, return_exceptions=True)
+                with suppress(WebSocketDisconnect, RuntimeError, OSError):  # it was gone already
+                    await socket.close(_REFUSED, "the key or session that opened this page is no longer valid")
         finally:
             self._leave(page)
             self._pages.discard(page)
             self.counters["pages"] = len(self._pages)
-            writer.cancel()
+            for task in (writer, reader, doubter):
+                task.cancel()
+
+    def check_pages(self) -> None:
+        """A key or a session has ended: every page is asked now whether it may go on. From any thread."""
+
+        def doubt() -> None:
+            for page in self._pages:
+                page.doubted.set()
+
+        if self._loop is not None:
+            with suppress(RuntimeError):  # the loop has ended: nobody watches any more
+                self._loop.call_soon_threadsafe(doubt)
 
     async def _read(self, page: _Page, socket: WebSocket) -> None:
         while True:
@@ -497,6 +522,19 @@ class Hub:
             topic.samples, topic.count, topic.bands = {}, 0, {}
             self.counters["lagged"] += len(topic.pages)
             self._send(topic.pages, _LAGGED)
+
+
+async def _until_refused(page: _Page, allowed: Callable[[], bool]) -> None:
+    """Returns when the page may not go on. A question that fails (a busy database) is asked again."""
+    while True:
+        with suppress(TimeoutError):
+            await asyncio.wait_for(page.doubted.wait(), _ALLOWED_EVERY_S)
+        page.doubted.clear()
+        try:
+            if not await asyncio.to_thread(allowed):
+                return
+        except Exception:
+            log.exception("whether a live page may go on could not be asked")
 
 
 def _column(group: Group, name: str) -> Floats:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from datetime import UTC, datetime
 from typing import overload
 
@@ -13,8 +14,11 @@ def rfc3339(seconds: float) -> str: ...
 @overload
 def rfc3339(seconds: None) -> None: ...
 def rfc3339(seconds: float | None) -> str | None:
-    """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them."""
+    """ "2026-03-01T12:00:00.000Z" of Unix seconds; a clock beyond the years 1 to 9999 is shown as the nearest of them, and one
+    that says NaN as 1970."""
     if seconds is None:
         return None
+    if math.isnan(seconds):
+        seconds = 0.0
     clamped = min(max(seconds, -62135596800.0), 253402300799.0)
     return datetime.fromtimestamp(clamped, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")

@@ -38,6 +38,8 @@ class NewChannel:
             raise ConfigError("a channel's name has 1 to 256 characters")
         if len(self.url) > 2000:
             raise ConfigError("a channel's URL has at most 2000 characters")
+        if self.secret and not self.secret.strip():
+            raise ConfigError("a webhook secret of blanks signs nothing; leave it out to have one made")
         for secret in (self.secret or "").split():
             secret_bytes(secret)
 

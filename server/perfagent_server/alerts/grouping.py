@@ -32,8 +32,9 @@ FAMILIES: tuple[Family, ...] = (
 
 
 def group(change: Change, rule: str, machines: Mapping[str, Machine]) -> Change:
-    """The change to carry out instead of a firing, when another alert of the same cause is open already."""
-    if change.kind != "fire":
+    """The change to carry out instead of a firing, when another alert of the same cause is open already. An alert that opens
+    again is a firing like any other: its follower, or its lead, may have been told in the meantime."""
+    if change.kind not in ("fire", "reopen"):
         return change
     for family in FAMILIES:
         lead, follower = machines.get(family.lead), machines.get(family.follower)
@@ -44,11 +45,11 @@ def group(change: Change, rule: str, machines: Mapping[str, Machine]) -> Change:
         if rule == family.lead:
             if family.same_step and follower.finding.since_step != lead.finding.since_step:
                 continue
-            lead.alert = follower.alert
+            lead.alert, lead.opening = follower.alert, follower.opening
         elif rule != family.follower:
             continue
         follower.alert, follower.absorbed = lead.alert, True
         lead.finding.ranks = sorted({*lead.finding.ranks, *follower.finding.ranks})
         lead.finding.evidence = {**lead.finding.evidence, "also": [follower.finding.message]}
-        return Change("update", lead.alert, lead.finding, change.step, change.time)
+        return Change("update", lead.alert, lead.finding, change.step, change.time, opening=lead.opening)
     return change

@@ -1,8 +1,9 @@
 """The life of an alert: pending → firing → resolved, with persistence, hysteresis and cool-down. Pure: time is an argument.
 
 One machine per rule and attempt. The ranks of a finding are grouped by the rule itself, so 512 ranks are one machine. A
-machine that was resolved and fires again within its cool-down opens the same alert again, silently: a value that flaps at a
-threshold is one alert, told once and resolved once. After the cool-down it is a new alert with a new id.
+machine that was resolved and fires again within its cool-down opens the same alert again, which is told only if it stays open
+(rows.py): a value that flaps at a threshold is one alert, told once and resolved once. After the cool-down it is a new alert
+with a new id.
 
 The id is derived from what the alert is about, not drawn: judging the same data again (after a kill) names the same alert.
 """
@@ -16,6 +17,11 @@ from typing import Any, Literal
 from perfagent.wire import SEVERITIES, Finding
 
 __all__ = ["Change", "Life", "Machine", "worse"]
+
+# Rules whose every finding tells the whole of what is so now: a share over the last steps, who is silent, whose crash leads. The
+# newest replaces the first. Findings of other rules are about a moment, the first of which is the one to know.
+_RESTATED = frozenset({"data_bound", "low_gpu_utilization", "lost_contact", "process_crash"})
+_REWRITE_S = 60.0  # a row whose figures move a little at every step is written no more often
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +41,8 @@ class Life:
 
 @dataclass(slots=True)
 class Change:
-    """What happened to an alert. kind: fire (new), reopen (same alert again, silently), update (severity, ranks or lead
-    changed), resolve."""
+    """What happened to an alert. kind: fire (new), reopen (same alert again), update (severity, ranks, lead or figures
+    changed), resolve. opening: the how many-th time that it is open."""
 
     kind: Literal["fire", "reopen", "update", "resolve"]
     alert: str
@@ -44,11 +50,13 @@ class Change:
     step: int
     time: float
     why: str = ""
+    opening: int = 1
 
 
 @dataclass(slots=True)
 class Machine:
-    """The state of one rule in one attempt. finding: the one that fired; hits: steps judged with, out of `judged`, a finding."""
+    """The state of one rule in one attempt. finding: the one that fired, or the newest (_RESTATED); hits: steps judged with, out
+    of `judged`, a finding."""
 
     rule: str
     state: Literal["inactive", "pending", "firing"] = "inactive"
@@ -66,6 +74,10 @@ class Machine:
     judged: int = 0
     open_at_end: bool = False  # it was firing when the run ended
     missed_step: int = -1  # the newest step that was judged without a finding
+    opening: int = 1  # how many times the alert was opened, this time included
+    written: float = 0.0  # when its row was last written
+    milder_step: int | None = None  # since when findings are less severe than the alert
+    milder: float = 0.0
     finding: Finding | None = None
 
     def observe(self, life: Life, found: Finding | None, step: int, now: float, seed: str) -> Change | None:
@@ -75,22 +87,25 @@ class Machine:
             return self._miss(life, step, now)
         self.hits += 1
         self.misses = 0
+        gone_steps = step - self.hit_step
         self.hit_step, self.hit = max(step, self.hit_step), now
         if self.state == "firing":
-            return self._grow(found, step, now)
+            return self._grow(life, found, step, now)
         if self.state == "inactive":
             self.state, self.since_step, self.since = "pending", step, now
         if step - self.since_step < life.for_steps or now - self.since < life.for_s:
             return None
-        self.state = "firing"
-        again = self.alert and self._cooling(life, step, now)
-        if again and self.finding is not None:
-            return Change("reopen", self.alert, self.finding, step, now)
-        self.count += 1
+        self.state, self.written, self.milder_step = "firing", now, None
+        # An alert that belonged to the leading machine is that one's to open again.
+        if self.alert and not self.absorbed and self._cooling(life, step, now):
+            self.opening += 1
+            # Closed by hand while the trouble went on, it is still the first finding that says where that began.
+            if self.finding is None or self.rule in _RESTATED or gone_steps > life.clear_steps:
+                self.finding = found
+            return self._change("reopen", step, now)
+        self.finding, self.count, self.opening, self.absorbed = found, self.count + 1, 1, False
         self.alert = "al_" + hashlib.sha256(f"{seed}\n{self.rule}\n{self.count}".encode()).hexdigest()[:20]
-        self.finding = found
-        self.absorbed = False
-        return Change("fire", self.alert, found, step, now)
+        return self._change("fire", step, now)
 
     def close(self, step: int, now: float, why: str) -> Change | None:
         """Resolves an open alert for a reason outside the rule: the run ended, somebody did it by hand."""
@@ -99,7 +114,7 @@ class Machine:
         if self.state != "firing" or self.finding is None:
             return None
         self.state, self.resolved_step, self.resolved, self.misses = "inactive", step, now, 0
-        return None if self.absorbed else Change("resolve", self.alert, self.finding, step, now, why)
+        return None if self.absorbed else self._change("resolve", step, now, why)
 
     def _miss(self, life: Life, step: int, now: float) -> Change | None:
         if self.state == "pending":
@@ -119,21 +134,58 @@ class Machine:
             return False
         return step - self.resolved_step < life.cooldown_steps or now - self.resolved < life.cooldown_s
 
-    def _grow(self, found: Finding, step: int, now: float) -> Change | None:
-        """The same finding with more ranks or a higher severity: the alert row says so, nobody is told twice."""
-        known = self.finding
-        if known is None:
+    def _change(self, kind: Literal["fire", "reopen", "update", "resolve"], step: int, now: float, why: str = "") -> Change:
+        assert self.finding is not None
+        return Change(kind, self.alert, self.finding, step, now, why, self.opening)
+
+    def _grow(self, life: Life, found: Finding, step: int, now: float) -> Change | None:
+        """One more finding of an open alert. What it changes stands in the alert's row, and nobody is told twice."""
+        if self.finding is None:
             return None
+        grown = self._restate(life, found, step, now) if self.rule in _RESTATED else self._widen(self.finding, found)
+        if not grown or self.absorbed:
+            return None
+        self.written = now
+        return self._change("update", step, now)
+
+    def _restate(self, life: Life, found: Finding, step: int, now: float) -> bool:
+        """The newest finding replaces the one before; whether the row is to say so now. A lower severity must have held for as
+        long as it takes to resolve the alert, and the trouble began when it first did."""
+        known = self.finding
+        assert known is not None
+        if not worse(known.severity, found.severity):
+            self.milder_step = None
+        elif not self._milder_for_long(life, step, now):
+            found.severity = known.severity
+        if found.since_step is None or known.since_step is None or found.since_step >= known.since_step:
+            found.since_step, found.since = known.since_step, known.since
+        _keep_what_joined(known, found)
+        self.finding = found
+        if found.ranks != known.ranks or found.severity != known.severity:
+            return True
+        return found.message != known.message and now - self.written >= _REWRITE_S
+
+    def _milder_for_long(self, life: Life, step: int, now: float) -> bool:
+        if self.milder_step is None:
+            self.milder_step, self.milder = step, now
+        if step - self.milder_step < life.clear_steps or now - self.milder < life.clear_s:
+            return False
+        self.milder_step = None
+        return True
+
+    @staticmethod
+    def _widen(known: Finding, found: Finding) -> bool:
+        """The first finding with more ranks or a higher severity; whether it changed."""
         ranks = sorted({*known.ranks, *found.ranks})
         if ranks == known.ranks and not worse(found.severity, known.severity):
-            return None
+            return False
         known.ranks = ranks
         if found.since_step == known.since_step:
             known.message = found.message  # names the ranks
         if worse(found.severity, known.severity):
             known.severity, known.message, known.gain_pct = found.severity, found.message, found.gain_pct
             known.evidence = {**found.evidence}
-        return None if self.absorbed else Change("update", self.alert, known, step, now)
+        return True
 
     def snapshot(self) -> list[Any]:
         kept = self.finding
@@ -150,6 +202,15 @@ class Machine:
 
 
 _SAVED = tuple(name for name in Machine.__dataclass_fields__ if name != "finding")
+
+
+def _keep_what_joined(known: Finding, found: Finding) -> None:
+    """Hands on what is not of the rule: the follower's words (grouping.py), and causes with their sentence and their cure
+    (diagnosis/causes.py)."""
+    found.evidence = {**found.evidence, **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence}}
+    causes = known.evidence.get("causes")
+    if isinstance(causes, list) and causes and isinstance(causes[0], dict):
+        found.message, found.fix = f"{found.message} {causes[0].get('message', '')}".strip(), known.fix
 
 
 def worse(one: str, other: str) -> bool:

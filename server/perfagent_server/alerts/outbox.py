@@ -5,7 +5,8 @@ else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves t
 seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
 
 Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones among the
-first, because most failures of receivers last a moment. "Resolved" waits until "firing" has arrived.
+first, because most failures of receivers last a moment. What is told of one alert arrives in its order: "resolved" waits until
+"firing" has arrived, and "firing" again until "resolved" has.
 """
 
 from __future__ import annotations
@@ -144,7 +145,7 @@ class Outbox:
         busy: dict[str, int] = {}
         for one in flying.values():
             busy[one] = busy.get(one, 0) + 1
-        blocked = _waiting_for_firing()
+        blocked = _waits_for_another()
         with self._database.read() as connection:
             state = delivery.c.state == "waiting"
             ripe = connection.execute(select(delivery.c.channel).where(state, delivery.c.due <= now).distinct()).scalars().all()
@@ -191,7 +192,8 @@ class Outbox:
             time.sleep(0 if self._stopping else 1)  # the row is still due: not in a hot loop
         except Exception:
             self.counters["failures"] += 1
-            log.exception("webhook %s could not be tried", row["id"])
+            log.exception("the outcome of webhook %s could not be written", row["id"])
+            time.sleep(0 if self._stopping else 1)
         finally:
             with self._done:
                 self._flying.pop(row["id"], None)
@@ -199,11 +201,12 @@ class Outbox:
             self._event.set()
 
     def _try(self, row: RowMapping) -> _Outcome:
+        """What became of one POST. Whatever is raised is a failed try, which is waited for before the next."""
         now = int(self._clock())
         try:
             reply = self._send(self.guard, row["url"], row["body"], headers(row["secret"], row["id"], now, row["body"]))
         except PerfagentError as error:
-            return _Outcome(None, str(error)[:500])
+            return _Outcome(None, _speakable(str(error)))
         except (
             OSError,
             httpcore.NetworkError,
@@ -211,7 +214,11 @@ class Outbox:
             httpcore.ProtocolError,
             httpcore.ConnectionNotAvailable,
         ) as error:
-            return _Outcome(None, f"{type(error).__name__}: {error}"[:500])
+            return _Outcome(None, _speakable(f"{type(error).__name__}: {error}"))
+        except Exception as error:
+            self.counters["failures"] += 1
+            log.exception("webhook %s could not be tried", row["id"])
+            return _Outcome(None, _speakable(f"the server failed on this delivery: {type(error).__name__}: {error}"))
         if 200 <= reply.status < 300:
             return _Outcome(reply.status, "")
         what = f"the receiver answered {reply.status}"
@@ -293,24 +300,28 @@ def _seconds_asked(retry_after: str | None, now: float) -> float | None:
     if not retry_after:
         return None
     text = retry_after.strip()
-    if text.isdigit():
+    if text.isascii() and text.isdecimal():  # not "²", which is a digit to Python and no number
         return float(text[:12])
     try:
         when = parsedate_to_datetime(text)
-    except (ValueError, TypeError, IndexError):
+        return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
+    except (ValueError, TypeError, IndexError, OverflowError):  # a year of 999999, a zone of a million hours
         return None
-    return (when if when.tzinfo else when.replace(tzinfo=UTC)).timestamp() - now
 
 
-def _waiting_for_firing() -> ColumnElement[bool]:
-    """Whether a delivery says "resolved" while "firing" of the same alert has not arrived on that channel yet."""
+def _speakable(text: str) -> str:
+    """An error's text as a database can hold it."""
+    return text.encode("utf-8", "replace").decode().replace("\0", "")[:500]
+
+
+def _waits_for_another() -> ColumnElement[bool]:
+    """Whether something earlier about the same alert has not arrived on that channel yet."""
     first = delivery.alias()
-    return and_(
-        delivery.c.event == "alert.resolved",
+    return (
         select(first.c.id)
-        .where(first.c.alert == delivery.c.alert, first.c.channel == delivery.c.channel, first.c.event == "alert.firing")
-        .where(first.c.state == "waiting")
-        .exists(),
+        .where(first.c.alert == delivery.c.alert, first.c.channel == delivery.c.channel, first.c.state == "waiting")
+        .where(first.c.created < delivery.c.created)
+        .exists()
     )
 
 

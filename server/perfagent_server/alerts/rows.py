@@ -1,6 +1,9 @@
 """Alerts and their deliveries as rows: changes in, one transaction's statements out; and rows back as what the API tells.
 
 A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come between.
+
+A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of one
+that is muted. When the alert is resolved before, it is dropped, and nobody is told of either.
 """
 
 from __future__ import annotations
@@ -11,9 +14,10 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Connection, RowMapping, select, update
+from sqlalchemy import Connection, RowMapping, delete, select, update
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.sql.elements import ColumnElement
 from sqlalchemy.sql.expression import func
 
 from perfagent.wire import SEVERITIES, Alert, Finding
@@ -23,7 +27,10 @@ from perfagent_server.store.tables import alert, channel, delivery
 from perfagent_server.store.tables import run as runs
 from perfagent_server.timestamps import rfc3339
 
-__all__ = ["alert_of", "apply", "as_dict"]
+__all__ = ["SETTLED_S", "alert_of", "apply", "as_dict", "mute"]
+
+SETTLED_S = 60.0
+"""How long an alert that opened again must stay open before it is told again."""
 
 _UNTOLD = "user_alert"  # a point in time, which is not over later: no channel is told that it was resolved
 
@@ -55,28 +62,25 @@ class _Book:
         if run not in self.runs:
             return  # deleted meanwhile
         if change.kind == "fire" and self._insert(run, change):
-            self._tell(run, change, "alert.firing", [row.id for row in self.channels if _wants(row.min_severity, change.finding)])
+            self._tell_firing(run, change, self.now)
         elif change.kind == "reopen":
-            evidence = text_json(change.finding.evidence)
-            self._update(change, state="firing", resolved=None, last_step=change.step, evidence=evidence)
+            since = _seconds(change.finding.since, self.now)
+            self._update(change, state="firing", resolved=None, since=since, last_step=change.step, **_columns(change.finding))
+            self._tell_firing(run, change, self.now + SETTLED_S)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
             # Those who were told are not told again; those whose threshold it passes only now are told for the first time.
-            self._tell(run, change, "alert.firing", [row.id for row in self.channels if _wants(row.min_severity, change.finding)])
+            self._tell_firing(run, change, self.now)
         elif change.kind == "resolve":
             # A finding of its own: the one in the machine may fire again, and is then not resolved.
             change = replace(
                 change, finding=replace(change.finding, evidence={**change.finding.evidence, "resolved": change.why})
             )
-            self._update(
-                change, state="resolved", resolved=self.now, last_step=change.step, evidence=text_json(change.finding.evidence)
-            )
+            self._update(change, state="resolved", resolved=self.now, last_step=change.step, **_columns(change.finding))
+            told = self._told(change)
             if change.finding.rule != _UNTOLD:
-                told = select(delivery.c.channel).where(delivery.c.alert == change.alert, delivery.c.event == "alert.firing")
-                enabled = {row.id for row in self.channels}
-                self._tell(
-                    run, change, "alert.resolved", [one for one in self.connection.execute(told).scalars() if one in enabled]
-                )
+                # Muted or not: who was told that it fires would else believe it for ever.
+                self._tell(run, change, "alert.resolved", told, self.now)
         row = self.connection.execute(select(alert).where(alert.c.id == change.alert)).mappings().first()
         if row is not None:
             self.alerts.append(alert_of(row))
@@ -98,29 +102,71 @@ class _Book:
     def _update(self, change: Change, **values: Any) -> None:
         self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
 
-    def _tell(self, run: str, change: Change, event: str, channels: Sequence[str]) -> None:
-        if not channels or self._muted(run, change):
+    def _told(self, change: Change) -> list[str]:
+        """The channels whose last word on the alert is that it fires, or soon will be; drops what they were not told yet."""
+        self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, _held(self.now)))
+        its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == change.alert)
+        last: dict[str, str] = {row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))}
+        return [row.id for row in self.channels if last.get(row.id) == "alert.firing"]
+
+    def _tell_firing(self, run: str, change: Change, due: float) -> None:
+        wanting = [row.id for row in self.channels if _wants(row.min_severity, change.finding)]
+        muted = _muted_until(self.connection, run, change.finding.rule, self.now)
+        self._tell(run, change, "alert.firing", wanting, max(due, muted or due))
+
+    def _tell(self, run: str, change: Change, event: str, channels: Sequence[str], due: float) -> None:
+        if not channels:
             return
         about = self.runs[run]
         body = alert_body(
             event, self.now, alert=change.alert, state=event.removeprefix("alert."), finding=change.finding,
             run=run, run_name=about["name"], project=about["project"], url=self.link(run),
         )  # fmt: skip
+        newest = select(delivery.c.channel, func.max(delivery.c.created)).where(delivery.c.alert == change.alert)
+        last: dict[str, float] = {row[0]: row[1] for row in self.connection.execute(newest.group_by(delivery.c.channel))}
         for one in channels:
+            # Their order is that of `created` (outbox.py), also within one transaction and after a jump of the clock.
+            created = max(self.now, last.get(one, 0.0) + 1e-3)
             values = {
-                "id": delivery_id(change.alert, event, one), "channel": one, "alert": change.alert, "event": event, "body": body,
-                "state": "waiting", "tries": 0, "created": self.now, "due": self.now, "error": "",
+                "id": _delivery_id(change, event, one), "channel": one, "alert": change.alert, "event": event, "body": body,
+                "state": "waiting", "tries": 0, "created": created, "due": due, "error": "",
             }  # fmt: skip
-            self.deliveries += self._insert_new(delivery, values)
+            if self._insert_new(delivery, values):
+                self.deliveries += 1
+            else:  # what is not told yet is told as it is by then
+                unsent = update(delivery).where(delivery.c.id == values["id"], _held(self.now))
+                self.connection.execute(unsent.values(body=body))
 
-    def _muted(self, run: str, change: Change) -> bool:
-        muted = select(func.count()).where(
-            alert.c.run == run,
-            alert.c.rule == change.finding.rule,
-            alert.c.muted_until.is_not(None),
-            alert.c.muted_until > self.now,
-        )
-        return bool(self.connection.execute(muted).scalar())
+
+def mute(connection: Connection, alert_id: str, until: float | None, now: float) -> bool:
+    """Mutes an alert, and others of its rule in its run, or ends that; what waits for the end of a mute waits for the new one.
+    Whether anything is due now."""
+    about = connection.execute(select(alert.c.run, alert.c.rule).where(alert.c.id == alert_id)).one()
+    before = _muted_until(connection, about.run, about.rule, now)
+    connection.execute(update(alert).where(alert.c.id == alert_id).values(muted_until=until))
+    after = _muted_until(connection, about.run, about.rule, now) or now
+    its = select(alert.c.id).where(alert.c.run == about.run, alert.c.rule == about.rule)
+    waiting = update(delivery).where(delivery.c.alert.in_(its), _held(now))
+    waiting = waiting.where((delivery.c.due < after) | (delivery.c.due == before))
+    return bool(connection.execute(waiting.values(due=after)).rowcount) and after <= now
+
+
+def _delivery_id(change: Change, event: str, channel_id: str) -> str:
+    """One for each opening of an alert: what is told of the second is no repetition of the first."""
+    again = [str(change.opening)] if change.opening > 1 else []
+    return delivery_id(change.alert, event, channel_id, *again)
+
+
+def _held(now: float) -> ColumnElement[bool]:
+    """Whether a delivery waits for its time: it was never tried, and is not about to be."""
+    later = (delivery.c.tries == 0) & (delivery.c.due > now) & (delivery.c.due > delivery.c.created)
+    return (delivery.c.event == "alert.firing") & (delivery.c.state == "waiting") & later
+
+
+def _muted_until(connection: Connection, run: str, rule: str, now: float) -> float | None:
+    last = select(func.max(alert.c.muted_until)).where(alert.c.run == run, alert.c.rule == rule, alert.c.muted_until > now)
+    until: float | None = connection.execute(last).scalar()
+    return until
 
 
 def _columns(found: Finding) -> dict[str, Any]:

@@ -47,7 +47,9 @@ def sign(secret: str, message_id: str, timestamp: int, body: bytes) -> str:
 
 def headers(secret: str, message_id: str, timestamp: int, body: bytes) -> dict[str, str]:
     """All headers of one try. The id is the same on every try, the timestamp and so the signature are not. A secret that is
-    being rotated is "new old", both of which sign."""
+    being rotated is "new old", both of which sign. Raises ConfigError without any: nothing leaves unsigned."""
+    if not secret.strip():
+        raise ConfigError("the channel has no secret to sign with; remove it and add it again")
     return {
         "Content-Type": "application/json",
         "User-Agent": "perfagent-webhook/1",

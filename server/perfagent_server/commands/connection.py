@@ -40,7 +40,7 @@ class AdminApi:
         named = server or (self._written_address() if data else None)
         found = named or os.environ.get("PERFAGENT_SERVER") or self._written_address()
         self.assumed = found is None or (data is not None and named is None)  # nothing tells that this is the folder's server
-        self.server = (found or DEFAULT_SERVER).rstrip("/")
+        self.server = _address(found or DEFAULT_SERVER)
         self._token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._token_in_folder() or os.environ.get("PERFAGENT_API_KEY")
 
     @classmethod
@@ -61,8 +61,20 @@ class AdminApi:
                 f"the server {self.server} does not answer ({error}); start it with `perfagent up`, or name it with --server"
             ) from error
         if answer.is_success:
-            return answer.json() if answer.content else None
+            return self._json(answer) if answer.content else None
         raise PerfagentError(f"the server refused: {_message(answer)}")
+
+    def _json(self, answer: httpx.Response) -> Any:
+        try:
+            said = answer.json()
+        except ValueError:
+            said = None
+        if isinstance(said, dict):  # as every answer of ours is
+            return said
+        kind = answer.headers.get("content-type", "").partition(";")[0] or "no type"
+        raise PerfagentError(
+            f"what answers at {self.server} is no perfagent server: it sent {kind}, not JSON; name the server with --server"
+        )
 
     def _written_address(self) -> str | None:
         try:
@@ -78,6 +90,19 @@ class AdminApi:
             return (self.data / ADMIN_TOKEN_FILE).read_text().strip() or None
         except OSError:
             return None
+
+
+def _address(text: str) -> str:
+    """A server's address, checked where it can still be told from a server that is down. Raises ConfigError."""
+    address = text.strip().rstrip("/")
+    try:
+        url = httpx.URL(address)
+    except httpx.InvalidURL as error:
+        raise ConfigError(f"the server's address {text[:200]!r} cannot be used: {error}") from None
+    if url.scheme not in ("http", "https") or not url.host:
+        wanted = f"http://{address}" if url.scheme not in ("http", "https") and address.strip(":/") else DEFAULT_SERVER
+        raise ConfigError(f"the server's address {text[:200]!r} must begin with http:// or https://, as in {wanted[:200]}")
+    return address
 
 
 def _message(answer: httpx.Response) -> str:

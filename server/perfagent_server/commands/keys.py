@@ -10,6 +10,7 @@ from urllib.parse import quote
 
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent_server.commands.connection import AdminApi, add_options
+from perfagent_server.security.keys import ONLY_INGEST_HAS_A_PROJECT
 
 __all__ = ["command"]
 
@@ -20,7 +21,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     create = actions.add_parser("create", help="make a key and print it")
     create.add_argument("scope", choices=("ingest", "read", "admin"))
     create.add_argument("--name", default="", help="what the key is for")
-    create.add_argument("--project", help="the only project it may send to")
+    create.add_argument("--project", help="the only project that an ingest key may send to")
     create.add_argument("--expires-days", type=float, metavar="N", help="refused after N days (default: never)")
     create.set_defaults(run=_create)
     show = actions.add_parser("list", help="list keys, without their secrets")
@@ -35,6 +36,8 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _create(arguments: argparse.Namespace) -> int:
+    if arguments.project is not None and arguments.scope != "ingest":
+        raise ConfigError("--" + ONLY_INGEST_HAS_A_PROJECT.format(scope=arguments.scope))
     body: dict[str, Any] = {"scope": arguments.scope, "name": arguments.name, "project": arguments.project}
     if arguments.expires_days is not None:
         if not 0 < arguments.expires_days <= 36500:

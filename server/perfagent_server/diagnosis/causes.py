@@ -39,7 +39,7 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
 
     False when there was nothing to add.
     """
-    known = list(finding.evidence.get("causes", ()))
+    known = _known(finding)
     ranks = {entry["rank"] for entry in known}
     fresh = [
         cause
@@ -52,7 +52,7 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
     newest = {cause["rank"]: cause for cause in fresh}
     if not newest:
         return False
-    said = [{"rank": cause["rank"], "message": cause["message"], **cause["evidence"]} for cause in newest.values()]
+    said = [{**cause["evidence"], "rank": cause["rank"], "message": cause["message"]} for cause in newest.values()]
     finding.evidence = {**finding.evidence, "causes": sorted([*known, *said], key=_order)[:MOST_JOINED]}
     if not known:
         first = finding.evidence["causes"][0]
@@ -61,6 +61,17 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
     return True
 
 
+def _known(finding: Finding) -> list[Mapping[str, Any]]:
+    """The causes that joined it already. Evidence that a sender made may hold anything under that name: it is no cause then."""
+    causes = finding.evidence.get("causes")
+    entries = causes if isinstance(causes, list) else []
+    return [
+        entry
+        for entry in entries
+        if isinstance(entry, dict) and isinstance(entry.get("rank"), int) and isinstance(entry.get("message"), str)
+    ]
+
+
 def _order(entry: Mapping[str, Any]) -> tuple[int, int]:
     step = entry.get("step")
-    return (step if isinstance(step, int) else 2**53, int(entry["rank"]))
+    return (step if isinstance(step, int) else 2**53, entry["rank"])

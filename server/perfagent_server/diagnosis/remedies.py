@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["REMEDIES", "crash_remedy", "data_remedy"]
+__all__ = ["REMEDIES", "crash_remedy", "oom_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -19,8 +19,9 @@ REMEDIES: dict[str, str] = {
         "500 batches. If spikes come again, lower the learning rate, clip the gradient norm at 1.0, and look at the data there."
     ),
     "data_bound": (
-        "Give the DataLoader more workers (num_workers), pin_memory=True, persistent_workers=True and a higher prefetch_factor; "
-        "cache what is decoded or tokenized again in every epoch, and move slow transforms out of the loop."
+        "Give the DataLoader more workers (num_workers=4 or more; with 0, its default, it loads in the training process), "
+        "persistent_workers=True and a higher prefetch_factor, and on a GPU pin_memory=True; cache what is decoded or tokenized "
+        "again in every epoch, and move slow transforms out of the loop."
     ),
     "low_gpu_utilization": (
         "The GPU waits: remove the largest phase named in the evidence first. If none stands out, raise the batch size, compile "
@@ -39,7 +40,28 @@ REMEDIES: dict[str, str] = {
 }
 
 
-_NATIVE = ("SIGSEGV", "SIGABRT", "SIGBUS", "SIGFPE", "SIGILL")
+_OOM_REMEDIES = {
+    "gpu": REMEDIES["oom_observed"],
+    "host": (
+        "It is the host's memory, not the GPU's: use fewer DataLoader workers (num_workers) and a lower prefetch_factor, read "
+        "data piece by piece (memory-mapped files) instead of keeping it all in memory, keep it in arrays, which workers share, "
+        "instead of lists of Python objects, which each of them copies, and drop what is kept of every step (lists of losses or "
+        "outputs). Then raise the limit of the container, the control group or the batch job."
+    ),
+    "shared": (
+        "Workers pass batches in /dev/shm, which is 64 MB in a container unless more is asked for: start it with --shm-size=8g "
+        "or --ipc=host (Kubernetes: an emptyDir with medium: Memory on /dev/shm). Until then use fewer workers, a lower "
+        "prefetch_factor, or num_workers=0."
+    ),
+}
+
+
+def oom_remedy(memory: str) -> str:
+    """The fix when memory ran out, by which it was (`rules.memory.memory_of`)."""
+    return _OOM_REMEDIES.get(memory, REMEDIES["oom_observed"])
+
+
+_NATIVE = ("SIGSEGV", "SIGABRT", "SIGFPE", "SIGILL")
 _AGAIN = "and start the run again from its last checkpoint."
 
 
@@ -49,6 +71,12 @@ def crash_remedy(state: str, reason: str, exception: str, traceback: str) -> str
         return f"The script ended itself: look at what it printed last, and for sys.exit() in its code; fix the cause, {_AGAIN}"
     if exception or traceback:
         return f"Read the exception below, fix its cause, {_AGAIN}"
+    if "SIGBUS" in reason:
+        return (
+            "A file that was mapped into memory could not be read or written: most often /dev/shm is full (start the container "
+            "with --shm-size=8g or --ipc=host, or use fewer DataLoader workers), or a mapped data file was cut short or its disk "
+            f"failed; fix the cause, {_AGAIN}"
+        )
     if any(signal in reason for signal in _NATIVE):
         return (
             "It crashed outside of Python: start it with PYTHONFAULTHANDLER=1 to see the line, look at what it printed last, and "
@@ -60,13 +88,3 @@ def crash_remedy(state: str, reason: str, exception: str, traceback: str) -> str
             f"the container or of the batch system (time, memory), or a person; fix the cause, {_AGAIN}"
         )
     return REMEDIES["process_crash"]
-
-
-def data_remedy(workers: int | None) -> str:
-    """The fix for a loader that is too slow, knowing how many workers it has (None: unknown)."""
-    if workers == 0:
-        return (
-            "The DataLoader loads in the training process (num_workers=0): set num_workers=4 or more, with pin_memory=True, "
-            "persistent_workers=True and prefetch_factor=4; cache what is decoded or tokenized again in every epoch."
-        )
-    return REMEDIES["data_bound"]

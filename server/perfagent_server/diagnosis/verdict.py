@@ -7,9 +7,13 @@ why the GPU idles. A run that ended keeps the verdict of how it ended, or of wha
 
 from __future__ import annotations
 
-from perfagent.wire import SEVERITIES, Finding, healthy
+import math
+
+from perfagent.wire import LOSS, SEVERITIES, Finding, healthy
 from perfagent_server.alerts.life import Machine
+from perfagent_server.diagnosis.remedies import REMEDIES
 from perfagent_server.rules.evaluator import USER_ALERT, Evaluator
+from perfagent_server.rules.loss import LossSpike, NonfiniteLoss
 from perfagent_server.rules.utilization import spell_s
 from perfagent_server.rules.window import Window
 
@@ -56,9 +60,12 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
             if finding.rule.startswith(USER_ALERT):
                 continue
             return finding
+    sick = _not_finite(window)
+    if sick is not None:
+        return sick
     if lost:
         return _fell_silent(window)
-    found = healthy(_figures(window))
+    found = healthy(_figures(judge))
     found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
     return found
 
@@ -86,17 +93,64 @@ def _fell_silent(window: Window) -> Finding:
     )
 
 
-def _figures(window: Window) -> str:
+def _not_finite(window: Window) -> Finding | None:
+    """What to say when the loss is no number and no alert says so (somebody closed it): never that the run is healthy. Nothing of
+    as few values in a row as the rule excuses, where a GradScaler may have skipped their steps."""
+    series = window.loss_name
+    track = window.track(series) if series is not None else None
+    if track is None:
+        return None
+    values, steps = track.last(track.size), track.last_steps(track.size)
+    row = next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
+    scaling = window.track("amp/scale") is not None or window.track("amp/skipped") is not None
+    if row <= (NonfiniteLoss().excused_steps if scaling else 0):
+        return None
+    name = "The loss" if series == LOSS else series
+    return Finding(
+        rule=NonfiniteLoss.id,
+        severity="critical",
+        message=f"{name} {'was' if window.ended else 'is'} NaN or infinite since step {steps[-row]:,}.",
+        since_step=steps[-row],
+        evidence={"step": steps[-row], "series": series, "value": values[-1]},
+        fix=REMEDIES[NonfiniteLoss.id],
+    )
+
+
+def _figures(judge: Evaluator) -> str:
     """The healthy verdict's sentence, with the figures that make it believable."""
+    window = judge.window
     if not window.step:
         return "Nothing to judge yet: no loss, step time or gradient norm has come."
     parts = [f"step {window.step:,}"]
     name = window.loss_name
-    loss = window.value(name) if name is not None else None
-    if loss is not None:
+    losses = _finite_losses(window)
+    if losses:
+        loss = losses[-1]
         since = f" (from {window.first_loss:.4g})" if window.first_loss is not None and window.step > 1 else ""
         parts.append(f"{name} {loss:.4g}{since}")
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    return f"Nothing {'held' if window.ended else 'holds'} this run back: {', '.join(parts)}."
+    return f"Nothing {'held' if window.ended else 'holds'} this run back: {', '.join(parts)}.{_new_level(judge)}"
+
+
+def _new_level(judge: Evaluator) -> str:
+    """What the healthy verdict adds when the loss never came back from a jump whose alert is over."""
+    machine = judge.machines.get(LossSpike.id)
+    if machine is None or machine.finding is None or machine.state == "firing":
+        return ""
+    evidence = machine.finding.evidence
+    expected, jumped = evidence.get("expected"), evidence.get("loss")
+    newest = sorted(_finite_losses(judge.window)[-LossSpike().short :])
+    if not (isinstance(expected, float) and isinstance(jumped, float) and newest):
+        return ""
+    if evidence.get("series", LOSS) != judge.window.loss_name or newest[len(newest) // 2] < 0.5 * (expected + jumped):
+        return ""
+    step = machine.finding.since_step or 0
+    return f" The loss did not come back from its jump to {jumped:.4g} in step {step:,}: {expected:.4g} was expected there."
+
+
+def _finite_losses(window: Window) -> list[float]:
+    """The values of the run's loss that are kept and are numbers: one that is none is no figure to believe a verdict by."""
+    track = None if window.loss_name is None else window.track(window.loss_name)
+    return [] if track is None else [value for value in track.last(track.size) if math.isfinite(value)]

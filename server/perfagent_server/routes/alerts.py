@@ -12,6 +12,7 @@ from sqlalchemy import Connection, select, update
 from starlette.responses import Response
 
 from perfagent.wire import SEVERITIES, Alert
+from perfagent_server.alerts import rows
 from perfagent_server.alerts.rows import alert_of
 from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
@@ -85,20 +86,30 @@ def mute(
     seconds: Annotated[float | None, Query(ge=0, le=_LONGEST_MUTE_S, allow_inf_nan=False)] = None,
     identity: Identity = Depends(require("ingest")),  # noqa: B008
 ) -> Response:
-    """No channel is told of this alert, or of others of the same rule in the same run, for `seconds`, given in the body or in
-    the query; for an hour, where they are not given. 0 ends it."""
+    """No channel is told that this alert fires, or another of the same rule in the same run, for `seconds`, given in the body or
+    in the query; for an hour, where they are not given. 0 ends it. What still fires at the end of the mute is told then; that an
+    alert is resolved is told at once to those who were told that it fires."""
     given = [value for value in (seconds, asked and asked.seconds) if value is not None]
     if len(given) > 1:
         raise ApiError(422, "invalid", "seconds is given in the query and in the body; once is enough", "seconds")
-    lasts_s = given[0] if given else _MUTE_S
-    return _change(services, request, identity, "alert.mute", alert_id, muted_until=time.time() + lasts_s if lasts_s else None)
+    lasts_s, now = given[0] if given else _MUTE_S, time.time()
+    _known(services, alert_id)
+    audit = record(request, identity, "alert.mute", alert_id)
+
+    def job(connection: Connection) -> bool:
+        audit(connection)
+        return rows.mute(connection, alert_id, now + lasts_s if lasts_s else None, now)
+
+    if services.database.write(job):
+        services.outbox.wake()
+    return _changed(services, alert_id)
 
 
 @router.post("/alerts/{alert_id}/resolve", dependencies=_READ, responses={200: {"model": Alert}})
 def resolve(
     alert_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("ingest"))  # noqa: B008
 ) -> Response:  # fmt: skip
-    """Closes it by hand. Within its cool-down it opens again silently if its cause is still there."""
+    """Closes it by hand. Within its cool-down it opens again if its cause is still there, which is told when it lasts."""
     found = _known(services, alert_id)
     if found.state != "resolved" and not services.engine.resolve(found.run, alert_id, f"resolved by {identity.who}"):
         # No rule holds it open any more (an older attempt's): the row is all there is.
@@ -135,6 +146,10 @@ def _change(services: Services, request: Request, identity: Identity, action: st
         audit(connection)
 
     services.database.write(job)
+    return _changed(services, alert_id)
+
+
+def _changed(services: Services, alert_id: str) -> Response:
     changed = _known(services, alert_id)
     services.hub.publish_alert(changed)
     return reply(changed)

@@ -97,9 +97,12 @@ def create_channel(
         wanted = channels.NewChannel(
             name=new.name or new.url[:80], url=new.url, kind=new.kind, secret=new.secret, min_severity=new.min_severity
         )
-        services.outbox.guard.check_url(new.url)
     except ConfigError as error:
         raise ApiError(422, "invalid", str(error)) from error
+    try:
+        services.outbox.guard.check_url(new.url)
+    except ConfigError as error:
+        raise ApiError(422, "invalid", str(error), "url") from error
     except AddressNotAllowed as error:
         raise ApiError(422, "address_not_allowed", str(error), "url") from error
     audit = record(request, identity, "channel.create", f"{wanted.kind} {wanted.name}")

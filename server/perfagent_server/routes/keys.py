@@ -14,7 +14,7 @@ from perfagent_server.problems import CLOSED, ApiError
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.security.audit import record
-from perfagent_server.security.keys import KEY_SCOPES, Key, KeyScope
+from perfagent_server.security.keys import KEY_SCOPES, ONLY_INGEST_HAS_A_PROJECT, Key, KeyScope
 from perfagent_server.services import ServicesDep
 from perfagent_server.timestamps import rfc3339
 
@@ -68,6 +68,8 @@ def create_key(
         raise ApiError(422, "invalid", f"scope is {new.scope[:80]!r}; allowed are {', '.join(KEY_SCOPES)}", "scope")
     if len(new.name.encode()) > 256:
         raise ApiError(422, "invalid", "name may have up to 256 bytes", "name")
+    if new.project is not None and new.scope != "ingest":
+        raise ApiError(422, "invalid", ONLY_INGEST_HAS_A_PROJECT.format(scope=new.scope), "project")
     if new.project is not None and not 1 <= len(new.project.encode()) <= 256:
         raise ApiError(422, "invalid", "project must have 1 to 256 bytes", "project")
     expires = None
@@ -90,9 +92,10 @@ def list_keys(services: ServicesDep) -> Response:
 def revoke_key(
     key_id: str, request: Request, services: ServicesDep, identity: Identity = Depends(require("admin"))  # noqa: B008
 ) -> Response:  # fmt: skip
-    """The key is refused from now on."""
+    """The key is refused from now on, and so is what it opened: sessions of browsers, and pages that show live updates."""
     if not services.access.keys.revoke(key_id, also=record(request, identity, "key.revoke", key_id)):
         raise ApiError(404, "not_found", f"there is no key {key_id[:40]!r}; GET /api/v1/keys lists them", "key_id")
+    services.hub.check_pages()
     return Response(status_code=204)
 
 

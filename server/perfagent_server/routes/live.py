@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from perfagent_server.live import Hub
 from perfagent_server.problems import ApiError
-from perfagent_server.security.access import authorize
+from perfagent_server.security.access import Access, authorize
 
 __all__ = ["router"]
 
@@ -25,4 +25,5 @@ async def live(socket: WebSocket) -> None:
         return
     await socket.accept()
     hub: Hub = socket.app.state.services.hub
-    await hub.serve(socket)
+    access: Access = socket.app.state.access
+    await hub.serve(socket, lambda: access.still_allows(socket, "read"))

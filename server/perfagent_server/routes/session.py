@@ -44,6 +44,7 @@ async def who_am_i(request: Request, services: ServicesDep) -> Response:
 def log_out(request: Request, services: ServicesDep) -> Response:
     """Ends the session of this browser."""
     services.access.sessions.close(request.cookies)
+    services.hub.check_pages()
     response = Response(status_code=204)
     services.access.sessions.clear_cookie(response)
     return response
@@ -77,18 +78,19 @@ async def login(request: Request, services: ServicesDep) -> Response:
         token = parse_qs(body.decode(), max_num_fields=4).get("token", [""])[0].strip()
     except ValueError:
         raise ApiError(400, "bad_request", "the form could not be read; send token=KEY", "token") from None
-    scope = services.access.scope_of_token(token)
-    if scope is None:
+    found = services.access.login(token)
+    if found is None:
         error = services.access.refused(request)
         return _form(error.message if error.status == 429 else "This key is not known, revoked or expired.", error.status)
+    scope, key = found
     if scope == "ingest":
         return _form("An ingest key can only send. Use a read key, an admin key or the admin token.", 403)
-    return await asyncio.to_thread(_logged_in, request, services, scope, "key")
+    return await asyncio.to_thread(_logged_in, request, services, scope, "key", key)
 
 
-def _logged_in(request: Request, services: Services, scope: str, way: str) -> Response:
+def _logged_in(request: Request, services: Services, scope: str, way: str, key: str | None = None) -> Response:
     identity = Identity(way, frozenset())
-    session = services.access.sessions.open(scope, also=record(request, identity, "session.open", scope))
+    session = services.access.sessions.open(scope, key=key, also=record(request, identity, "session.open", scope))
     response = RedirectResponse("/", 303)
     services.access.sessions.set_cookie(response, session, request)
     return response

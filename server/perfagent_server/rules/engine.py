@@ -8,21 +8,28 @@ it, the snapshots say (`upto`) which frames are behind them. Nothing is told twi
 Rounds that change no alert are only remembered in memory; every CHECKPOINT_S, or as rarely as writing them costs at most five
 percent of the time, the snapshots of all runs that moved and then the cursor "rules" are written together. The tail keeps
 what lies beyond the cursor, so that a kill costs the judging of some seconds again, and no alert.
+
+No frame and no rule stops the others. A rule that raises is left out at that step. Where anything else raises, or a table does
+not take what follows, the run is judged again from its snapshot, this time with care: a copy before every frame to go back
+to, and a transaction for every change. What fails then is passed over, counted and said once.
 """
 
 from __future__ import annotations
 
 import logging
+import sqlite3
 import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Protocol
 
 from sqlalchemy import Connection, select
 from sqlalchemy.dialects.postgresql import insert as postgresql_insert
 from sqlalchemy.dialects.sqlite import insert as sqlite_insert
+from sqlalchemy.exc import DataError, DBAPIError, IntegrityError
 
 from perfagent.wire import Alert, Finding, healthy
 from perfagent_server import lifecycle
@@ -55,12 +62,17 @@ _LEAST_SILENCE_S = 120.0
 _UNKNOWN_SILENCE_S = 3600.0
 _KEPT_RUNS = 2048  # evaluators in memory; the others lie in their snapshots
 _BUSY_RUN_S = 600.0  # an evaluator that was idle for so long is dropped from memory
+_MOST_SAID = 1000  # kinds of trouble that are remembered as logged
 
 
 class Listener(Protocol):
     """Who shows alerts live (live.Hub)."""
 
     def publish_alert(self, alert: Alert) -> None: ...
+
+
+class _AgainError(Exception):
+    """A run could not be judged, or its state not be written down: it is to be judged again with care."""
 
 
 class Engine:
@@ -97,6 +109,8 @@ class Engine:
         self._moved: dict[str, float] = {}  # run -> when its evaluator last moved, monotonic
         self._dirty: set[str] = set()  # runs whose snapshot is older than their evaluator
         self._ticking: set[str] = set()  # runs in which a step waits for a slow rank
+        self._careful: set[str] = set()  # runs that failed and are judged with care
+        self._said: set[tuple[str, str]] = set()  # run and what was passed over in it, logged already
         self._seen: int | None = None  # tail id judged in memory; None before the first round
         self._saved = 0  # tail id in the table
         self._started = monotonic()
@@ -109,7 +123,11 @@ class Engine:
         self._event = threading.Event()
         self._stopping = False
         self._thread: threading.Thread | None = None
-        self.counters = {"frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0}
+        # passed_over: frames, judgements of a rule, and changes of alerts; dropped_alerts: of users, for which there was no room
+        self.counters = {
+            "frames": 0, "rounds": 0, "alerts": 0, "checkpoints": 0, "failures": 0, "runs_in_memory": 0, "passed_over": 0,
+            "dropped_alerts": 0,
+        }  # fmt: skip
 
     # --- the thread ----------------------------------------------------------------------------------------------------------
 
@@ -144,7 +162,7 @@ class Engine:
             except Exception as error:  # noqa: BLE001 - the rules must outlive a full disk and a frame nobody foresaw; it is counted and said
                 pause = min(max(1.0, 2 * pause), 30.0)
                 self._failed(error, pause)
-        with suppress(StorageError):
+        with suppress(StorageError, _AgainError):
             self.checkpoint()
 
     def _failed(self, error: Exception, pause: float) -> None:
@@ -168,49 +186,147 @@ class Engine:
     def run_once(self) -> int:
         """Judges what came since the last round; how many frames that were. Everything it causes is committed on return."""
         with self._lock:
-            if self._seen is None:
-                self._seen = self._saved = self._load_cursor()
-            batch = self._store.since(self._seen, _BATCH)
-            self._load({stored.run for stored in batch})
-            changes: list[tuple[str, Change]] = []
-            moment = self._monotonic()
-            for stored in batch:
-                changes += self._take(stored, moment)
-            if self._ticking:
-                now = self._clock()
-                for run in [run for run in self._ticking if run in self._judges]:
-                    judge = self._judges[run]
-                    changes += [(run, change) for change in judge.tick(now)]
-                    self._dirty.add(run)
-                    if not judge.needs_tick():
-                        self._ticking.discard(run)
-            if changes:
-                self._commit(changes)
-            if batch:
-                self._seen = batch[-1].id
-                self.counters["frames"] += len(batch)
-                self.counters["rounds"] += 1
-            return len(batch)
+            while True:
+                try:
+                    return self._round()
+                except _AgainError:  # at most once a run: what fails with care is passed over
+                    self.forget()
 
-    def _take(self, stored: Stored, moment: float) -> list[tuple[str, Change]]:
+    def _round(self) -> int:
+        if self._seen is None:
+            self._seen = self._saved = self._load_cursor()
+        batch = self._store.since(self._seen, _BATCH)
+        self._load({stored.run for stored in batch})
+        changes: list[tuple[str, Change]] = []
+        moment = self._monotonic()
+        drained = self._still_lost(batch)
+        for stored in batch:
+            changes += self._take(stored, moment, drained=stored.source in drained)
+        if self._ticking:
+            now = self._clock()
+            for run in [run for run in self._ticking if run in self._judges]:
+                changes += self._judged(run, "a tick", lambda judge: judge.tick(now))
+                self._dirty.add(run)
+                if not self._judges[run].needs_tick():
+                    self._ticking.discard(run)
+        if changes:
+            self._commit(changes)
+        if batch:
+            self._seen = batch[-1].id
+            self.counters["frames"] += len(batch)
+            self.counters["rounds"] += 1
+        return len(batch)
+
+    def _take(self, stored: Stored, moment: float, *, drained: bool) -> list[tuple[str, Change]]:
         judge = self._judges.get(stored.run)
         if judge is None or stored.id <= judge.upto:
             return []  # the run is deleted, or the snapshot was taken after this frame
-        changes = judge.take(stored)
+        changes = self._judged(stored.run, "a frame", lambda judge: judge.take(stored, drained=drained))
+        judge = self._judges[stored.run]
+        judge.upto = stored.id  # also of one that was passed over
+        self.counters["dropped_alerts"] += judge.dropped
+        judge.dropped = 0
         self._judges.move_to_end(stored.run)
         self._moved[stored.run] = moment
         self._dirty.add(stored.run)
         if stored.source.startswith(lifecycle.JSON_SOURCE):
             self._note_pause(stored.source, moment)
-        self._heard[stored.source] = (stored.received, moment)
+        if not drained:
+            self._heard[stored.source] = (stored.received, moment)
         if judge.needs_tick():
             self._ticking.add(stored.run)
-        return [(stored.run, change) for change in changes]
+        return changes
+
+    def _still_lost(self, batch: Sequence[Stored]) -> set[str]:
+        """The sources of these frames that were called lost and are: what is found in the spool of a dead process is no sign of
+        life. Which frames are one, lifecycle has said when it stored them."""
+        judges = self._judges
+        asked = {one.source for one in batch if one.run in judges and one.rank in judges[one.run].window.lost}
+        if not asked:
+            return set()
+        with self._database.read() as connection:
+            still = select(source.c.id).where(source.c.id.in_(asked), source.c.state == "lost")
+            return set(connection.execute(still).scalars())
+
+    # --- what cannot be judged or written ------------------------------------------------------------------------------------
+
+    def _judged(self, run: str, what: str, judging: Callable[[Evaluator], list[Change]]) -> list[tuple[str, Change]]:
+        """What a run's evaluator makes of something. What it cannot judge leaves no trace in it."""
+        judge = self._judges[run]
+        before = judge.snapshot() if run in self._careful else None
+        try:
+            changes = judging(judge)
+            if before is not None:
+                judge.snapshot()  # that it can be written down is part of it
+        except Exception as error:
+            if before is None:
+                self._careful.add(run)
+                raise _AgainError(f"{what} of run {run} could not be judged") from error
+            self._pass_over(run, what, error)
+            self._judges[run] = self._restored(run, before)
+            return []
+        return [(run, change) for change in changes]
+
+    def _pass_over(self, run: str, what: str, error: Exception) -> None:
+        self.counters["passed_over"] += 1
+        if (run, what) not in self._said:
+            if len(self._said) >= _MOST_SAID:
+                self._said.clear()
+            self._said.add((run, what))
+            log.error("%s of run %s is passed over, and so is what fails in this way later", what, run, exc_info=error)
+
+    def _restored(self, run: str, state: bytes) -> Evaluator:
+        return Evaluator.restore(state, rules=self._rules, on_failure=partial(self._rule_failed, run))
+
+    def _rule_failed(self, run: str, rule: str, error: Exception) -> None:
+        self._pass_over(run, f"a judgement by {rule}", error)
+
+    def _snapshots(self, names: Iterable[str]) -> dict[str, bytes]:
+        taken = {}
+        for run in names:
+            try:
+                taken[run] = self._judges[run].snapshot()
+            except Exception as error:
+                if run in self._careful:
+                    raise
+                self._careful.add(run)
+                raise _AgainError(f"the state of run {run} cannot be written down") from error
+        return taken
 
     def _commit(self, changes: list[tuple[str, Change]], also: Callable[[Connection], object] | None = None) -> None:
-        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction."""
-        touched = sorted({run for run, _ in changes})
-        snapshots = {run: self._judges[run].snapshot() for run in touched}
+        """Alerts, deliveries and the snapshots of the runs concerned, in one transaction; of runs judged with care apart."""
+        usual = [one for one in changes if one[0] not in self._careful]
+        snapshots = self._snapshots(sorted({run for run, _ in changes}))
+        try:
+            for run in sorted(snapshots.keys() & self._careful):
+                self._write_apart(run, [one for one in changes if one[0] == run], snapshots[run])
+            if usual or also is not None:
+                self._write(usual, {run: snapshots[run] for run, _ in usual}, also)
+        except BaseException as error:
+            self.forget()  # the evaluators have moved on from what the tables say
+            if isinstance(error, Exception) and _of_the_rows(error):
+                self._careful.update(run for run, _ in usual)
+            raise
+
+    def _write_apart(self, run: str, changes: list[tuple[str, Change]], snapshot: bytes) -> None:
+        """Each change of a run on its own, so that one that no table takes costs no other; then its snapshot. A kill between them
+        has the rest written after the restart: a row that is there already is not written, nor told, again."""
+        whole = True
+        for one in changes:
+            try:
+                self._write([one], {})
+            except Exception as error:
+                if not _of_the_rows(error):
+                    raise
+                whole = False
+                self._pass_over(run, f"an alert ({one[1].finding.rule})", error)
+        self._write([], {run: snapshot})
+        if whole and all(run != failed for failed, _ in self._said):
+            self._careful.discard(run)  # it was another's fault
+
+    def _write(
+        self, changes: list[tuple[str, Change]], snapshots: dict[str, bytes], also: Callable[[Connection], object] | None = None
+    ) -> None:
         now = self._clock()
 
         def job(connection: Connection) -> tuple[list[Alert], int]:
@@ -220,12 +336,8 @@ class Engine:
             _save(connection, snapshots)
             return written, deliveries
 
-        try:
-            alerts, deliveries = self._database.write(job, essential=True)
-        except BaseException:
-            self.forget()  # the evaluators have moved on from what the tables say
-            raise
-        self._dirty.difference_update(touched)
+        alerts, deliveries = self._database.write(job, essential=True)
+        self._dirty.difference_update(snapshots)
         self.counters["alerts"] += sum(1 for _, change in changes if change.kind == "fire")
         if deliveries and self.on_deliveries is not None:
             self.on_deliveries()
@@ -242,7 +354,7 @@ class Engine:
         with self._lock:
             begun = self._monotonic()
             if self._seen is not None and (self._dirty or self._seen > self._saved):
-                snapshots = {run: self._judges[run].snapshot() for run in self._dirty if run in self._judges}
+                snapshots = self._snapshots(run for run in self._dirty if run in self._judges)
                 seen = self._seen
 
                 def job(connection: Connection) -> None:
@@ -300,8 +412,11 @@ class Engine:
             present.add(row.id)
             contact, since = self._heard.get(row.id, (None, moment))
             if contact != row.contact:
-                since = moment if contact is not None or row.state != "lost" else moment - self._lost_after_s
-                self._heard[row.id] = (row.contact, since)
+                if row.state != "lost":
+                    since = moment
+                elif contact is None:
+                    since = moment - self._lost_after_s
+                self._heard[row.id] = (row.contact, since)  # of one that is lost a spool was found: its silence goes on
             quiet = moment - since
             if quiet >= self._patience(row.id, row.heartbeat) and moment - self._started >= GRACE_S:
                 if row.heartbeat:
@@ -333,12 +448,10 @@ class Engine:
                 pass  # what is committed but not yet judged may be the sign of life
             self._load(silent)
             now = self._clock()
-            changes = [
-                (run, change)
-                for run, ranks in silent.items()
-                if run in self._judges
-                for change in self._judges[run].silence(ranks, now)
-            ]
+            changes: list[tuple[str, Change]] = []
+            for run, ranks in silent.items():
+                if run in self._judges:
+                    changes += self._judged(run, "the silence", partial(Evaluator.silence, lost=ranks, now=now))
             lost: list[str] = []
 
             def mark(connection: Connection) -> None:
@@ -373,14 +486,21 @@ class Engine:
                     if row.version == STATE_VERSION
                 }
                 for run, world_size in known.items():
-                    judge = (
-                        Evaluator.restore(saved[run], rules=self._rules) if run in saved else Evaluator(run, rules=self._rules)
-                    )
+                    judge = self._evaluator(run, saved.get(run))
                     judge.window.world_size = max(judge.window.world_size, world_size or 1)
                     self._judges[run] = judge
                     self._moved[run] = moment
                     if judge.needs_tick():
                         self._ticking.add(run)
+
+    def _evaluator(self, run: str, saved: bytes | None) -> Evaluator:
+        """From its snapshot, or afresh where there is none, or none that can be read."""
+        if saved is not None:
+            try:
+                return self._restored(run, saved)
+            except Exception as error:  # noqa: BLE001 - whatever is wrong with it, it is one run's
+                self._pass_over(run, "the snapshot", error)
+        return Evaluator(run, rules=self._rules, on_failure=partial(self._rule_failed, run))
 
     def _judge_of(self, run: str) -> Evaluator | None:
         self._load([run])
@@ -422,6 +542,14 @@ class Engine:
             self._moved.pop(run, None)
             self._dirty.discard(run)
             self._ticking.discard(run)
+            self._careful.discard(run)
+
+
+def _of_the_rows(error: Exception) -> bool:
+    """Whether a write failed for what was to be written, and will fail again; and not for the database of this moment."""
+    if isinstance(error, DBAPIError):
+        return isinstance(error, (DataError, IntegrityError))
+    return not isinstance(error, (StorageError, sqlite3.Error, OSError, MemoryError))
 
 
 def _save(connection: Connection, snapshots: dict[str, bytes]) -> None:

@@ -7,7 +7,9 @@ judging the rest from the restored one gives the same changes, with the same ale
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+import math
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -27,21 +29,30 @@ STATE_VERSION = 1
 USER_ALERT = "user_alert"
 _REPORTED_LIFE = Life(outlives_run=True)
 _USER_LIFE = Life(cooldown_s=60.0)
-_MAX_MACHINES = 256  # a script that gives each of its alerts another title must not fill the memory
+_MAX_OTHERS = 256  # alerts that no rule of ours raises: a script that gives each of them another title must not fill the memory
+_SAID_S = 3600.0  # after that a user's alert may make room for another: it is a point in time, and nothing that goes on
 _MAX_ENDS = 64
 _NOTED = ("loss", "lr")  # the window itself takes a note of each of their steps
 _LEVELS = {"warn": "warning", "error": "critical"}
+_LARGEST = 2**53  # of the steps and ranks that events tell: what the tables and the pages can hold
 
 _encoder = msgspec.msgpack.Encoder()
 
 
 class Evaluator:
-    """upto: the tail id of the newest frame that was judged."""
+    """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room.
 
-    def __init__(self, run: str, *, rules: Sequence[Rule] = RULES) -> None:
+    on_failure: told which rule raised what, and judging goes on without it. None, as in tests and backtests: it is raised.
+    """
+
+    def __init__(
+        self, run: str, *, rules: Sequence[Rule] = RULES, on_failure: Callable[[str, Exception], None] | None = None
+    ) -> None:
         self.window = Window(run)
         self.machines: dict[str, Machine] = {}
         self.upto = 0
+        self.dropped = 0
+        self.on_failure = on_failure
         self._rules = {rule.id: rule for rule in rules}
         self._on: dict[str, list[Rule]] = {}
         for rule in rules:
@@ -51,8 +62,8 @@ class Evaluator:
 
     # --- judging -------------------------------------------------------------------------------------------------------------
 
-    def take(self, stored: Stored) -> list[Change]:
-        """Judges one frame."""
+    def take(self, stored: Stored, *, drained: bool = False) -> list[Change]:
+        """Judges one frame. drained: it lay in a spool, and its sender is still lost."""
         window = self.window
         self.upto = max(self.upto, stored.id)
         window.now = max(window.now, stored.received)
@@ -61,6 +72,7 @@ class Evaluator:
         changes: list[Change] = []
         if stored.attempt > window.attempt:
             changes += self._restart(stored.attempt)
+        self._hear(stored.rank)
         ends: list[Event] = []
         for event in stored.events:
             if event.kind == "state" and event.data.get("state") in TERMINAL:
@@ -73,7 +85,7 @@ class Evaluator:
                 changes += self._reported(stored, event)
             elif event.kind == "alert":
                 changes += self._by_user(stored, event)
-        if stored.rank in window.lost:
+        if stored.rank in window.lost and not drained:
             del window.lost[stored.rank]
             changes += self._judge_all("contact")
         ready = window.take(stored.rank, stored.groups)
@@ -128,12 +140,19 @@ class Evaluator:
             self.machines = {}
         return changes
 
+    def _hear(self, rank: int) -> None:
+        window = self.window
+        if rank not in window.heard:
+            window.heard.add(rank)
+            if window.state == "finished":
+                window.state = "running"  # as lifecycle has it: those who had reported so far were not all
+
     def _begin(self, event: Event) -> None:
         window = self.window
-        world_size, start_step = event.data.get("world_size"), event.data.get("start_step")
+        world_size, start_step = event.data.get("world_size"), _whole(event.data.get("start_step"))
         if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
             window.world_size = max(world_size, 1)
-        if isinstance(start_step, int) and start_step > window.start_step:
+        if start_step is not None and start_step > window.start_step:
             window.start_step = start_step
 
     def _end(self, stored: Stored, event: Event) -> list[Change]:
@@ -141,21 +160,17 @@ class Evaluator:
         state = str(event.data.get("state"))
         earlier = [end for end in window.ends if end.rank == stored.rank]
         # The trainer's own word comes first and says most; a watcher's only counts where it tells more.
-        if (
-            any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier)
-            or len(window.ends) >= _MAX_ENDS
-        ):
+        if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
-        window.ends.append(End(state, stored.rank, event.time, event.step, **words))
+        self._note_end(End(state, stored.rank, self._time_told(event), _whole(event.step), **words))
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
         changes += self._judge_ready(window.close(list(window.tracks)))
         if state == "finished":
-            ended = {end.rank for end in window.ends}
-            heard = {rank for track in window.tracks.values() for rank in track.ranks}
-            if len(ended) < max(window.world_size, len(heard)):
+            if not window.heard <= window.done:
                 return changes
+            changes += self._judge_ready(window.close(list(window.tracks), final=True))
         if not window.ended or window.state == "finished":
             window.state = state
         changes += self._judge_all("state")
@@ -168,6 +183,17 @@ class Evaluator:
                     changes.append(change)
         self._note_firing()
         return changes
+
+    def _note_end(self, end: End) -> None:
+        """Of thousands of ranks that end the ones that finished have nothing to tell: they make room."""
+        window = self.window
+        window.done.add(end.rank)
+        if len(window.ends) >= _MAX_ENDS:
+            place = next((at for at, known in enumerate(window.ends) if known.state == "finished"), None)
+            if end.state == "finished" or place is None:
+                return
+            del window.ends[place]
+        window.ends.append(end)
 
     def _judge_urgent(self, *, final: bool = False) -> list[Change]:
         """Judges steps with non-finite values the moment they are known."""
@@ -186,7 +212,7 @@ class Evaluator:
                     window.fresh[kind].append(step)
                     continue
                 window.at = step
-                changes += self._observe(rule, rule.judge(window))
+                changes += self._judge(rule)
         return changes
 
     def _of_the_agent(self, kind: str, step: int) -> bool:
@@ -212,7 +238,7 @@ class Evaluator:
             if name == UTILIZATION:
                 window.at = window.step
                 for rule in rules:
-                    changes += self._observe(rule, rule.judge(window))
+                    changes += self._judge(rule)
                 continue
             if name not in _NOTED and not any(self._wants(rule) for rule in rules):
                 window.tracks[name].show_all()
@@ -224,10 +250,13 @@ class Evaluator:
                         if self._wants(rule) and window.bad_at(rule.urgent, window.at) is None and self._heals(rule, name):
                             changes += self._observe(rule, None)
                     else:
-                        changes += self._observe(rule, rule.judge(window))
+                        changes += self._judge(rule)
         return changes
 
     def _on_named_loss(self, name: str) -> Sequence[Rule]:
+        """The rules on a loss by another name than `loss`: those on the loss, where it is the run's; else that of bad values."""
+        if name == self.window.loss_name:
+            return self._on.get(LOSS, ())
         rule = self._urgent.get("loss") if loss_kind(name) else None
         return () if rule is None else (rule,)
 
@@ -247,28 +276,63 @@ class Evaluator:
 
     def _judge_all(self, cause: str) -> list[Change]:
         self.window.at = self.window.step
-        return [change for rule in self._on.get(cause, ()) for change in self._observe(rule, rule.judge(self.window))]
+        return [change for rule in self._on.get(cause, ()) for change in self._judge(rule)]
+
+    def _judge(self, rule: Rule) -> list[Change]:
+        """One rule at window.at. One that raises has judged nothing: what it says of other steps stands, and so do the others."""
+        try:
+            found = rule.judge(self.window)
+        except Exception as error:
+            if self.on_failure is None:
+                raise
+            self.on_failure(rule.id, error)
+            return []
+        return self._observe(rule, found)
 
     def _observe(self, rule: Rule, found: Finding | None) -> list[Change]:
+        if found is not None and self.window.ended and not rule.life.outlives_run:
+            return []  # nobody would resolve it any more
         return self._carry(rule.id, rule.life, found, self.window.at)
 
     def _carry(self, key: str, life: Life, found: Finding | None, step: int) -> list[Change]:
         window = self.window
         machine = self.machines.get(key)
+        changes: list[Change] = []
         if machine is None:
-            if len(self.machines) >= _MAX_MACHINES:
+            room = self._make_room() if key not in self._rules else []
+            if room is None:
+                self.dropped += 1
                 return []
-            machine = self.machines[key] = Machine(key)
+            changes += room
+            # One that made room and comes again must not count from 0: its alerts would have the ids of the earlier ones.
+            machine = self.machines[key] = Machine(key, count=0 if key in self._rules else self.upto)
         if found is not None and found.since is None:
             found.since = rfc3339(self._time_of(step, found.evidence.get("series")))
         change = machine.observe(life, found, step, window.now, f"{window.run}\n{window.attempt}")
         if change is None:
-            return []
+            return changes
         change = group(change, key, self.machines)
-        if change.kind == "fire":
+        if change.kind in ("fire", "reopen"):
             causes.join(window.reported, change.finding)
         self._note_firing()
-        return [change]
+        return [*changes, change]
+
+    def _make_room(self) -> list[Change] | None:
+        """Room for one more alert that is none of our rules'; None when there is none. First goes what is over, oldest first,
+        then what a user said long ago."""
+        window = self.window
+        others = [machine for key, machine in self.machines.items() if key not in self._rules]
+        if len(others) < _MAX_OTHERS:
+            return []
+        done = [machine for machine in others if machine.state == "inactive"] or [
+            machine for machine in others if machine.rule.startswith(USER_ALERT) and window.now - machine.hit > _SAID_S
+        ]
+        if not done:
+            return None
+        oldest = min(done, key=lambda machine: machine.hit)
+        del self.machines[oldest.rule]
+        change = oldest.close(window.step, window.now, "newer ones took its place")
+        return [] if change is None else [change]
 
     def _note_firing(self) -> None:
         self.window.firing = {key for key, machine in self.machines.items() if machine.state == "firing"}
@@ -282,41 +346,45 @@ class Evaluator:
         """When a step was, by the clock of who measured it (first that of the series in question); else the server's own."""
         for name in (series or LOSS, LOSS, "step_time_s"):
             track = self.window.tracks.get(name)
-            if track is not None and track.steps and track.steps[-1] >= step and track.times:
-                return (
-                    track.times[-1]
-                    if track.steps[-1] == step
-                    else track.times[max(0, len(track.times) - 1 - (track.steps[-1] - step))]
-                )
+            if track is not None and track.steps and track.steps[-1] >= step:
+                return track.times[bisect_left(track.steps, step)]
         return self.window.now
 
     # --- what the agent and the user say ----------------------------------------------------------------------------------------
+
+    def _time_told(self, event: Event) -> float:
+        """When an event was, by the clock of who tells it, if that clock says anything."""
+        return event.time if math.isfinite(event.time) else self.window.now
+
+    def _step_told(self, *told: object) -> int:
+        """The first of these that is a step; else the newest step of the run."""
+        return next((step for one in told if (step := _whole(one)) is not None), self.window.step)
 
     def _reported(self, stored: Stored, event: Event) -> list[Change]:
         data = event.data
         rule, severity = str(data.get("rule", ""))[:64], str(data.get("severity", "warning"))
         if not rule or severity not in SEVERITIES:
             return []
-        step = data.get("since_step", event.step)
         ranks = data.get("ranks")
+        named = [rank for rank in ranks if _whole(rank) is not None] if isinstance(ranks, list) else []
         evidence = data.get("evidence")
         gain = data.get("gain_pct")
         found = Finding(
             rule=rule,
             severity=severity,
             message=str(data.get("message", ""))[:2000],
-            since_step=step if isinstance(step, int) else self.window.step,
-            since=rfc3339(event.time),
-            ranks=[rank for rank in ranks if isinstance(rank, int)] if isinstance(ranks, list) and ranks else [stored.rank],
+            since_step=self._step_told(data.get("since_step"), event.step),
+            since=rfc3339(self._time_told(event)),
+            ranks=named or [stored.rank],
             evidence=evidence if isinstance(evidence, dict) else {},
             fix=str(data.get("fix", ""))[:2000],
-            gain_pct=float(gain) if isinstance(gain, (int, float)) else None,
+            gain_pct=float(gain) if isinstance(gain, (int, float)) and math.isfinite(gain) else None,
         )
         return self._carry(rule, self._life(rule), found, found.since_step or self.window.step)
 
     def _explained(self, stored: Stored, event: Event) -> list[Change]:
         """What an agent found out about an alert that is open, or that will be: it becomes part of its evidence."""
-        cause = causes.cause_of(event.data, stored.rank, event.step if event.step is not None else self.window.step)
+        cause = causes.cause_of(event.data, stored.rank, self._step_told(event.step))
         if cause is None:
             return []
         for rule in cause["explains"]:
@@ -335,22 +403,26 @@ class Evaluator:
         level = _LEVELS.get(level, level)
         key = f"{USER_ALERT}:{hashlib.sha256(title.encode('utf-8', 'replace')).hexdigest()[:16]}"
         machine = self.machines.get(key)
-        now = self.window.now
+        changes: list[Change | None] = []
         if machine is not None and machine.state == "firing":
-            if now - machine.hit < _USER_LIFE.cooldown_s:
+            if self.window.now - machine.hit < _USER_LIFE.cooldown_s:
                 return []
-            machine.close(self.window.step, machine.hit - 2 * _USER_LIFE.cooldown_s, "said again")
-            machine.resolved = machine.resolved_step = None
+            changes.append(machine.close(self.window.step, self.window.now, "said again"))
+            machine.resolved = machine.resolved_step = None  # no cool-down: what is said again is told again
         found = Finding(
             rule=USER_ALERT,
             severity=level if level in SEVERITIES else "warning",
             message=f"{title}: {text}" if text else title,
-            since_step=event.step if event.step is not None else self.window.step,
-            since=rfc3339(event.time),
+            since_step=self._step_told(event.step),
+            since=rfc3339(self._time_told(event)),
             ranks=[stored.rank],
             evidence={"title": title, "text": text},
         )
-        return self._carry(key, _USER_LIFE, found, found.since_step or 0)
+        changes += self._carry(key, _USER_LIFE, found, found.since_step or 0)
+        if self.window.ended and key in self.machines:  # said by a rank that outlived the run, or late: told, and over
+            changes.append(self.machines[key].close(self.window.step, self.window.now, f"the run ended ({self.window.state})"))
+            self._note_firing()
+        return [change for change in changes if change is not None]
 
     # --- for the verdict --------------------------------------------------------------------------------------------------------
 
@@ -367,10 +439,19 @@ class Evaluator:
         return _encoder.encode({"upto": self.upto, "window": self.window.snapshot(), "machines": machines})
 
     @classmethod
-    def restore(cls, data: bytes, *, rules: Sequence[Rule] = RULES) -> Evaluator:
+    def restore(
+        cls, data: bytes, *, rules: Sequence[Rule] = RULES, on_failure: Callable[[str, Exception], None] | None = None
+    ) -> Evaluator:
         state: dict[str, Any] = msgspec.msgpack.decode(data, strict=False)
-        judge = cls(state["window"]["run"], rules=rules)
+        judge = cls(state["window"]["run"], rules=rules, on_failure=on_failure)
         judge.upto = state["upto"]
         judge.window = Window.restore(state["window"])
         judge.machines = {key: Machine.restore(entry) for key, entry in state["machines"].items()}
         return judge
+
+
+def _whole(value: object) -> int | None:
+    """A step or rank that an event tells, or None where it is none that can be kept."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= _LARGEST else None

@@ -19,7 +19,8 @@ class ProcessCrash:
     """A process ended that should not have: an exception, a non-zero exit, a signal.
 
     Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of memory
-    has its own rule. The first failure leads: what the launcher then does to the other ranks is its consequence.
+    has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what the launcher
+    then does to the other ranks is its consequence.
     """
 
     id: ClassVar[str] = "process_crash"
@@ -32,7 +33,7 @@ class ProcessCrash:
         if not ends:
             return None
         crashes = [end for end in ends if end.state != "preempted" and not _by_hand(end)]
-        first = (crashes or ends)[0]
+        first = min(crashes or ends, key=lambda end: (end.time, end.rank))
         step = first.step if first.step is not None else window.step
         if not crashes:
             what = "was preempted (SIGTERM)" if first.state == "preempted" else "was interrupted from the keyboard"

@@ -9,7 +9,7 @@ from typing import ClassVar
 from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.alerts.life import Life
 from perfagent_server.diagnosis.remedies import REMEDIES
-from perfagent_server.rules.window import Window
+from perfagent_server.rules.window import Track, Window
 
 __all__ = ["LossSpike", "NonfiniteLoss", "named_ranks", "surroundings", "was_skipped"]
 
@@ -60,7 +60,7 @@ class NonfiniteLoss:
         return Finding(
             rule=self.id,
             severity="critical",
-            message=f"{'The loss' if series == LOSS else series} became {spelled} in step {since}{where}{before}.",
+            message=f"{_named(series)} became {spelled} in step {since}{where}{before}.",
             since_step=since,
             ranks=list(bad.ranks),
             evidence={
@@ -94,6 +94,20 @@ class NonfiniteLoss:
         return steps[0]
 
 
+def _named(series: str) -> str:
+    return "The loss" if series == LOSS else series
+
+
+def _finite(track: Track) -> tuple[list[float], list[int]]:
+    """The values that are kept and are numbers, and their steps. Not all that happens to be in memory: a restarted server has no
+    more than track.size."""
+    values, steps = track.last(track.size), track.last_steps(track.size)
+    if math.isfinite(sum(values)):
+        return values, steps
+    places = [place for place, value in enumerate(values) if math.isfinite(value)]
+    return [values[place] for place in places], [steps[place] for place in places]
+
+
 def _bad_in_a_row(values: list[float]) -> int:
     """How many of the newest values are no numbers."""
     return next((count for count, value in enumerate(reversed(values)) if math.isfinite(value)), len(values))
@@ -101,7 +115,8 @@ def _bad_in_a_row(values: list[float]) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpike:
-    """The loss jumped up and stayed there for some steps.
+    """The loss of the run (`loss`, else the whole loss that its script logs: Window.loss_name) jumped up and stayed there for
+    some steps.
 
     The median of the last `short` steps is compared with a line through the `long` steps before (medians of its halves; only
     a falling line is followed, at half its slope, because a curve flattens). The distance must exceed z_at_least of the
@@ -138,6 +153,7 @@ class LossSpike:
     unsteady_record: float = 2.0
     early_z: float = 3.0
     unsteady_history: int = 50
+    lost_in_a_row: int = 2
 
     id: ClassVar[str] = "loss_spike"
     on: ClassVar[tuple[str, ...]] = ("loss",)
@@ -145,50 +161,123 @@ class LossSpike:
     life: ClassVar[Life] = Life(clear_steps=30)
 
     def judge(self, window: Window) -> Finding | None:
-        track = window.tracks["loss"]
-        seen = track.seen
-        need = self.long + self.short
-        if seen < need:
+        series = window.loss_name
+        track = None if series is None else window.tracks.get(series)
+        if series is None or track is None:
             return None
-        values = track.values
+        if window.active(self.id):
+            return self._judge_open(window, series, track)
+        values = self._newest(track)
+        if values is None:
+            return None
         half = self.long // 2
-        now = sorted(values[seen - self.short : seen])[self.short // 2]
-        near = sorted(values[seen - self.short - half : seen - self.short])[half // 2]
-        rise = self.rise_pct * (0.8 if window.active(self.id) else 1.0) / 100
-        if not now - near > 0.5 * rise * abs(near):  # most steps end here; also when either is NaN
+        now = sorted(values[self.long :])[self.short // 2]
+        near = sorted(values[self.long - half : self.long])[half // 2]
+        rise = self.rise_pct / 100
+        if not now - near > 0.5 * rise * abs(near):  # most steps end here
             return None
         if window.at < self._armed_at(window):
             return None
-        measured = self._measure(values[seen - need : seen])
-        if measured is None:
-            return None
-        distance, spread, level = measured
+        distance, spread, level = self._measure(values)
         z = distance / spread
-        if z < self.z_at_least * (0.8 if window.active(self.id) else 1.0) or distance < rise * abs(level):
+        if z < self.z_at_least or distance < rise * abs(level):
             return None
-        if not window.active(self.id):
-            just_before = sorted(values[seen - self.short - 16 : seen - self.short])[8]
-            history = track.last(track.size)  # not all that happens to be in memory: a restarted server has no more than this
-            if now - just_before < self.abrupt * distance or not self._unusual(history, distance, spread, level):
-                return None
-            if self._comes_round(history, track.last_steps(track.size), window.start_step, distance):
-                return None
+        just_before = sorted(values[self.long - 16 : self.long])[8]
+        history, steps = _finite(track)
+        if now - just_before < self.abrupt * distance or not self._unusual(history, distance, spread, level):
+            return None
+        if self._comes_round(history, steps, window.start_step, distance):
+            return None
         above = f"{100 * distance / abs(level):.0f} % above" if level else "above"
         norms = window.track("grad/norm")
         return Finding(
             rule=self.id,
             severity="warning",
             message=(
-                f"The loss jumped to {now:.4g} at step {window.at}, {above} the {level:.4g} expected from the {self.long} steps "
-                f"before ({z:.1f} times their spread)."
+                f"{_named(series)} jumped to {now:.4g} at step {window.at}, {above} the {level:.4g} expected from the "
+                f"{self.long} steps before ({z:.1f} times their spread)."
             ),
             since_step=window.at,
             evidence={
-                "step": window.at, "loss": now, "expected": level, "spread": spread, "z": z, "window_steps": self.long,
-                "last_losses": track.last(50), "lr": window.value("lr"), "grad_norms": norms.last(20) if norms else [],
+                "step": window.at, "series": series, "loss": now, "expected": level, "spread": spread, "z": z,
+                "window_steps": self.long, "last_losses": track.last(50), "lr": window.value("lr"),
+                "grad_norms": norms.last(20) if norms else [],
             },
             fix=REMEDIES[self.id],
         )  # fmt: skip
+
+    def _judge_open(self, window: Window, series: str, track: Track) -> Finding | None:
+        """While its alert is open: whether the loss is still up. It is over when half the way back to where it was expected.
+
+        The steps just before are no measure for that, because a loss that stays up is soon the usual one there. The jump is
+        looked up among the steps that are kept instead; when it is no longer among them (after about a thousand), the new level
+        is the level of this run, which the healthy verdict says. Values that are no numbers do not say that the loss came back.
+        """
+        newest = [value for value in track.last(self.short) if math.isfinite(value)]
+        now = sorted(newest)[len(newest) // 2] if 2 * len(newest) > self.short else math.nan
+        history, _ = _finite(track)
+        if math.isfinite(now):
+            jump = self._jump(history)
+            if not (jump is not None and now >= jump[0] + 0.5 * jump[1]) and not self._still_jumps(window, history):
+                return None
+        return Finding(
+            rule=self.id,
+            severity="warning",
+            message=f"{_named(series)} is not back from its jump.",
+            since_step=window.at,
+            evidence={"series": series, "loss": now},
+            fix=REMEDIES[self.id],
+        )
+
+    def _still_jumps(self, window: Window, history: list[float]) -> bool:
+        """Whether the newest steps would nearly raise the alert again: with a fifth less of all that it takes."""
+        if len(history) < self.long + self.short or window.at < self._armed_at(window):
+            return False
+        distance, spread, level = self._measure(history[-self.long - self.short :])
+        return distance >= 0.8 * self.z_at_least * spread and distance >= 0.8 * self.rise_pct / 100 * abs(level)
+
+    def _jump(self, values: list[float]) -> tuple[float, float] | None:
+        """(level expected before it, height) of the newest jump among these values: of its blocks of `short` the highest one."""
+        need = self.long + self.short
+        ends = range(len(values), self.short - 1, -self.short)
+        middles = [sorted(values[end - self.short : end])[self.short // 2] for end in ends]
+        near = self.long // 2 // self.short
+        newest: int | None = None
+        highest: tuple[float, float] | None = None
+        for place, end in enumerate(ends):
+            if end < need or (newest is not None and place > newest + near):
+                break
+            before = sorted(middles[place + 1 : place + 1 + near])[near // 2]
+            if not middles[place] - before >= 0.5 * self.rise_pct / 100 * abs(before):
+                continue
+            distance, spread, level = self._measure(values[end - need : end])
+            if distance < self.z_at_least * spread or distance < self.rise_pct / 100 * abs(level):
+                continue
+            newest = place if newest is None else newest
+            if highest is None or distance > highest[1]:
+                highest = (level, distance)
+        return highest
+
+    def _newest(self, track: Track) -> list[float] | None:
+        """The newest long + short values. Up to lost_in_a_row values in a row that are no numbers are left out: steps that a
+        GradScaler skipped, which say nothing about the others. None when the newest is none, or more in a row are none."""
+        need = self.long + self.short
+        values = track.last(need)
+        if len(values) < need:
+            return None
+        if math.isfinite(sum(values)):
+            return values
+        kept: list[float] = []
+        lost = 0 if math.isfinite(values[-1]) else self.lost_in_a_row
+        for value in reversed(track.last(track.size)):
+            lost = 0 if math.isfinite(value) else lost + 1
+            if lost > self.lost_in_a_row:
+                return None
+            if not lost:
+                kept.append(value)
+                if len(kept) == need:
+                    return kept[::-1]
+        return None
 
     def _armed_at(self, window: Window) -> int:
         """The first step that is judged: after max(warm-up, learning-rate warm-up), and not soon after the rate was raised."""
@@ -197,11 +286,9 @@ class LossSpike:
             first = max(first, min(window.lr_rise, window.start_step + self.longest_lr_warmup_steps))
         return max(first, window.quiet_until)
 
-    def _measure(self, values: list[float]) -> tuple[float, float, float] | None:
-        """(distance of the newest from the expected level, spread, expected level) of long + short values."""
+    def _measure(self, values: list[float]) -> tuple[float, float, float]:
+        """(distance of the newest from the expected level, spread, expected level) of long + short finite values."""
         before = values[: self.long]
-        if not all(map(math.isfinite, values)):
-            return None
         half = self.long // 2
         slope = min(0.0, (sorted(before[half:])[half // 2] - sorted(before[:half])[half // 2]) / half)
         flat = sorted([value - slope * place for place, value in enumerate(before)])
@@ -215,11 +302,7 @@ class LossSpike:
     def _unusual(self, values: list[float], distance: float, spread: float, level: float) -> bool:
         """Whether such a distance is unusual for this very loss. Only asked when everything else says spike."""
         need = self.long + self.short
-        past = [
-            measured
-            for end in range(len(values) - 2 * self.short, need - 1, -8)
-            if (measured := self._measure(values[end - need : end])) is not None
-        ]
+        past = [self._measure(values[end - need : end]) for end in range(len(values) - 2 * self.short, need - 1, -8)]
         typical = sorted(one[1] for one in past)[int(0.8 * len(past))] if past else spread
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
         if unsteady and len(past) < self.unsteady_history:
@@ -237,16 +320,13 @@ class LossSpike:
                 return True
             # A positive value that varies by factors (a temporal-difference loss) is judged by factors.
             ratio = self._measure([math.log(value) for value in values[-need:]])
-            return ratio is not None and ratio[0] >= self.z_at_least * ratio[1]
+            return ratio[0] >= self.z_at_least * ratio[1]
         return distance > self.usual_times * usual
-
 
     def _comes_round(self, values: list[float], steps: list[int], start: int, distance: float) -> bool:
         """Whether this jump is the turn of a cycle: the run jumped so before, fell back slowly, and a whole number of such
         periods lies between its start and now. A spike decays or stays; it neither takes half the way to the next one to be
         half gone, nor keeps time. Only asked when everything else says spike."""
-        if not all(map(math.isfinite, values)):
-            return False
         wide, half = 2 * self.short, self.short // 2
 
         def middle(place: int, count: int) -> float:

@@ -8,26 +8,57 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
-from perfagent_server.diagnosis.remedies import REMEDIES
+from perfagent_server.diagnosis.remedies import oom_remedy
 from perfagent_server.rules.window import End, Window
 
-__all__ = ["OomObserved", "is_oom"]
+__all__ = ["OomObserved", "is_oom", "memory_of"]
 
-_OOM = re.compile(r"out of memory|OutOfMemoryError|\bMemoryError\b|can't allocate memory|cannot allocate memory", re.IGNORECASE)
+_SHARED = re.compile(r"workers are out of shared memory|unable to (allocate|mmap) shared memory|insufficient shared memory")
+_WORKER = re.compile(r"DataLoader worker.*killed by signal: Killed", re.DOTALL)
+"""A worker that got SIGKILL: the kernel sends it when memory ran out, and hardly anyone else does."""
+_HOST = re.compile(r"DefaultCPUAllocator|alloc_cpu|_ArrayMemoryError|Unable to allocate [\d.]+ \w+ for an array")
+_GPU = re.compile(r"CUDA|cuda|\bHIP\b|\bhip[A-Z]|GPU|XPU|MPS|CUBLAS|CUDNN|CUSOLVER|CUSPARSE")
+_PLAIN = re.compile(r"MemoryError\b|\bbad_alloc\b|cannot allocate memory(?! in static TLS)", re.IGNORECASE)
+"""Python's, C++'s and the system's own words: the host's memory, where no GPU is named beside them."""
+_OOM = re.compile(
+    r"out of memory|OutOfMemory|can't allocate memory|not enough memory|_STATUS_ALLOC_FAILED|MemoryAllocation\b", re.IGNORECASE
+)
+_ANY = (_OOM, _PLAIN, _HOST, _WORKER, _SHARED)
 
 
 def is_oom(end: End) -> bool:
     """Whether a process ended because memory ran out: its own state says so, or its exception does."""
     if end.state == "oom":
         return True
-    return end.state == "failed" and bool(
-        _OOM.search(end.exception) or _OOM.search(end.reason) or _OOM.search(end.traceback[-500:])
-    )
+    said = (end.exception, end.reason, end.traceback[-500:])
+    return end.state == "failed" and any(_ran_out(text) for text in said)
+
+
+def _ran_out(text: str) -> bool:
+    return any(form.search(text) for form in _ANY)
+
+
+def memory_of(end: End) -> str:
+    """Which memory ran out: "gpu", "host", "shared" (what loader workers pass their batches in), or "" when nothing tells."""
+    said = f"{end.exception}\n{end.reason}"
+    if not _ran_out(said):
+        said = f"{said}\n{end.traceback}"  # it came of another exception, whose words these are
+    if _SHARED.search(said):
+        return "shared"
+    if _HOST.search(said) or _WORKER.search(said):
+        return "host"
+    if _GPU.search(said):
+        return "gpu"
+    by_the_kernel = end.state == "oom" and not end.exception
+    return "host" if by_the_kernel or _PLAIN.search(said) else ""
+
+
+_WHAT = {"gpu": "GPU memory", "host": "Host memory", "shared": "The loader's shared memory (/dev/shm)", "": "Memory"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomObserved:
-    """A process of the run ended because GPU or host memory ran out."""
+    """A process of the run ended because memory ran out: the GPU's, the host's, or what loader workers share with the trainer."""
 
     id: ClassVar[str] = "oom_observed"
     on: ClassVar[tuple[str, ...]] = ("state",)
@@ -39,14 +70,9 @@ class OomObserved:
         if not ends:
             return None
         first = ends[0]
-        device = (
-            "GPU"
-            if re.search(r"CUDA|HIP|GPU", first.exception + first.reason)
-            else "Host"
-            if first.state == "oom" and not first.exception
-            else ""
-        )
-        what = f"{device} memory ran out" if device else "Memory ran out"
+        memory = memory_of(first)
+        likely = " most likely" if _WORKER.search(f"{first.exception}\n{first.reason}") else ""
+        what = f"{_WHAT[memory]}{likely} ran out"
         said = first.reason or first.exception
         return Finding(
             rule=self.id,
@@ -57,11 +83,12 @@ class OomObserved:
             ranks=sorted({end.rank for end in ends}),
             evidence={
                 "state": first.state,
+                "memory": memory,
                 "reason": first.reason,
                 "exception": first.exception,
                 "traceback": first.traceback[-4000:],
             },
-            fix=REMEDIES[self.id],
+            fix=oom_remedy(memory),
         )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import PHASES, Finding
 from perfagent_server.alerts.life import Life
-from perfagent_server.diagnosis.remedies import REMEDIES, data_remedy
+from perfagent_server.diagnosis.remedies import REMEDIES
 from perfagent_server.rules.window import UTILIZATION, Window
 
 __all__ = ["DataBound", "LowGpuUtilization"]
+
+_LEAST_BUSY_S = 5.0  # utilization is sampled once a second
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -19,6 +22,10 @@ class DataBound:
 
     The single worst step of the window is left out: the first batch of an epoch waits for its workers to start. The first
     skip_steps steps are not judged, and a wait below least_wait_s a step is not worth anyone's time, whatever its share.
+
+    On a GPU the loader's wait is the host's time, and forward, backward, optimizer and communication are the device's: a host
+    that runs ahead may wait while the device works on what it was given. Only what these leave of the step can be gained, and
+    where the GPUs are busy for busy_pct of the time nothing can.
     """
 
     warning_pct: float = 10.0
@@ -26,6 +33,7 @@ class DataBound:
     steps: int = 20
     skip_steps: int = 5
     least_wait_s: float = 0.001
+    busy_pct: float = 90.0
     clear_at: float = 0.8  # of the threshold
 
     id: ClassVar[str] = "data_bound"
@@ -41,24 +49,31 @@ class DataBound:
         last = waits.last(self.steps)
         if sum(last) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
-        if waits.last_steps(self.steps) == took.last_steps(self.steps):
+        steps = waits.last_steps(self.steps)
+        if steps == took.last_steps(self.steps):
             times = took.last(self.steps)
         else:  # measured by different rows: pair them by step
             by_step = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
-            pairs = [(wait, by_step[at]) for at, wait in zip(waits.last_steps(self.steps), last, strict=True) if at in by_step]
+            pairs = [(at, wait, by_step[at]) for at, wait in zip(steps, last, strict=True) if at in by_step]
             if len(pairs) < self.steps // 2:
                 return None
-            last, times = [wait for wait, _ in pairs], [time for _, time in pairs]
+            steps, last, times = [at for at, _, _ in pairs], [wait for _, wait, _ in pairs], [time for _, _, time in pairs]
         worst = max(range(len(last)), key=last.__getitem__)
         waited, total = sum(last) - last[worst], sum(times) - times[worst]
         count = len(last) - 1
-        if not total > 0 or not waited >= self.least_wait_s * count:
+        if not 0 < total < math.inf or not waited >= self.least_wait_s * count:
             return None
-        share = min(100.0, 100 * waited / total)
+        # What a device computed meanwhile was not waited for: without the loader's wait the step still takes as long as that.
+        counted = {*steps} - {steps[worst]}
+        gain = min(waited, total - sum(_seconds_in(window, phase, counted) for phase in _ON_DEVICE))
+        share = min(100.0, 100 * gain / total)
         lowest = self.warning_pct * (self.clear_at if window.active(self.id) else 1.0)
         if share < lowest:
             return None
-        wait_s, step_s = waited / count, total / count
+        busy = _busy_pct(window, took.time, total)
+        if busy is not None and busy >= self.busy_pct:
+            return None
+        wait_s, step_s = gain / count, total / count
         ordered = sorted(last)
         return Finding(
             rule=self.id,
@@ -69,11 +84,11 @@ class DataBound:
             ),
             since_step=window.at,
             evidence={
-                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "wait_p50_s": ordered[len(ordered) // 2],
-                "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))], "wait_max_s": ordered[-1], "steps": len(last),
-                "phases_s": phase_means(window, self.steps),
+                "wait_s": wait_s, "step_time_s": step_s, "share_pct": share, "hidden_wait_s": (waited - gain) / count,
+                "wait_p50_s": ordered[len(ordered) // 2], "wait_p90_s": ordered[int(0.9 * (len(ordered) - 1))],
+                "wait_max_s": ordered[-1], "steps": len(last), "phases_s": phase_means(window, self.steps),
             },
-            fix=data_remedy(None),
+            fix=REMEDIES[self.id],
             gain_pct=share,
         )  # fmt: skip
 
@@ -138,28 +153,68 @@ _WAITS = {
 }
 
 
+_ON_DEVICE = ("forward", "backward", "optimizer", "comm")  # on CPU their times leave room for the loader's, too
+_PAUSES = ("checkpoint", "eval")
+
+
 def _cause(window: Window) -> tuple[dict[str, float], str]:
-    """Shares of the step by phase, and the one to look at, in words: what is not the model's own work comes first."""
-    means = phase_means(window, 32)
-    step_s = _mean_of(window, "step_time_s", 32)
-    if not step_s or not means:
+    """Shares of the newest steps by phase, and the one to look at, in words: what is not the model's own work comes first."""
+    took = window.track("step_time_s")
+    if took is None:
         return {}, ""
-    shares = {phase: 100 * value / step_s for phase, value in means.items()}
+    steps, times = took.last_steps(took.size), took.last(took.size)
+    # What was saved or evaluated after the last step stands under that step's number, beside its time.
+    pauses = _seconds_by_step(window, _PAUSES)
+    whole = sum(max(time, pauses.get(step, 0.0)) for step, time in zip(steps, times, strict=True))
+    means = phase_means(window, took.size)
+    if not whole > 0 or not means:
+        return {}, ""
+    shares = {phase: 100 * len(steps) * value / whole for phase, value in means.items()}
     waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
     phase = max(waits, key=waits.__getitem__) if waits and max(waits.values()) >= 20 else max(shares, key=shares.__getitem__)
     return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the step)"
 
 
 def phase_means(window: Window, steps: int) -> dict[str, float]:
-    """Mean seconds of each phase over the last steps; phases that were not measured are absent."""
-    means = {phase: _mean_of(window, f"phase/{phase}_s", steps) for phase in PHASES}
-    return {phase: value for phase, value in means.items() if value is not None}
+    """Mean seconds that each phase takes of the newest steps. A step without a phase (it saved no checkpoint) spent none in it;
+    phases that none of them had are absent."""
+    took = window.track("step_time_s")
+    if took is None:
+        return {}
+    newest = set(took.last_steps(steps))
+    sums = {phase: _seconds_in(window, phase, newest) for phase in PHASES if _has(window, phase, newest)}
+    return {phase: value / len(newest) for phase, value in sums.items()}
 
 
-def _mean_of(window: Window, name: str, steps: int) -> float | None:
-    track = window.tracks.get(name)
-    values = track.values[-steps:] if track else []
-    return sum(values) / len(values) if values else None
+def _has(window: Window, phase: str, steps: set[int]) -> bool:
+    track = window.tracks.get(f"phase/{phase}_s")
+    return track is not None and not steps.isdisjoint(track.steps)
+
+
+def _seconds_in(window: Window, phase: str, steps: set[int]) -> float:
+    """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the other phases
+    of a step are shown to them after its wait for data."""
+    track = window.tracks.get(f"phase/{phase}_s")
+    return sum(value for step, value in zip(track.steps, track.values, strict=True) if step in steps) if track else 0.0
+
+
+def _seconds_by_step(window: Window, phases: tuple[str, ...]) -> dict[int, float]:
+    spent: dict[int, float] = {}
+    for phase in phases:
+        track = window.tracks.get(f"phase/{phase}_s")
+        for step, value in zip(track.steps, track.values, strict=True) if track else ():
+            spent[step] = spent.get(step, 0.0) + value
+    return spent
+
+
+def _busy_pct(window: Window, until: float | None, seconds: float) -> float | None:
+    """Mean utilization of the GPUs over the last seconds (at least _LEAST_BUSY_S) up to a time; None where it is not known."""
+    if until is None:
+        return None
+    since = until - max(seconds, _LEAST_BUSY_S)
+    found = [(value, samples) for second, value, samples, _ in window.busy if since <= second <= until]
+    samples = sum(count for _, count in found)
+    return sum(value for value, _ in found) / samples if samples else None
 
 
 def spell_s(seconds: float) -> str:

@@ -28,7 +28,10 @@ __all__ = ["PATIENCE_S", "SIGNALS", "Bad", "End", "Track", "Window"]
 PATIENCE_S = 5.0  # how long the slowest rank may keep a step waiting
 _ABSENT_AFTER_S = 15.0  # a rank that was silent in a series for so long is not waited for
 _MAX_PENDING = 512  # steps that wait for a rank, per series
-_MAX_BAD = 64  # non-finite steps that are remembered
+_MAX_BAD = 64  # of the non-finite steps of a frame the newest are judged, and of each unbroken row its first
+_MAX_BEGINNINGS = 256
+_ROW_BEGIN = 24  # steps: more than what a GradScaler may skip, or a part of a loss may miss, before it is a fault
+_KEPT_BAD = 256  # non-finite steps that are remembered: other ranks tell of the same ones some frames later
 
 TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 
@@ -81,7 +84,7 @@ SIGNALS: dict[str, Signal] = {
     "step_time_s": Signal(64, median),
     **{f"phase/{phase}_s": Signal(64, median) for phase in PHASES},
 }
-_NAMED_LOSS = Signal(64, _mean)  # `train/loss`, `loss/kl`: only looked at for values that are no numbers
+_NAMED_LOSS = Signal(64, _mean)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MAX_NAMED_LOSSES = 16
 # Judged first within a frame: what the rules on the later ones look up.
 _ORDER = {name: place for place, name in enumerate(SIGNALS)}
@@ -134,7 +137,7 @@ class Track:
     )  # fmt: skip
 
     def __init__(self, source: str) -> None:
-        signal = SIGNALS.get(source, _NAMED_LOSS)
+        signal = SIGNALS.get(source) or (SIGNALS[LOSS] if loss_kind(source) == "whole" else _NAMED_LOSS)
         self.source = source
         self.size = signal.steps
         self.over_ranks = signal.over_ranks
@@ -279,7 +282,7 @@ class Window:
 
     now: Unix seconds, server clock; at: the step under judgement; firing: rules whose alert is open (for hysteresis);
     step: the last completed step of any rank; bad: non-finite steps by "loss" and "gradient"; ends: how processes ended;
-    lost: ranks without contact and for how many seconds.
+    lost: ranks without contact and for how many seconds; heard: ranks that ever reported; done: those of them that ended.
     """
 
     run: str
@@ -296,6 +299,8 @@ class Window:
     fresh: dict[str, list[int]] = field(default_factory=lambda: {"loss": [], "gradient": []})
     ends: list[End] = field(default_factory=list)
     lost: dict[int, float] = field(default_factory=dict)
+    heard: set[int] = field(default_factory=set)
+    done: set[int] = field(default_factory=set)
     reported: list[dict[str, Any]] = field(default_factory=list)  # findings of the agent that were not judged yet
     # GPU utilization by second: [second, sum over ranks and samples, samples, stepping]
     busy: list[list[float]] = field(default_factory=list)
@@ -343,6 +348,8 @@ class Window:
         touched: set[str] = set()
         parts: dict[str, list[_Part]] = {}
         groups = list(groups)
+        for known in self.bad.values():
+            del known[:-_KEPT_BAD]  # not before they were judged
         self._follow_losses(groups)
         for group in groups:
             rows = group.rows
@@ -385,14 +392,16 @@ class Window:
                 break
             self.tracks[name] = Track(name)
 
-    def close(self, names: Iterable[str]) -> list[str]:
+    def close(self, names: Iterable[str], *, final: bool = False) -> list[str]:
+        """Closes what can be closed of these series, and gives those with steps to judge. final: no rank will send any more."""
+        now = math.inf if final else self.now
         ready = []
         for name in names:
             track = self.tracks.get(name)
             if track is None:
                 ready.append(name)
                 continue
-            track.close(self.now, self.world_size)
+            track.close(now, self.world_size)
             if track.seen < len(track.steps):
                 ready.append(name)
         # The loss last: what surrounds a step (learning rate, scale) is known when the loss is judged.
@@ -427,12 +436,14 @@ class Window:
         kind = "gradient" if name in _GRADIENTS else "loss"
         series = [] if kind == "gradient" else [name]
         known = self.bad[kind]
-        for place in bad:
+        by_step = {one.step: one for one in known}
+        for place in _to_judge(bad):
             step = steps[place]
             value = values[place] if name != "grad/nonfinite" else math.nan
-            entry = next((one for one in reversed(known) if one.step == step), None)
+            entry = by_step.get(step)
             if entry is None:
-                known.append(Bad(step, self.now, value, [rank], series.copy()))
+                entry = by_step[step] = Bad(step, self.now, value, [rank], series.copy())
+                known.append(entry)
                 self.fresh[kind].append(step)
                 continue
             if rank not in entry.ranks:
@@ -444,8 +455,6 @@ class Window:
                 entry.value = value if name == LOSS else entry.value
                 self.fresh[kind].append(step)
         known.sort(key=lambda one: one.step)
-        if len(known) > _MAX_BAD:
-            del known[:-_MAX_BAD]
 
     def bad_at(self, kind: str, step: int) -> Bad | None:
         for entry in reversed(self.bad[kind]):
@@ -473,7 +482,7 @@ class Window:
     def _note_busy(self, values: Sequence[float], times: Sequence[float]) -> None:
         stepped = self.tracks.get("step_time_s")
         for value, time in zip(values, times, strict=True):
-            if not math.isfinite(value):
+            if not (math.isfinite(value) and math.isfinite(time)):
                 continue
             stepping = 0.0
             if stepped is not None and stepped.times:
@@ -505,7 +514,8 @@ class Window:
             },
             "fresh": self.fresh,
             "ends": [[end.state, end.rank, end.time, end.step, end.reason, end.exception, end.traceback] for end in self.ends],
-            "lost": list(self.lost.items()), "reported": self.reported, "busy": self.busy[-_UTILIZATION_KEPT_S:],
+            "lost": list(self.lost.items()), "heard": sorted(self.heard), "done": sorted(self.done),
+            "reported": self.reported, "busy": self.busy[-_UTILIZATION_KEPT_S:],
             "lr_peak": self.lr_peak, "lr_rise": self.lr_rise, "quiet_until": self.quiet_until,
             "first_loss": self.first_loss,
         }  # fmt: skip
@@ -517,15 +527,36 @@ class Window:
             if name in SIGNALS or loss_kind(name):
                 track = tracks[(SIGNALS[name].of if name in SIGNALS else "") or name] = Track(name)
                 track.restore(entry)
-        rest = {key: value for key, value in state.items() if key not in ("tracks", "bad", "ends", "lost", "firing")}
+        apart = ("tracks", "bad", "ends", "lost", "heard", "done", "firing")
+        rest = {key: value for key, value in state.items() if key not in apart}
+        ends = [End(*entry) for entry in state["ends"]]
+        done = {end.rank for end in ends}
+        told = {rank for track in tracks.values() for rank in track.ranks}
         return cls(
             **rest,
             tracks=tracks,
             firing=set(state["firing"]),
             bad={kind: [Bad(*entry) for entry in entries] for kind, entries in state["bad"].items()},
-            ends=[End(*entry) for entry in state["ends"]],
+            ends=ends,
             lost=dict(state["lost"]),
+            # An older server did not write these two down.
+            heard=set(state.get("heard", told | done)),
+            done=set(state.get("done", done)),
         )
+
+
+def _to_judge(bad: Sequence[int]) -> Sequence[int]:
+    """Of the places of bad values in a frame those to judge: a fault begins where an unbroken row of them does, and the newest
+    say how it is now. What lies between, in a frame of thousands of them, says no more."""
+    if len(bad) <= _MAX_BAD:
+        return bad
+    beginnings: list[int] = []
+    row = 0
+    for before, place in itertools.pairwise([-2, *bad]):
+        row = row + 1 if place == before + 1 else 1
+        if row <= _ROW_BEGIN:
+            beginnings.append(place)
+    return sorted({*beginnings[:_MAX_BEGINNINGS], *bad[-_MAX_BAD:]})
 
 
 def _rising(steps: Sequence[int]) -> bool:

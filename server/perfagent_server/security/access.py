@@ -80,12 +80,20 @@ class Access:
 
     def identify(self, connection: HTTPConnection) -> Identity:
         """Raises ApiError (401, 429) for a credential that is not valid."""
+        identity = self._identity(connection)
+        if identity is None:
+            raise self.refused(connection)
+        return identity
+
+    def still_allows(self, connection: HTTPConnection, scope: Scope) -> bool:
+        """Whether a connection that was let in would be let in now. Its end is no failed attempt, and is not counted as one."""
+        identity = self._identity(connection)
+        return identity is not None and scope in identity.may
+
+    def _identity(self, connection: HTTPConnection) -> Identity | None:
         token = bearer_token(connection)
         if token is not None:
-            identity = self._by_token(token)
-            if identity is None:
-                raise self.refused(connection)
-            return identity
+            return self._by_token(token)
         scope = self.sessions.scope_of(connection.cookies)
         if scope is not None:
             return Identity("session", _GRANTS[scope])
@@ -105,16 +113,18 @@ class Access:
             headers={"WWW-Authenticate": "Bearer"},
         )  # fmt: skip
 
-    def scope_of_token(self, token: str) -> str | None:
-        """The widest scope of a key or of the admin token, for a login; None when it is not valid."""
-        identity = self._by_token(token)
-        if identity is None:
-            return None
-        return next((scope for scope in ("admin", "read", "ingest") if scope in identity.may), None)
+    def login(self, token: str) -> tuple[str, str | None] | None:
+        """The scope of a key or of the admin token, and the key's id; None when it is not valid."""
+        if self._is_admin_token(token):
+            return "admin", None
+        key = self.keys.find(token)
+        return None if key is None else (key.scope, key.id)
+
+    def _is_admin_token(self, token: str) -> bool:
+        return hmac.compare_digest(token.encode("utf-8", "replace"), self._admin_token)
 
     def _by_token(self, token: str) -> Identity | None:
-        raw = token.encode("utf-8", "replace")
-        if hmac.compare_digest(raw, self._admin_token):
+        if self._is_admin_token(token):
             return Identity("admin token", _GRANTS["admin"])
         key = self.keys.find(token)
         return None if key is None else Identity(f"key {key.id}", _GRANTS[key.scope], key.project)

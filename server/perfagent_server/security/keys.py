@@ -28,12 +28,15 @@ from perfagent_server.store.tables import api_key
 if TYPE_CHECKING:
     from perfagent_server.database import Database
 
-__all__ = ["ADMIN_TOKEN_FILE", "KEY_SCOPES", "PEPPER_FILE", "Key", "KeyScope", "Keys", "secret_file"]
+__all__ = ["ADMIN_TOKEN_FILE", "KEY_SCOPES", "ONLY_INGEST_HAS_A_PROJECT", "PEPPER_FILE", "Key", "KeyScope", "Keys", "secret_file"]
 
 KeyScope = Literal["ingest", "read", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
 ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 PEPPER_FILE = "key-pepper"
+ONLY_INGEST_HAS_A_PROJECT = (
+    "project limits what an ingest key may send to; a key with the scope {scope!r} sees every project, so leave project out"
+)
 
 _BASE62 = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_LENGTH = 8

@@ -20,6 +20,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpcore
+import httpx
 
 from perfagent.errors import ConfigError, PerfagentError
 
@@ -137,7 +138,7 @@ def post(guard: Guard, url: str, body: bytes, headers: dict[str, str], *, total_
     sent = {"Host": netloc if port == standard else f"{netloc}:{port}", "Connection": "close", **headers}
     timeout = dict.fromkeys(("connect", "read", "write", "pool"), total_s)
     origin = httpcore.URL(
-        scheme=scheme.encode(), host=host.encode("idna" if not host.isascii() else "ascii"), port=port, target=target.encode()
+        scheme=scheme.encode(), host=host.encode(), port=port, target=target.encode()
     )
     with (
         httpcore.ConnectionPool(ssl_context=_tls() if scheme == "https" else None, network_backend=backend, retries=0) as pool,
@@ -245,7 +246,8 @@ def _inner(address: Address) -> Address:
 
 
 def _split(url: str) -> tuple[str, str, int, str]:
-    """scheme, host, port, target. Raises ConfigError."""
+    """scheme, host, port, target, all of them ASCII: the name that is resolved is the one of the Host header, of the certificate
+    and of the allow-list. Raises ConfigError."""
     if any(ord(character) < 33 or ord(character) == 127 for character in url) or "\\" in url:
         raise ConfigError("a webhook's URL holds spaces, control characters or backslashes; percent-encode them")
     try:
@@ -263,7 +265,24 @@ def _split(url: str) -> tuple[str, str, int, str]:
     target = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
     if not target.isascii():
         raise ConfigError("a webhook's path must be ASCII; percent-encode the rest")
-    return parts.scheme, host, port or (443 if parts.scheme == "https" else 80), target
+    return parts.scheme, _ascii_name(host), port or (443 if parts.scheme == "https" else 80), target
+
+
+def _ascii_name(host: str) -> str:
+    """A host as the network spells it: müller.example is xn--mller-kva.example. Raises ConfigError.
+
+    By IDNA 2008, as browsers do: Python's own codec is of 2003 and would send what is meant for straße.example to
+    strasse.example. It also says what is no name (empty or too long labels), where the resolver would raise a UnicodeError."""
+    if ":" in host:
+        return host  # an IPv6 address
+    try:
+        name = host if host.isascii() else httpx.URL(f"http://{host}/").raw_host.decode("ascii")
+    except httpx.InvalidURL:
+        raise ConfigError(f"{host[:200]!r} is no host name: it holds characters that names may not have") from None
+    labels = name.removesuffix(".").split(".")
+    if len(name) > 254 or not all(0 < len(label) < 64 for label in labels):
+        raise ConfigError(f"{host[:200]!r} is no host name: between its dots there are 1 to 63 characters, and 253 in all")
+    return name
 
 
 def _parse(text: str) -> _Entry:
@@ -276,11 +295,16 @@ def _parse(text: str) -> _Entry:
     name, separator, number = text.rpartition(":")
     if not separator:
         name, number = text, ""
-    if separator and not (number.isdigit() and 0 < int(number) < 65536):
-        raise ConfigError(f"PERFAGENT_WEBHOOK_ALLOW has {text!r}; entries are host, host:port, an address or a CIDR")
+    allowed = f"PERFAGENT_WEBHOOK_ALLOW has {text!r}; entries are host, host:port, an address or a CIDR"
+    if separator and not (number.isascii() and number.isdecimal() and 0 < int(number) < 65536):
+        raise ConfigError(allowed)
     port = int(number) if number else None
     name = name.removeprefix("[").removesuffix("]").lower().rstrip(".")
     try:
         return _Entry(ipaddress.ip_network(name), "", port)
     except ValueError:
-        return _Entry(None, name, port)
+        pass
+    try:
+        return _Entry(None, _ascii_name(name), port)
+    except ConfigError as error:
+        raise ConfigError(f"{allowed} ({error})") from None

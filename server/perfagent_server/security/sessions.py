@@ -1,7 +1,7 @@
 """Sessions of browsers, and the one-time addresses that open them.
 
 A session is a random id in an HttpOnly, SameSite=Lax cookie; the server keeps its SHA-256. A one-time address is good for one
-use and for as long as the process that printed it runs, at most a day.
+use and for as long as the process that printed it runs, at most a day. A session that a key opened ends with that key.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
-from sqlalchemy import delete, insert, select
+from sqlalchemy import delete, insert, or_, select
 from sqlalchemy.engine import Connection
 from starlette.requests import HTTPConnection
 from starlette.responses import Response
 
-from perfagent_server.store.tables import session
+from perfagent_server.store.tables import api_key, session
 
 if TYPE_CHECKING:
     from perfagent_server.database import Database
@@ -57,13 +57,14 @@ class Sessions:
 
     # --- sessions -------------------------------------------------------------------------------------------------------
 
-    def open(self, scope: str, *, also: Callable[[Connection], object] | None = None) -> str:
-        """The id of a new session, for the cookie."""
+    def open(self, scope: str, *, key: str | None = None, also: Callable[[Connection], object] | None = None) -> str:
+        """The id of a new session, for the cookie. key: the id of the key that opens it."""
         token, now = secrets.token_urlsafe(32), self._clock()
 
         def job(connection: Connection) -> None:
             connection.execute(delete(session).where(session.c.expires < now))
-            connection.execute(insert(session).values(digest=_digest(token), scope=scope, created=now, expires=now + _SESSION_S))
+            values = {"digest": _digest(token), "scope": scope, "created": now, "expires": now + _SESSION_S, "key": key}
+            connection.execute(insert(session).values(**values))
             if also:
                 also(connection)
 
@@ -84,9 +85,17 @@ class Sessions:
         token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
         if not token:
             return None
+        now = self._clock()
+        key_holds = api_key.c.revoked.is_(None) & or_(api_key.c.expires.is_(None), api_key.c.expires > now)
+        found = (
+            select(session.c.scope)
+            .outerjoin(api_key, api_key.c.id == session.c.key)
+            .where(session.c.digest == _digest(token), session.c.expires > now)
+            .where(session.c.key.is_(None) | (api_key.c.id.is_not(None) & key_holds))
+        )
         with self._database.read() as connection:
-            row = connection.execute(select(session.c.scope, session.c.expires).where(session.c.digest == _digest(token))).first()
-        return row.scope if row is not None and row.expires > self._clock() else None
+            scope: str | None = connection.execute(found).scalar()
+        return scope
 
     def set_cookie(self, response: Response, token: str, connection: HTTPConnection) -> None:
         secure = connection.url.scheme in ("https", "wss")

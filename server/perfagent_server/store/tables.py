@@ -375,6 +375,7 @@ session = Table(
     Column("scope", String(16), nullable=False),
     Column("created", Float(53), nullable=False),
     Column("expires", Float(53), nullable=False),
+    Column("key", String(16)),  # api_key.id of the key that opened it, with which it ends; None: the admin token or its link
 )
 
 idempotency = Table(

@@ -5,13 +5,18 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
 from builders import Receiver, free_port, job_environment
 from standardwebhooks import Webhook
+
+from perfagent.errors import ConfigError, PerfagentError
+from perfagent_server.commands.connection import AdminApi
 
 
 @pytest.fixture
@@ -84,6 +89,32 @@ def test_what_cannot_be_done_is_said(
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
     assert code == 2 or len(ended.stderr.strip().splitlines()) == 1
+
+
+@pytest.mark.parametrize("address", ["localhost:8420", "foo", "ftp://foo", "http://"])
+def test_an_address_that_is_none_is_not_called_a_server_that_is_down(tmp_path: Path, address: str) -> None:
+    with pytest.raises(ConfigError, match="must begin with http:// or https://"):
+        AdminApi(address, tmp_path)
+
+
+def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
+    class Page(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/html; charset=utf-8")
+            self.end_headers()
+            self.wfile.write(b"<html>a notebook</html>")
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Page) as other:
+        thread = threading.Thread(target=other.serve_forever, daemon=True)
+        thread.start()
+        with pytest.raises(PerfagentError, match="is no perfagent server: it sent text/html"):
+            AdminApi(f"http://127.0.0.1:{other.server_port}", tmp_path).request("GET", "/channels")
+        other.shutdown()
+        thread.join(5)
 
 
 def test_only_an_administrator_may_and_a_missing_server_is_said(server: Listening, tmp_path: Path) -> None:

@@ -57,6 +57,82 @@ def test_more_ranks_or_a_higher_severity_change_the_open_alert() -> None:
     assert machine.observe(LIFE, found("warning", [3]), 3, 3.0, "run") is None
 
 
+def share(pct: int, *, severity: str = "warning", since_step: int = 26) -> Finding:
+    return Finding(rule="data_bound", severity=severity, message=f"{pct} %", since_step=since_step)  # type: ignore[arg-type]
+
+
+def test_what_is_found_anew_at_every_step_is_told_with_its_newest_figures() -> None:
+    machine = Machine("data_bound")
+    machine.observe(LIFE, share(83, since_step=25), 25, 0.0, "run")
+    changes = [machine.observe(LIFE, share(30 + step % 7), step, float(step), "run") for step in range(26, 226)]
+    assert machine.finding is not None
+    assert (machine.finding.message, machine.finding.since_step) == (f"{30 + 225 % 7} %", 25)
+    written = [change.step for change in changes if change is not None]
+    assert written == [60, 120, 180], "the row is written now and then, not at every step"
+    restored = Machine.restore(machine.snapshot())
+    assert restored == machine
+
+
+def test_a_severity_falls_once_it_was_lower_for_as_long_as_resolving_takes() -> None:
+    machine = Machine("data_bound")
+    machine.observe(LIFE, share(83, severity="critical"), 1, 1.0, "run")
+    severities = []
+    for step in range(2, 20):
+        worse_again = step == 5
+        found = share(90 if worse_again else 11, severity="critical" if worse_again else "warning")
+        change = machine.observe(LIFE, found, step, float(step), "run")
+        severities += [(step, change.finding.severity)] if change is not None else []
+        assert machine.finding is not None
+        assert machine.finding.severity == ("warning" if step >= 6 + LIFE.clear_steps else "critical")
+    assert severities == [(6 + LIFE.clear_steps, "warning")]
+
+
+def test_a_rank_that_is_back_is_no_longer_named() -> None:
+    machine = Machine("lost_contact")
+
+    def silent(*ranks: int) -> Finding:
+        return Finding(rule="lost_contact", severity="critical", message=f"{len(ranks)} of 2 ranks", ranks=list(ranks))
+
+    machine.observe(Life(), silent(0, 1), 5, 5.0, "run")
+    change = machine.observe(Life(), silent(1), 5, 6.0, "run")
+    assert change is not None
+    assert (change.kind, change.finding.message, change.finding.ranks) == ("update", "1 of 2 ranks", [1])
+
+
+def test_a_crash_that_turns_out_to_be_the_first_takes_the_alert_over() -> None:
+    machine = Machine("process_crash")
+
+    def crash(message: str, step: int, ranks: list[int]) -> Finding:
+        return Finding(rule="process_crash", severity="critical", message=message, since_step=step, ranks=ranks, fix=message)
+
+    machine.observe(Life(), crash("rank 0: NCCL aborted", 9, [0]), 9, 9.0, "run")
+    change = machine.observe(Life(), crash("rank 1: KeyError", 8, [0, 1]), 9, 9.5, "run")
+    assert change is not None
+    found = change.finding
+    assert (change.kind, found.message, found.fix, found.since_step) == ("update", "rank 1: KeyError", "rank 1: KeyError", 8)
+
+
+def test_what_joined_a_finding_stays_with_its_newer_one() -> None:
+    machine = Machine("data_bound")
+    machine.observe(LIFE, share(83, since_step=25), 25, 0.0, "run")
+    assert machine.finding is not None
+    machine.finding.evidence = {"causes": [{"rank": 0, "message": "Decoding takes it."}]}
+    machine.finding.fix = "Decode once."
+    machine.observe(LIFE, share(30), 26, 1.0, "run")
+    assert (machine.finding.message, machine.finding.fix) == ("30 % Decoding takes it.", "Decode once.")
+
+
+def test_an_alert_closed_by_hand_in_the_midst_of_its_trouble_still_says_where_that_began() -> None:
+    machine = Machine("x")
+    machine.observe(LIFE, found("warning", [0]), 1, 1.0, "run")
+    first = machine.finding
+    machine.close(1, 1.0, "by hand")
+    change = machine.observe(LIFE, found("warning", [1]), 2, 2.0, "run")
+    assert change is not None
+    assert (change.kind, change.opening) == ("reopen", 2)
+    assert change.finding is first
+
+
 @given(pattern=st.text("x.", max_size=200), cut=st.integers(0, 200))
 def test_flapping_never_opens_two_alerts_within_a_cool_down_and_survives_snapshots(pattern: str, cut: int) -> None:
     whole = play(LIFE, pattern)

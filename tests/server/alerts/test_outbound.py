@@ -94,6 +94,31 @@ def test_the_socket_goes_to_the_very_address_that_was_checked(receiver: Receiver
     assert receiver.deliveries[0].headers["host"] == f"hook.example:{port}"
 
 
+def test_a_name_with_letters_of_any_script_is_reached_under_its_ascii_name(receiver: Receiver) -> None:
+    asked: list[str] = []
+
+    def resolve(host: str, port: int) -> list[str]:
+        asked.append(host)
+        return ["127.0.0.1"]
+
+    port = receiver.address.rpartition(":")[2]
+    names = {"hooks.müller.example": "hooks.xn--mller-kva.example", "straße.example": "xn--strae-oqa.example"}
+    for name, ascii_name in names.items():
+        guard = Guard([f"{name}:{port}"], resolver=resolve)
+        assert post(guard, f"http://{name}:{port}/x", b"{}", {}).status == 200
+        assert asked.pop() == ascii_name
+        assert receiver.deliveries[-1].headers["host"] == f"{ascii_name}:{port}"
+
+
+NO_NAMES = ["a..b", "..", ".example", "a" * 64 + ".example", "ab." * 90 + "example", "\u200b", "\u200b.example", "xn--é.example"]
+
+
+@pytest.mark.parametrize("host", NO_NAMES)
+def test_what_is_no_host_name_is_refused_with_a_sentence(host: str) -> None:
+    with pytest.raises(ConfigError, match="is no host name"):
+        Guard().check_url(f"http://{host}/x")
+
+
 def test_redirects_are_not_followed_and_the_environments_proxy_is_not_used(
     receiver: Receiver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,7 +158,7 @@ def test_an_allowed_address_does_not_allow_its_neighbors() -> None:
         guard.addresses("x", 9001)
 
 
-@pytest.mark.parametrize("entry", ["host:port", "a:b:c", "host:0", "host:70000"])
+@pytest.mark.parametrize("entry", ["host:port", "a:b:c", "host:0", "host:70000", "host:²", "a..b:80"])
 def test_a_malformed_allow_list_is_refused_at_start(entry: str) -> None:
     with pytest.raises(ConfigError, match="PERFAGENT_WEBHOOK_ALLOW"):
         Guard([entry])

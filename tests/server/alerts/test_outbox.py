@@ -293,6 +293,11 @@ def test_an_alert_after_seventy_two_hours_of_a_receivers_absence_is_still_there(
         ("Wed, 15 Nov 2023 00:00:00 GMT", 6400, 6400),
         ("soon", 0, 1),
         ("-5", 0, 1),
+        ("²", 0, 1),
+        ("Wed, 01 Jan 999999 00:00:00 GMT", 0, 1),
+        ("Wed, 01 Jan 999999999999999999999 00:00:00 GMT", 0, 1),
+        ("Wed, 21 Oct 2015 07:28:00 -99999999999999", 0, 1),
+        ("nan", 0, 1),
         (None, 0, 1),
     ],
 )
@@ -300,6 +305,35 @@ def test_retry_after_is_honored_within_reason(header: str | None, least: float, 
     due = next_try(1, NOW, header)
     assert due is not None
     assert least <= due - NOW <= most
+
+
+def test_a_try_that_fails_in_a_way_nobody_foresaw_is_a_failed_try_and_waits_for_the_next(database: Database) -> None:
+    add_channel(database, "https://odd.example/")
+    fire(database, "al_1")
+    tried: list[float] = []
+
+    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
+        tried.append(1.0)
+        raise TypeError("a header of \udce4\0")
+
+    clock = Clock(NOW)  # stands still: the next try never becomes due
+    with running(database, send=send, clock=clock):
+        until(lambda: deliveries(database)[0]["tries"] == 1)
+    [row] = deliveries(database)
+    assert (len(tried), row["state"]) == (1, "waiting")
+    assert row["error"] == "the server failed on this delivery: TypeError: a header of ?"
+    assert row["due"] > NOW
+
+
+def test_a_channel_without_a_secret_sends_nothing_unsigned(database: Database, receiver: Receiver) -> None:
+    name, _ = add_channel(database, receiver.url)
+    blank = channel.update().where(channel.c.id == name).values(secret=" ")
+    database.write(lambda connection: connection.execute(blank) and None)
+    fire(database, "al_1")
+    with running(database):
+        until(lambda: deliveries(database)[0]["tries"] >= 1)
+    assert "no secret" in deliveries(database)[0]["error"]
+    assert receiver.deliveries == []
 
 
 def test_a_receiver_inside_the_network_is_refused_and_the_cause_is_in_the_row(database: Database, receiver: Receiver) -> None:

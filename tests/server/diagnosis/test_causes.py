@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 from judging import fired, frame, judge_series, state
 
 from perfagent.wire import Event
@@ -77,3 +78,30 @@ def test_what_explains_nothing_is_left_out() -> None:
         event = finding(20, "x")
         event.data["explains"] = explains
         assert judge.take(frame({}, [], ident=ident, events=[event])) == []
+
+
+@pytest.mark.parametrize("causes", [[1], None, "text", {"rank": 0}, [{"rank": "a"}], [{"rank": 0}], 7])
+def test_evidence_of_a_sender_that_is_no_list_of_causes_is_none(causes: Any) -> None:
+    """A finding under a rule's name, with anything under the name `causes`: it fires, and what explains it still joins."""
+    judge = Evaluator("r")
+    told = {"rule": "hang", "severity": "critical", "message": "It hangs.", "since_step": 20, "evidence": {"causes": causes}}
+    cause = finding(20, "Rank 0 waits in all_reduce.", rules=("hang",))
+    event = Event(kind="finding", time=1.0, step=20, data=told)
+    (alert,) = fired(judge.take(frame({"loss": [1.0]}, [20], events=[event])))
+    assert alert.finding.rule == "hang"
+    judge.take(frame({}, [], ident=2, events=[cause]))
+    (found,) = judge.findings()
+    assert [entry["message"] for entry in found.evidence["causes"]] == ["Rank 0 waits in all_reduce."]
+
+
+@pytest.mark.parametrize("rank", ["abc", None, [1], math.nan])
+def test_a_cause_is_of_the_rank_that_sent_it_whatever_its_evidence_says(rank: Any) -> None:
+    _, judge = nan_at(20)
+    for ident, sender in ((90, 1), (91, 0)):
+        event = finding(20, f"Rank {sender} saw it.", rank=rank)
+        event.data["evidence"] |= {"step": [1], "message": "not this"}
+        judge.take(frame({}, [], ident=ident, rank=sender, events=[event]))
+    (found,) = judge.findings()
+    assert sorted((cause["rank"], cause["message"]) for cause in found.evidence["causes"]) == [
+        (0, "Rank 0 saw it."), (1, "Rank 1 saw it."),
+    ]  # fmt: skip

@@ -12,7 +12,7 @@ from typing import Any
 import httpx
 import numpy as np
 import pytest
-from api_builders import MSGPACK, Listening, frame, listening
+from api_builders import ADMIN, MSGPACK, Listening, frame, listening
 from builders import until
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
@@ -246,6 +246,30 @@ def test_another_sites_page_gets_no_socket(tmp_path: Path, origin: str) -> None:
         assert refused.value.response.status_code == 403
         with connect(f"ws://127.0.0.1:{server.settings.port}/ws/live", origin=server.url):
             pass
+
+
+def test_a_page_ends_with_its_key_and_others_go_on(tmp_path: Path) -> None:
+    with listening(tmp_path, auth="required") as server, contextlib.ExitStack() as stack:
+        address = f"ws://127.0.0.1:{server.settings.port}/ws/live"
+        keys, pages = [], []
+        with httpx.Client(base_url=f"{server.url}/api/v1", headers=ADMIN, trust_env=False) as admin:
+            for _ in range(2):
+                keys.append(admin.post("/keys", json={"scope": "read"}).json())
+                page = stack.enter_context(connect(address, additional_headers={"Authorization": f"Bearer {keys[-1]['key']}"}))
+                page.send(json.dumps({"subscribe": {}}))
+                assert receive(page, "subscribed") is True
+                pages.append(page)
+            assert admin.delete(f"/keys/{keys[0]['id']}").status_code == 204
+            with pytest.raises(ConnectionClosed) as closed:
+                pages[0].recv(timeout=10)
+            assert closed.value.rcvd is not None and closed.value.rcvd.code == 1008
+            server.app.state.services.hub.publish_alert(
+                Alert(id="a", state="firing", run="r1", rule="x", severity="info", message="", since="")
+            )
+            assert receive(pages[1], "alert")["id"] == "a"
+            assert admin.get("/runs").status_code == 200, "no failed attempt was counted"
+        until(lambda: server.app.state.services.hub.counters["pages"] == 1)
+        assert server.app.state.services.access.failures.total == 0
 
 
 def test_a_stop_with_open_pages_takes_less_than_ten_seconds(tmp_path: Path) -> None:

@@ -7,72 +7,17 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from random import Random
 
+import engine_bench
 import pytest
-from sqlalchemy import select
+from engine_bench import NOW, Bench, Clock
 
-from perfagent.wire import Alert, Event, Frame, Group
-from perfagent_server.alerts import channels
-from perfagent_server.database import Database, open_database
+from perfagent.wire import Alert, Event
 from perfagent_server.rules.engine import Engine
-from perfagent_server.settings import Settings
-from perfagent_server.store.sql import SqlStore
-from perfagent_server.store.tables import alert, channel, cursor, delivery, rule_state, run, source
-
-NOW = 1_700_000_000.0
-
-
-class Clock:
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def __call__(self) -> float:
-        return self.at
-
-
-class Bench:
-    """A database with one enabled channel, and frames of one run after another."""
-
-    def __init__(self, folder: Path) -> None:
-        self.settings = Settings(data=folder)
-        self.database: Database = open_database(self.settings)
-        self.store = SqlStore(self.database)
-        self.seq: dict[str, int] = {}
-        with self.database.read() as connection:
-            known = connection.execute(select(channel.c.id)).first() is not None
-        if not known:
-            new = channels.NewChannel(name="hook", url="https://example.org/hook")
-            self.database.write(lambda connection: channels.create(connection, new, NOW))
-
-    def send(
-        self, values: dict[str, Sequence[float]], steps: Sequence[int], *, name: str = "r", rank: int = 0, now: float = NOW,
-        events: Sequence[Event] = (), attempt: int = 1,
-    ) -> None:  # fmt: skip
-        ident = f"{name}-{attempt}-{rank}"
-        self.seq[ident] = self.seq.get(ident, 0) + 1
-        times = [now + 0.1 * step for step in steps]
-        groups = [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
-        made = Frame(
-            project="p",
-            run=name,
-            source=ident,
-            attempt=attempt,
-            rank=rank,
-            seq=self.seq[ident],
-            groups=groups,
-            events=list(events),
-        )
-        self.database.write(lambda connection: self.store.append(connection, [made], now))
-
-    def engine(self, **options: object) -> Engine:
-        return Engine(self.database, self.store, **options)  # type: ignore[arg-type]
-
-    def rows(self, table: object) -> list:
-        with self.database.read() as connection:
-            return list(connection.execute(select(table)).mappings())  # type: ignore[call-overload]
+from perfagent_server.store.tables import alert, cursor, delivery, rule_state, run, source
 
 
 @pytest.fixture
@@ -166,7 +111,7 @@ KILLED = """
 import math, os, signal, sys
 from pathlib import Path
 sys.path[:0] = [{here!r}]
-from test_engine import Bench
+from engine_bench import Bench
 bench = Bench(Path({folder!r}))
 die = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
 bench.send({{"loss": [1.0, math.nan], "grad/norm": [1.0, math.nan]}}, [1, 2])
@@ -183,7 +128,7 @@ die()
 
 @pytest.mark.parametrize("moment", ["after the ack", "inside the transaction", "after the commit"])
 def test_a_server_killed_at_any_point_of_judging_a_nan_tells_it_once(tmp_path: Path, moment: str) -> None:
-    script = KILLED.format(here=str(Path(__file__).parent), folder=str(tmp_path), moment=moment)
+    script = KILLED.format(here=str(Path(engine_bench.__file__).parent), folder=str(tmp_path), moment=moment)
     ended = subprocess.run([sys.executable, "-c", script], check=False, env={**os.environ, "PYTHONPATH": ""}, capture_output=True)
     assert ended.returncode == -signal.SIGKILL, ended.stderr.decode()
     bench = Bench(tmp_path)
@@ -263,7 +208,7 @@ def test_an_alert_resolved_by_hand_stays_resolved_within_its_cool_down(bench: Be
     assert sorted(one["event"] for one in bench.rows(delivery)) == ["alert.firing", "alert.resolved"]
 
 
-def test_a_muted_alert_tells_nobody(bench: Bench) -> None:
+def test_a_muted_alert_tells_only_that_it_is_over(bench: Bench) -> None:
     engine = bench.engine(clock=Clock(NOW))
     bench.send({"loss": [1.0, math.nan]}, [1, 2])
     engine.run_once()
@@ -271,7 +216,7 @@ def test_a_muted_alert_tells_nobody(bench: Bench) -> None:
     bench.send({"loss": [1.0] * 60}, range(3, 63))
     engine.run_once()
     assert bench.rows(alert)[0]["state"] == "resolved"
-    assert [one["event"] for one in bench.rows(delivery)] == ["alert.firing"]
+    assert [one["event"] for one in bench.rows(delivery)] == ["alert.firing", "alert.resolved"]
 
 
 # --- silence ------------------------------------------------------------------------------------------------------------------
@@ -303,6 +248,44 @@ def test_silence_of_thirty_seconds_is_lost_contact_and_reversible(bench: Bench) 
     engine.look_for_silence()
     assert _silent(bench) == ["resolved"]
     assert bench.rows(run)[0]["state"] == "running"
+
+
+def _fallen_silent(bench: Bench) -> tuple[Clock, Clock, Engine]:
+    wall, mono = Clock(NOW), Clock(1000.0)
+    engine = bench.engine(clock=wall, monotonic=mono)
+    bench.send({"loss": [1.0]}, [1], events=[told("running")], sent=NOW)
+    engine.run_once()
+    for _ in range(12):
+        engine.look_for_silence()
+        wall.at, mono.at = wall.at + 10, mono.at + 10
+    assert (_silent(bench), _states(bench)) == (["firing"], ["lost"])
+    return wall, mono, engine
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_the_spool_of_a_dead_process_is_no_sign_of_life(bench: Bench, restarted: bool) -> None:
+    wall, mono, engine = _fallen_silent(bench)
+    wall.at, mono.at = wall.at + 7200, mono.at + 7200
+    if restarted:
+        engine = bench.engine(clock=wall, monotonic=mono)
+    bench.send({"loss": [1.0, 1.0]}, [2, 3], now=wall.at, sent=NOW + 1)
+    for _ in range(12):
+        engine.run_once()
+        engine.look_for_silence()
+        wall.at, mono.at = wall.at + 10, mono.at + 10
+    assert (_silent(bench), _states(bench)) == (["firing"], ["lost"])
+    assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing"]
+    assert engine.verdict("r").rule == "lost_contact"
+
+
+def test_a_spool_that_is_sent_on_by_a_living_process_is_followed_by_a_sign_of_life(bench: Bench) -> None:
+    wall, _, engine = _fallen_silent(bench)
+    bench.send({"loss": [1.0]}, [2], now=wall.at, sent=NOW - 600)
+    engine.run_once()
+    assert _silent(bench) == ["firing"]
+    bench.send({"loss": [1.0]}, [3], now=wall.at, sent=wall.at)
+    engine.run_once()
+    assert (_silent(bench), _states(bench)) == (["resolved"], ["running"])
 
 
 def test_nobody_is_lost_in_the_first_minute_after_a_start(bench: Bench) -> None:

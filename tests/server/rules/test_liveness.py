@@ -191,7 +191,142 @@ def test_a_users_alert_is_told_at_once_and_not_again_within_a_minute() -> None:
     assert [(change.kind, change.finding.severity) for change in first] == [("fire", "warning")]
     assert say("accuracy fell", now + 10) == []
     assert [change.finding.severity for change in fired(say("disk", now + 11, "ERROR"))] == ["critical"]
-    again = say("accuracy fell", now + 100)
-    assert [change.kind for change in again] == ["fire"]
-    assert again[0].alert != first[0].alert
+    over, again = say("accuracy fell", now + 100)
+    assert (over.kind, over.alert, over.why) == ("resolve", first[0].alert, "said again")
+    assert again.kind == "fire"
+    assert again.alert != first[0].alert
     assert verdict(evaluator).rule == "healthy"
+
+
+def _said(evaluator: Evaluator, title: str, at: float) -> list:
+    event = Event(kind="alert", time=at, data={"title": title, "level": "info"})
+    return evaluator.take(frame({}, [], ident=evaluator.upto + 1, received=at, events=[event]))
+
+
+def test_every_alert_of_a_user_is_resolved_in_the_end_whatever_was_said_again() -> None:
+    evaluator = _trained()
+    changes = [change for at in range(4) for change in _said(evaluator, "x", evaluator.window.now + 200 * at)]
+    changes += _end(evaluator, "finished")
+    assert [change.kind for change in changes] == ["fire", "resolve"] * 4
+    assert [change.alert for change in changes[::2]] == [change.alert for change in changes[1::2]]
+
+
+def test_any_number_of_alerts_of_a_user_leaves_room_for_those_of_the_rules() -> None:
+    evaluator = _trained()
+    now = evaluator.window.now
+    said = [change for at in range(400) for change in _said(evaluator, f"best loss {at}", now + at)]
+    assert (len(fired(said)), evaluator.dropped) == (256, 144)  # in seven minutes: a flood
+    changes = evaluator.take(frame({"loss": [math.nan], "grad/norm": [1.0]}, [31], ident=evaluator.upto + 1))
+    changes += _end(evaluator, "oom", reason="the control group's limit")
+    changes += _end(evaluator, "failed", rank=1, reason="ValueError")
+    assert {change.finding.rule for change in fired(changes)} >= {"nonfinite_loss", "oom_observed"}
+    assert "process_crash" in evaluator.machines
+
+
+def test_what_a_user_said_long_ago_makes_room_for_what_is_said_now() -> None:
+    evaluator = _trained()
+    now = evaluator.window.now
+    changes = [change for at in range(600) for change in _said(evaluator, f"best loss {at}", now + 70 * at)]
+    assert (len(fired(changes)), evaluator.dropped) == (600, 0)
+    assert len(evaluator.machines) <= 256 + 8
+    changes += _said(evaluator, "best loss 0", now + 70 * 600)  # it made room long ago
+    assert len({change.alert for change in fired(changes)}) == 601
+    changes += _end(evaluator, "finished")
+    assert {change.alert for change in changes if change.kind == "resolve"} == {change.alert for change in fired(changes)}
+
+
+def test_what_another_program_reports_and_is_not_over_keeps_its_place() -> None:
+    evaluator = _trained()
+    now = evaluator.window.now
+    for at in range(300):
+        data = {"rule": f"of another program {at}", "severity": "warning", "message": "m"}
+        event = Event(kind="finding", time=now, step=1, data=data)
+        evaluator.take(frame({}, [], ident=evaluator.upto + 1, received=now + 7200 * at, events=[event]))
+    assert evaluator.dropped == 44
+    assert "of another program 0" in evaluator.machines
+
+
+# --- the end with several ranks -----------------------------------------------------------------------------------------------
+
+
+def test_a_run_has_finished_when_every_rank_that_ever_reported_has() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=8)]))
+    slow = {"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}
+    for rank in (0, 1):
+        evaluator.take(frame(slow, range(1, 61), rank=rank, ident=rank + 2))
+    changes = evaluator.tick(evaluator.window.now + 20)
+    assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
+    assert _end(evaluator, "finished", rank=0) == []
+    assert [change.kind for change in _end(evaluator, "finished", rank=1)] == ["resolve"]
+    assert evaluator.window.ended
+
+
+def test_what_waited_for_ranks_that_never_came_is_judged_at_the_end() -> None:
+    evaluator = Evaluator("r")
+    evaluator.take(frame({}, [], events=[state("starting", world_size=2)]))
+    slow = {"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}
+    assert evaluator.take(frame(slow, range(1, 61), ident=2)) == []
+    assert [(change.kind, change.finding.rule) for change in _end(evaluator, "finished")] == [
+        ("fire", "data_bound"),
+        ("resolve", "data_bound"),
+    ]
+
+
+def test_a_rank_that_begins_when_the_others_have_finished_is_judged_and_waited_for() -> None:
+    evaluator = _trained(30, **{"phase/data_s": [0.0] * 30})
+    _end(evaluator, "finished", rank=0)
+    changes = evaluator.take(
+        frame({"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}, range(31, 91), rank=1, ident=evaluator.upto + 1)
+    )
+    changes += evaluator.tick(evaluator.window.now + 20)
+    assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
+    evaluator = Evaluator.restore(evaluator.snapshot())
+    assert [change.kind for change in _end(evaluator, "finished", rank=1)] == ["resolve"]
+
+
+def test_hundreds_of_ranks_finish_and_the_one_that_failed_after_them_is_heard() -> None:
+    evaluator = _trained()
+    for rank in range(200):
+        evaluator.take(frame({}, [], rank=rank, ident=evaluator.upto + 1))
+    for rank in range(199):
+        _end(evaluator, "finished", rank=rank)
+    assert not evaluator.window.ended
+    changes = _end(evaluator, "failed", rank=199, reason="ValueError: bad shape")
+    assert [change.finding.rule for change in fired(changes)] == ["process_crash"]
+    other = _trained()
+    for rank in range(200):
+        other.take(frame({}, [], rank=rank, ident=other.upto + 1))
+    for rank in range(200):
+        _end(other, "finished", rank=rank)
+    assert other.window.ended
+
+
+def test_no_alert_opens_after_the_run_has_failed_that_nobody_would_resolve() -> None:
+    evaluator = _trained()
+    evaluator.take(frame({"loss": [2.0]}, [31], rank=1, ident=evaluator.upto + 1))
+    _end(evaluator, "failed", rank=0, reason="ValueError: bad shape")
+    slow = {"phase/data_s": [0.05] * 60, "step_time_s": [0.1] * 60}
+    changes = evaluator.take(frame(slow, range(32, 92), rank=1, ident=evaluator.upto + 1))
+    changes += evaluator.tick(evaluator.window.now + 60)
+    assert changes == []
+    assert [change.kind for change in _said(evaluator, "I am still here", evaluator.window.now)] == ["fire", "resolve"]
+    assert [found.rule for found in evaluator.findings()] == ["process_crash"]
+
+
+def test_the_earliest_failure_leads_in_whatever_order_the_ranks_report() -> None:
+    evaluator = _trained()
+    evaluator.window.world_size = 2
+    now = evaluator.window.now
+
+    def failed(rank: int, at: float, said: str) -> list:
+        event = Event(kind="state", time=at, step=30, data={"state": "failed", "exception": said})
+        return evaluator.take(frame({}, [], ident=evaluator.upto + 1, rank=rank, events=[event]))
+
+    [first] = failed(0, now + 9, "DistBackendError: NCCL communicator was aborted")
+    assert "NCCL" in first.finding.message
+    [update] = failed(1, now + 3, "KeyError: 'labels'")
+    assert (update.kind, update.alert) == ("update", first.alert)
+    assert update.finding.message == "Rank 1 failed after step 30: KeyError: 'labels'"
+    assert update.finding.evidence["exception"] == "KeyError: 'labels'"
+    assert "KeyError" in verdict(evaluator).message

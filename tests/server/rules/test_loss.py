@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from judging import DATA, fired, frame, judge_series, read_curve, state
 
+from perfagent_server.diagnosis.verdict import verdict
 from perfagent_server.rules.evaluator import Evaluator
 from perfagent_server.rules.loss import LossSpike
 
@@ -75,6 +76,72 @@ def test_a_spike_that_is_over_is_resolved_and_flapping_opens_no_second_alert() -
     assert [change.kind for change in changes if change.kind in ("fire", "resolve")][:2] == ["fire", "resolve"]
     assert len(fired(changes)) == 1
     assert len({change.alert for change in changes}) == 1
+
+
+def _jumping(level: float, steps: int, *, before: int = 500) -> list[float]:
+    draw = random.Random(3)
+    return [value + draw.gauss(0, 0.02) for value in [3.0] * before + [level] * steps]
+
+
+def test_a_loss_that_never_comes_back_stays_a_spike_until_the_new_level_is_what_this_run_has() -> None:
+    changes, evaluator = judge_series({"loss": _jumping(9.0, 900)})
+    assert [change.kind for change in changes] == ["fire"]
+    assert verdict(evaluator).rule == "loss_spike"
+    changes, evaluator = judge_series({"loss": _jumping(9.0, 1500)})
+    assert [change.kind for change in changes] == ["fire", "resolve"]
+    assert changes[1].step > 1500
+    told = verdict(evaluator).message
+    assert told.endswith("The loss did not come back from its jump to 8.971 in step 505: 2.994 was expected there.")
+
+
+def test_a_spike_is_over_when_the_loss_is_half_the_way_back() -> None:
+    falling = [3.0 + 6.0 * math.exp(-step / 100) for step in range(400)]
+    changes, evaluator = judge_series({"loss": _jumping(0.0, 0) + falling})
+    assert [change.kind for change in changes] == ["fire", "resolve"]
+    assert 560 <= changes[1].step <= 500 + 69 + 4 + 30 + 5
+    assert "did not come back" not in verdict(evaluator).message
+
+
+def test_a_spike_that_ends_in_nan_is_not_over() -> None:
+    changes, evaluator = judge_series({"loss": _jumping(6.0, 12) + [math.nan] * 200})
+    assert {change.finding.rule for change in fired(changes)} == {"loss_spike", "nonfinite_loss"}
+    assert [change for change in changes if change.kind == "resolve"] == []
+    assert verdict(evaluator).rule == "nonfinite_loss"
+
+
+def test_an_open_spike_is_judged_alike_by_a_restarted_server() -> None:
+    losses = _jumping(6.0, 300) + [4.0] * 30 + [3.0] * 100
+    whole, _ = judge_series({"loss": losses}, rows=10)
+    pieces, evaluator = [], Evaluator("r")
+    for begin in range(0, len(losses), 10):
+        evaluator = Evaluator.restore(evaluator.snapshot())
+        stored = frame({"loss": losses[begin : begin + 10]}, range(begin + 1, begin + 11), ident=evaluator.upto + 1)
+        pieces += evaluator.take(stored)
+    assert [(one.kind, one.alert, one.step) for one in pieces] == [(one.kind, one.alert, one.step) for one in whole]
+    assert [one.kind for one in whole] == ["fire", "resolve"]
+
+
+@pytest.mark.parametrize("rows", [(480,), (479, 480), (300, 420, 480)])
+def test_a_step_that_the_scaler_skipped_does_not_hide_a_spike_that_follows(rows: tuple[int, ...]) -> None:
+    losses = _jumping(6.0, 40)
+    skipped, count = [], 0.0
+    for place in range(len(losses)):
+        if place in rows:
+            losses[place] = math.nan
+        count += place in rows
+        skipped.append(count)
+    changes, _ = judge_series({"loss": losses, "amp/skipped": skipped, "amp/scale": [1024.0] * len(losses)})
+    [alert] = fired(changes)
+    assert (alert.finding.rule, alert.step) == ("loss_spike", 505)
+
+
+@pytest.mark.parametrize("first", [math.nan, math.inf, -math.inf])
+def test_a_negative_loss_that_began_with_no_number_is_judged(first: float) -> None:
+    """Whether to judge it by factors is a question about its finite values: min() of a NaN and others is the NaN."""
+    draw = random.Random(2)
+    losses = [first] + [draw.gauss(0, 1) * 0.3 - 0.5 for _ in range(800)] + [30.0] * 20
+    changes, _ = judge_series({"loss": losses}, rules=(LossSpike(),))
+    assert [change.step for change in fired(changes)] == [806]
 
 
 def _noise(seed: int) -> np.random.Generator:

@@ -10,6 +10,8 @@ from judging import fired, frame, judge_series, state
 
 from perfagent.wire import loss_kind
 from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.rules.loss import LossSpike
+from perfagent_server.rules.window import Track, Window
 
 NAMES = {
     "whole": """loss train/loss train_loss trainLoss trainloss loss/total total_loss lm_loss Loss losses/loss loss/train
@@ -170,3 +172,27 @@ def test_another_rank_s_nan_joins_the_alert() -> None:
     assert "on rank 0" in alert.finding.message
     [more] = evaluator.take(frame({"train/loss": [1.0, math.nan]}, [1, 2], rank=1, ident=3))
     assert (more.kind, more.finding.ranks) == ("update", [0, 1])
+
+
+@pytest.mark.parametrize("name", ["loss", "train/loss", "train_loss"])
+def test_a_spike_is_one_in_whatever_series_is_the_loss_of_the_run(name: str) -> None:
+    window = Window("r")
+    track = window.tracks[name] = Track(name)
+    track.size = 1200
+    losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(500)] + [9.0] * 5
+    track.take(0, range(1, 506), losses, [0.0] * 505, 0.0, 1)
+    while window.advance(name):
+        pass
+    found = LossSpike().judge(window)
+    assert found is not None
+    assert found.message.startswith(f"{'The loss' if name == 'loss' else name} jumped to 9 at step 505")
+    assert found.evidence["series"] == name
+
+
+@pytest.mark.parametrize("name", ["train/loss", "train_loss", "loss/total"])
+def test_a_spike_in_the_script_s_own_loss_is_told_as_one_in_loss_is(name: str) -> None:
+    losses = [3.0 + 0.02 * math.sin(7.0 * step) for step in range(500)] + [9.0] * 40
+    changes, _ = judge_series({name: losses, "loss/kl": losses})
+    [alert] = fired(changes)
+    assert alert.finding.rule == "loss_spike"
+    assert alert.finding.message.startswith(f"{name} jumped to 9")

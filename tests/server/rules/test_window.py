@@ -189,3 +189,34 @@ def test_a_step_that_is_in_two_groups_of_a_frame_counts_once() -> None:
     evaluator.take(Stored(1, "r", 1, 0, "s", 1, 2.0, groups, []))
     assert evaluator.window.tracks["loss"].steps == [3, 4, 5]
     assert evaluator.window.tracks["loss"].total == 3
+
+
+@pytest.mark.parametrize("rows", [50, 400, 5000])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_first_bad_step_is_named_however_many_follow_it_in_its_frame(rows: int, ranks: int) -> None:
+    evaluator, changes = Evaluator("r"), []
+    length = max(400, rows)
+    losses = [2.0] * 209 + [math.nan] * (length - 209)
+    for begin in range(0, length, rows):
+        steps = range(1 + begin, 1 + begin + rows)
+        for rank in range(ranks):
+            columns = {"loss": losses[begin : begin + rows], "grad/norm": losses[begin : begin + rows]}
+            changes += evaluator.take(frame(columns, steps, rank=rank, ident=evaluator.upto + 1))
+            evaluator = Evaluator.restore(evaluator.snapshot())
+    assert [(change.finding.rule, change.finding.since_step) for change in fired(changes)] == [("nonfinite_loss", 210)]
+    assert changes[-1].finding.ranks == list(range(ranks))
+    assert len(evaluator.window.bad["loss"]) <= 512
+
+
+def test_a_row_of_bad_steps_that_is_no_fault_does_not_hide_the_one_that_is() -> None:
+    """Two steps that the GradScaler skipped, healthy ones, and then NaN to the end: all in one frame."""
+    losses = [2.0] * 10 + [math.nan] * 2 + [2.0] * 100 + [math.nan] * 300
+    skipped = [0.0] * 10 + [1.0, 2.0] + [2.0] * 400
+    changes = Evaluator("r").take(frame({"loss": losses, "amp/skipped": skipped}, range(1, 413)))
+    assert [change.finding.since_step for change in fired(changes)] == [113]
+
+
+def test_since_is_the_time_of_the_step_also_where_losses_are_logged_now_and_then() -> None:
+    steps = range(10, 510, 10)
+    changes = Evaluator("r").take(frame({"loss": [2.0] * 25 + [math.nan] * 25}, steps, step_s=1.0))
+    assert [change.finding.since for change in fired(changes)] == ["2023-11-14T22:17:40.000Z"]  # step 260

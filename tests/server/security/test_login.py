@@ -91,6 +91,47 @@ def test_a_read_key_logs_in_to_read(tmp_path: Path) -> None:
         assert client.post("/api/v1/log", json={"run": "x", "metrics": {}}).status_code == 403
 
 
+def test_a_session_ends_with_the_key_that_opened_it_and_no_other_does(tmp_path: Path) -> None:
+    with api(tmp_path, auth="required") as client:
+        cookies, ids = {}, {}
+        for name in ("gone", "kept"):
+            made = client.post("/api/v1/keys", json={"scope": "admin"}, headers=ADMIN).json()
+            client.post("/login", data={"token": made["key"]})
+            cookies[name] = dict(client.cookies)
+            client.cookies.clear()
+            ids[name] = made["id"]
+        client.post("/login", data={"token": ADMIN_TOKEN})
+        cookies["token"] = dict(client.cookies)
+        client.cookies.clear()
+        assert client.delete(f"/api/v1/keys/{ids['gone']}", headers=ADMIN).status_code == 204
+        statuses = {}
+        for name, held in cookies.items():
+            client.cookies.update(held)
+            statuses[name] = client.get("/api/v1/keys").status_code
+            client.cookies.clear()
+        assert statuses == {"gone": 401, "kept": 200, "token": 200}
+
+
+def test_a_session_lives_no_longer_than_the_key_that_opened_it(tmp_path: Path) -> None:
+    with api(tmp_path, auth="required") as client:
+        made = client.post("/api/v1/keys", json={"scope": "read", "expires_in_s": 3600}, headers=ADMIN).json()
+        client.post("/login", data={"token": made["key"]})
+        sessions = client.app.state.services.access.sessions  # type: ignore[attr-defined]
+        assert sessions.scope_of(client.cookies) == "read"
+        now = sessions._clock()
+        sessions._clock = lambda: now + 3601
+        assert sessions.scope_of(client.cookies) is None
+
+
+@pytest.mark.parametrize("scope", ["read", "admin"])
+def test_only_an_ingest_key_is_for_one_project(tmp_path: Path, scope: str) -> None:
+    with api(tmp_path) as client:
+        answer = client.post("/api/v1/keys", json={"scope": scope, "project": "p"}, headers=ADMIN)
+        assert (answer.status_code, answer.json()["error"]["field"]) == (422, "project")
+        assert "ingest" in answer.json()["error"]["message"]
+        assert client.post("/api/v1/keys", json={"scope": "ingest", "project": "p"}, headers=ADMIN).status_code == 201
+
+
 def test_ten_wrong_keys_a_minute_are_enough(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         statuses = [client.get("/api/v1/runs", headers={"Authorization": f"Bearer wrong-{n}"}).status_code for n in range(13)]

@@ -1,0 +1,69 @@
+"""A rules engine on a database of its own, for tests: frames in, rows out, and clocks to turn by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from sqlalchemy import select
+
+from perfagent.wire import Event, Frame, Group
+from perfagent_server.alerts import channels
+from perfagent_server.database import Database, open_database
+from perfagent_server.rules.engine import Engine
+from perfagent_server.settings import Settings
+from perfagent_server.store.sql import SqlStore
+from perfagent_server.store.tables import channel
+
+NOW = 1_700_000_000.0
+
+
+class Clock:
+    def __init__(self, at: float) -> None:
+        self.at = at
+
+    def __call__(self) -> float:
+        return self.at
+
+
+class Bench:
+    """A database with one enabled channel, and frames of one run after another."""
+
+    def __init__(self, folder: Path) -> None:
+        self.settings = Settings(data=folder)
+        self.database: Database = open_database(self.settings)
+        self.store = SqlStore(self.database)
+        self.seq: dict[str, int] = {}
+        with self.database.read() as connection:
+            known = connection.execute(select(channel.c.id)).first() is not None
+        if not known:
+            new = channels.NewChannel(name="hook", url="https://example.org/hook")
+            self.database.write(lambda connection: channels.create(connection, new, NOW))
+
+    def send(
+        self, values: dict[str, Sequence[float]], steps: Sequence[int], *, name: str = "r", rank: int = 0, now: float = NOW,
+        events: Sequence[Event] = (), attempt: int = 1, sent: float | None = None,
+    ) -> None:  # fmt: skip
+        ident = f"{name}-{attempt}-{rank}"
+        self.seq[ident] = self.seq.get(ident, 0) + 1
+        times = [now + 0.1 * step for step in steps]
+        groups = [Group(list(steps), times, times, {key: list(column) for key, column in values.items()})] if steps else []
+        made = Frame(
+            project="p",
+            run=name,
+            source=ident,
+            attempt=attempt,
+            rank=rank,
+            seq=self.seq[ident],
+            groups=groups,
+            events=list(events),
+            sent=sent,
+        )
+        self.database.write(lambda connection: self.store.append(connection, [made], now))
+
+    def engine(self, **options: object) -> Engine:
+        return Engine(self.database, self.store, **options)  # type: ignore[arg-type]
+
+    def rows(self, table: object) -> list:
+        with self.database.read() as connection:
+            return list(connection.execute(select(table)).mappings())  # type: ignore[call-overload]

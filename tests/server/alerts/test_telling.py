@@ -1,0 +1,202 @@
+"""What receivers are told of an alert over its whole life: that it fires, that it is over, that it fires again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import pytest
+from judging import START, frame
+from sqlalchemy import insert, select
+
+from perfagent_server.alerts import channels, rows
+from perfagent_server.alerts.outbox import Outbox
+from perfagent_server.database import open_database
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.security.outbound import Guard, Reply
+from perfagent_server.settings import Settings
+from perfagent_server.store.tables import alert, delivery, run
+
+NAN = math.nan
+
+
+class Told:
+    """A run that is judged, and its alerts as rows and deliveries; time is moved by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self.database = open_database(Settings(data=folder))
+        self.evaluator, self.now = Evaluator("r"), START
+        values = {"id": "r", "project": "p", "name": "gpt", "state": "running", "started": START, "updated": START}
+        self.database.write(lambda connection: connection.execute(insert(run).values(**values)) and None)
+        new = channels.NewChannel(name="hook", url="https://example.org/hook")
+        self.database.write(lambda connection: channels.create(connection, new, START))
+
+    def judge(self, steps: Sequence[int], *, after_s: float = 1.0, **series: Sequence[float]) -> None:
+        self.now += after_s
+        values = {name.replace("__", "/"): values for name, values in series.items()}
+        made = frame(values, steps, ident=self.evaluator.upto + 1, received=self.now)
+        changes = [("r", change) for change in self.evaluator.take(made)]
+        self.database.write(lambda connection: rows.apply(connection, changes, self.now, "http://here/run/{}".format))
+
+    def mute(self, ident: str, lasts_s: float | None) -> None:
+        until = None if lasts_s is None else self.now + lasts_s
+        self.database.write(lambda connection: rows.mute(connection, ident, until, self.now))
+
+    def alerts(self) -> list[tuple[str, str, int]]:
+        with self.database.read() as connection:
+            found = connection.execute(select(alert).order_by(alert.c.fired, alert.c.id)).mappings()
+            return [(row["rule"], row["state"], row["since_step"]) for row in found]
+
+    def id(self) -> str:
+        with self.database.read() as connection:
+            return str(connection.execute(select(alert.c.id)).scalar_one())
+
+    def deliveries(self) -> list:
+        with self.database.read() as connection:
+            return list(connection.execute(select(delivery).order_by(delivery.c.created)).mappings())
+
+    def due(self) -> list[tuple[str, float]]:
+        """Events, and after how many seconds from now they are sent."""
+        return [(row["event"].removeprefix("alert."), row["due"] - self.now) for row in self.deliveries()]
+
+
+@pytest.fixture
+def told(tmp_path: Path) -> Iterator[Told]:
+    made = Told(tmp_path)
+    yield made
+    made.database.close()
+
+
+def heal(told: Told, first: int) -> None:
+    told.judge(range(first, first + 60), loss=[2.0] * 60)
+
+
+def test_an_alert_that_opens_again_for_good_is_told_again(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    heal(told, 3)
+    told.judge([63], loss=[NAN])
+    assert told.due()[2] == ("firing", rows.SETTLED_S)
+    for step in range(64, 200):
+        told.judge([step], loss=[NAN])
+    sent = told.deliveries()
+    assert [row["event"] for row in sent] == ["alert.firing", "alert.resolved", "alert.firing"]
+    assert (len({row["alert"] for row in sent}), len({row["id"] for row in sent})) == (1, 3)
+    assert b"in step 63" in sent[2]["body"]
+    assert told.alerts() == [("nonfinite_loss", "firing", 63)]
+    heal(told, 200)
+    assert [row["event"] for row in told.deliveries()][3:] == ["alert.resolved"]
+
+
+def test_an_alert_that_opens_again_for_a_moment_is_told_once(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    for first in (3, 64, 125):
+        heal(told, first)
+        told.judge([first + 60], loss=[NAN])
+    heal(told, 186)
+    assert [event for event, _ in told.due()] == ["firing", "resolved"]
+
+
+def test_judging_the_same_again_after_a_kill_tells_nothing_twice(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    heal(told, 3)
+    saved, at = told.evaluator.snapshot(), told.now
+    for _ in range(2):
+        told.evaluator, told.now = Evaluator.restore(saved), at
+        told.judge([63], loss=[NAN])
+    assert [event for event, _ in told.due()] == ["firing", "resolved", "firing"]
+
+
+def test_firing_again_is_not_sent_before_resolved_has_arrived(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    heal(told, 3)
+    told.judge([63], loss=[NAN])
+    sent: list[str] = []
+    failures = [500, 500]
+
+    def send(guard: Guard, url: str, body: bytes, headers: dict[str, str]) -> Reply:
+        sent.append("firing" if b'"alert.firing"' in body else "resolved")
+        return Reply(failures.pop() if failures else 200, {})
+
+    outbox = Outbox(told.database, clock=lambda: told.now, send=send)
+    launched: list = []
+    outbox._launch = launched.append  # type: ignore[method-assign]
+    told.now += 2 * rows.SETTLED_S
+    while any(row["state"] == "waiting" for row in told.deliveries()):
+        outbox._schedule()
+        assert len(launched) <= 1, "one of them at a time"
+        if launched:
+            outbox._deliver(launched.pop())
+        told.now += 10
+    assert sent == ["firing", "firing", "firing", "resolved", "firing"]
+
+
+def test_gradients_that_fail_alone_after_they_were_grouped_have_an_alert_of_their_own(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN], grad__norm=[1.0, NAN])
+    told.judge(range(3, 63), loss=[2.0] * 60, grad__norm=[1.0] * 60)
+    told.judge([63], loss=[2.0], grad__norm=[NAN])
+    assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "firing", 63)]
+    told.judge(range(64, 164), loss=[2.0] * 100, grad__norm=[1.0] * 100)
+    assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_gradient", "resolved", 63)]
+    assert [event for event, _ in told.due()] == ["firing", "resolved"] * 2
+
+
+def test_loss_and_gradients_that_fail_again_together_are_one_alert_again(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN], grad__norm=[1.0, NAN])
+    told.judge(range(3, 63), loss=[2.0] * 60, grad__norm=[1.0] * 60)
+    told.judge([63], loss=[NAN], grad__norm=[NAN])
+    assert told.alerts() == [("nonfinite_loss", "firing", 63)]
+    told.judge(range(64, 164), loss=[2.0] * 100, grad__norm=[1.0] * 100)
+    assert told.alerts() == [("nonfinite_loss", "resolved", 63)]
+
+
+def test_gradients_seen_before_the_loss_that_fails_again_are_the_same_alert(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN], grad__norm=[1.0, NAN])
+    told.judge(range(3, 63), loss=[2.0] * 60, grad__norm=[1.0] * 60)
+    told.judge([63], grad__norm=[NAN])
+    told.judge([63], loss=[NAN])
+    assert told.alerts() == [("nonfinite_loss", "resolved", 2), ("nonfinite_loss", "firing", 63)]
+    told.judge(range(64, 164), loss=[2.0] * 100, grad__norm=[1.0] * 100)
+    assert [state for _, state, _ in told.alerts()] == ["resolved", "resolved"]
+    assert [event for event, _ in told.due()] == ["firing", "resolved"] * 2
+
+
+def test_an_alert_that_begins_in_a_mute_is_told_when_that_ends(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    told.mute(told.id(), 3600.0)
+    heal(told, 3)
+    assert told.due()[1] == ("resolved", 0.0), "who was told that it fires is told that it is over"
+    told.judge([9000], loss=[NAN], after_s=1799.0)  # after the cool-down: another alert of the same rule
+    assert told.due()[2:] == [("firing", 1800.0)]
+    told.mute(told.deliveries()[2]["alert"], 7200.0)
+    assert told.due()[2:] == [("firing", 7200.0)]
+    told.mute(told.deliveries()[2]["alert"], 600.0)
+    assert told.due()[2:] == [("firing", 1800.0)], "the first alert's mute is still on"
+
+
+def test_an_alert_that_begins_and_ends_in_a_mute_is_never_told(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    told.mute(told.id(), 3600.0)
+    heal(told, 3)
+    told.judge([9000], loss=[NAN], after_s=1800.0)
+    heal(told, 9001)
+    assert [state for _, state, _ in told.alerts()] == ["resolved", "resolved"]
+    assert [event for event, _ in told.due()] == ["firing", "resolved"]
+
+
+def test_what_waits_for_the_end_of_a_mute_is_told_as_it_is_by_then(told: Told) -> None:
+    told.judge([1, 2], loss=[2.0, NAN])
+    told.mute(told.id(), 3600.0)
+    heal(told, 3)
+    slow = {"step_time_s": [0.1] * 60}
+    told.judge(range(100, 160), phase__data_s=[0.011] * 60, **slow)
+    ident = told.deliveries()[-1]["alert"]
+    told.database.write(lambda connection: connection.execute(delivery.delete().where(delivery.c.alert == ident)) and None)
+    told.mute(ident, 3600.0)
+    told.judge(range(160, 220), phase__data_s=[0.09] * 60, **slow)
+    [row] = [row for row in told.deliveries() if row["alert"] == ident]
+    told.judge(range(220, 280), phase__data_s=[0.05] * 60, after_s=61.0, **slow)
+    [newer] = [row for row in told.deliveries() if row["alert"] == ident]
+    assert (newer["id"], newer["tries"]) == (row["id"], 0)
+    assert newer["due"] > told.now
+    assert newer["body"] != row["body"]

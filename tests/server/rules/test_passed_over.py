@@ -1,0 +1,236 @@
+"""What no rule can judge and no table can hold costs itself, and nothing else: not the run, not the other runs, not a restart."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import ClassVar
+
+import pytest
+from engine_bench import NOW, Bench, Clock
+
+from perfagent.wire import Event, Finding
+from perfagent_server.alerts.life import Life
+from perfagent_server.database import StorageError
+from perfagent_server.rules import engine as engine_module
+from perfagent_server.rules.catalogue import RULES
+from perfagent_server.rules.engine import Engine
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.rules.window import Window
+from perfagent_server.store.tables import alert, cursor, delivery, rule_state
+from perfagent_server.timestamps import rfc3339
+
+POISON = 13
+
+
+@pytest.fixture
+def bench(tmp_path: Path) -> Iterator[Bench]:
+    made = Bench(tmp_path)
+    yield made
+    made.database.close()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fragile:
+    """A rule with a fault: it raises at one step."""
+
+    id: ClassVar[str] = "fragile"
+    on: ClassVar[tuple[str, ...]] = ("loss",)
+    urgent: ClassVar[str] = ""
+    life: ClassVar[Life] = Life()
+
+    def judge(self, window: Window) -> Finding | None:
+        if window.at == POISON:
+            raise ZeroDivisionError("a spread of zero")
+        return None
+
+
+@pytest.fixture
+def poisoned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Frames with the step POISON cannot be judged at all: half of them is taken in when it raises."""
+    take = Window.take
+
+    def fails(self: Window, rank: int, groups: list) -> list[str]:
+        ready = take(self, rank, groups)
+        if any(POISON in group.steps() for group in groups):
+            raise OverflowError("a frame nobody foresaw")
+        return ready
+
+    monkeypatch.setattr(Window, "take", fails)
+
+
+def _told(bench: Bench) -> list[tuple[str, str, int]]:
+    return sorted((row["run"], row["rule"], row["since_step"]) for row in bench.rows(alert))
+
+
+def test_a_rule_that_raises_is_left_out_at_that_step_and_the_others_go_on(bench: Bench) -> None:
+    engine = bench.engine(rules=(*RULES, Fragile()))
+    bench.send({"loss": [2.0] * 15 + [math.nan]}, range(1, 17))
+    assert engine.run_once() == 1
+    assert _told(bench) == [("r", "nonfinite_loss", 16)]
+    assert (engine.counters["passed_over"], engine.counters["failures"]) == (1, 0)
+
+
+def test_a_rule_that_raises_is_heard_of_in_tests_and_backtests() -> None:
+    bench_of_its_own = Evaluator("r", rules=(Fragile(),))
+    bench_of_its_own.window.at = POISON
+    with pytest.raises(ZeroDivisionError):
+        bench_of_its_own._judge(Fragile())
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_a_frame_that_cannot_be_judged_is_passed_over_and_stops_neither_its_run_nor_another(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0] * 10}, range(1, 11), name="a")
+    engine.run_once()
+    with caplog.at_level(logging.ERROR, "perfagent.server"):
+        for _ in range(3):
+            bench.send({"loss": [2.0]}, [POISON], name="a")
+            bench.send({"loss": [2.0, math.nan]}, [1, 2], name="b")
+        bench.send({"loss": [2.0, math.nan]}, [14, 15], name="a")
+        engine.run_once()
+        engine.run_once()
+    assert _told(bench) == [("a", "nonfinite_loss", 15), ("b", "nonfinite_loss", 2)]
+    assert engine.counters["passed_over"] == 3
+    assert [record.getMessage() for record in caplog.records] == [
+        "a frame of run a is passed over, and so is what fails in this way later"
+    ]
+    assert engine._judges["a"].window.tracks["loss"].steps == [*range(1, 11), 14, 15]
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_what_was_passed_over_is_behind_the_cursor_and_costs_a_restarted_server_nothing(bench: Bench) -> None:
+    engine = bench.engine()
+    bench.send({"loss": [2.0, math.nan]}, [1, 2])
+    bench.send({"loss": [2.0]}, [POISON])
+    engine.run_once()
+    engine.checkpoint()
+    assert bench.rows(cursor)[0]["tail_id"] == 2
+    again = bench.engine()
+    bench.send({"loss": [2.0, math.nan]}, [1, 2], name="other")
+    assert again.run_once() == 1
+    assert again.counters["passed_over"] == 0
+    assert [row["event"] for row in bench.rows(delivery)] == ["alert.firing"] * 2
+
+
+@pytest.mark.usefixtures("poisoned")
+def test_servers_that_die_with_a_poisonous_frame_in_the_tail_still_tell_everything_once(bench: Bench) -> None:
+    for step in (1, 2, POISON, 14, POISON, 15):
+        bench.send({"loss": [math.nan if step == 14 else 2.0]}, [step])
+        bench.send({"loss": [math.nan if step == 15 else 2.0]}, [step], name="other")
+        bench.engine().run_once()  # and never a checkpoint: it is killed
+    assert _told(bench) == [("other", "nonfinite_loss", 15), ("r", "nonfinite_loss", 14)]
+    assert len(bench.rows(delivery)) == 2
+
+
+def test_a_step_that_waits_for_a_rank_and_cannot_be_judged_is_passed_over(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock(NOW)
+    engine = bench.engine(clock=clock)
+    bench.send({"loss": [2.0]}, [1], events=[Event(kind="state", time=NOW, data={"state": "running", "world_size": 2})])
+    engine.run_once()
+    monkeypatch.setattr(Evaluator, "tick", lambda self, now: 1 / 0)
+    clock.at += 10
+    bench.send({"loss": [math.nan]}, [1], name="other")
+    engine.run_once()
+    assert _told(bench) == [("other", "nonfinite_loss", 1)]
+    assert engine.counters["passed_over"] >= 1
+
+
+def test_an_alert_that_no_table_takes_costs_no_other_alert(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    apply = engine_module.rows.apply
+
+    def picky(connection, changes, now, link):  # type: ignore[no-untyped-def]
+        if any(change.finding.rule == "nonfinite_gradient" and run == "a" for run, change in changes):
+            raise OverflowError("Python int too large to convert to SQLite INTEGER")
+        return apply(connection, changes, now, link)
+
+    monkeypatch.setattr(engine_module.rows, "apply", picky)
+    engine = bench.engine()
+    bench.send({"grad/norm": [math.nan]}, [1], name="a")
+    bench.send({"loss": [2.0, math.nan]}, [1, 2], name="b")
+    bench.send({}, [], name="a", events=[Event(kind="state", time=NOW, step=1, data={"state": "failed"})])
+    with pytest.raises(OverflowError):
+        engine.run_once()
+    engine.run_once()
+    assert [(run, rule) for run, rule, _ in _told(bench)] == [("a", "process_crash"), ("b", "nonfinite_loss")]
+    assert engine.counters["passed_over"] == 1
+    assert {row["run"] for row in bench.rows(rule_state)} == {"a", "b"}
+    assert engine.run_once() == 0
+
+
+def test_nothing_is_passed_over_while_the_database_cannot_be_written(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise StorageError("the disk is full")
+
+    engine = bench.engine()
+    bench.send({"loss": [2.0, math.nan]}, [1, 2])
+    with monkeypatch.context() as patch:
+        patch.setattr(engine_module.rows, "apply", full)
+        for _ in range(3):
+            with pytest.raises(StorageError):
+                engine.run_once()
+    engine.run_once()
+    assert _told(bench) == [("r", "nonfinite_loss", 2)]
+    assert engine.counters["passed_over"] == 0
+
+
+def test_a_snapshot_that_cannot_be_read_costs_its_run_the_past_and_no_more(bench: Bench) -> None:
+    engine = bench.engine()
+    for name in ("a", "b"):
+        bench.send({"loss": [2.0]}, [1], name=name)
+    engine.run_once()
+    engine.checkpoint()
+    broken = rule_state.update().where(rule_state.c.run == "a").values(state=b"\xc1")
+    bench.database.write(lambda connection: connection.execute(broken))
+    again = bench.engine()
+    for name in ("a", "b"):
+        bench.send({"loss": [math.nan]}, [2], name=name)
+    again.run_once()
+    assert [run for run, _, _ in _told(bench)] == ["a", "b"]
+
+
+# --- what senders may say -----------------------------------------------------------------------------------------------------
+
+
+def _odd(bench: Bench, event: Event) -> Engine:
+    engine = bench.engine()
+    bench.send({"loss": [2.0] * 7}, range(1, 8), events=[event], now=NOW)
+    engine.run_once()
+    assert engine.counters["passed_over"] == engine.counters["failures"] == 0
+    return engine
+
+
+@pytest.mark.parametrize("since", [2**63, 2**64 - 1, -1, True, 7.5, None])
+def test_a_finding_since_a_step_that_is_none_is_since_the_step_of_its_event(bench: Bench, since: object) -> None:
+    data = {"rule": "hang", "severity": "critical", "message": "m", "since_step": since, "ranks": [2**64 - 1, 0]}
+    _odd(bench, Event(kind="finding", time=NOW, step=5, data=data))
+    [row] = bench.rows(alert)
+    assert (row["rule"], row["since_step"], row["ranks"]) == ("hang", 5, "[0]")
+
+
+@pytest.mark.parametrize("time", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("kind", ["finding", "alert"])
+def test_an_event_whose_clock_says_nothing_is_of_when_it_came(bench: Bench, kind: str, time: float) -> None:
+    data = {"rule": "hang", "severity": "critical", "message": "m", "title": "t", "gain_pct": math.nan}
+    _odd(bench, Event(kind=kind, time=time, step=5, data=data))
+    [row] = bench.rows(alert)
+    assert (row["since"], row["gain_pct"]) == (NOW, None)
+
+
+@pytest.mark.parametrize("time", [math.inf, -math.inf, math.nan])
+def test_utilization_of_no_moment_is_left_out(time: float) -> None:
+    window = Window("r")
+    window._note_busy([50.0, 60.0], [NOW, time])
+    assert window.busy == [[NOW, 50.0, 1, 0.0]]
+
+
+def test_a_time_that_is_no_number_has_a_text() -> None:
+    assert rfc3339(math.nan) == "1970-01-01T00:00:00.000Z"
+    assert rfc3339(math.inf) == "9999-12-31T23:59:59.000Z"
