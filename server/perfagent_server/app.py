@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from fastapi import APIRouter, FastAPI, Request
+from fastapi import APIRouter, Depends, FastAPI, Request
 from fastapi.routing import APIRoute
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.middleware.gzip import GZipMiddleware
@@ -29,6 +29,7 @@ from perfagent_server.routes import (
     keys,
     live,
     log,
+    parameters,
     profiles,
     rules,
     runs,
@@ -72,7 +73,9 @@ def create_app(settings: Settings, *, dashboard: bool = True, services: Services
     )  # fmt: skip
     problems.install(app)
     for module in _API:
-        app.include_router(module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]])
+        # What agents send a thousand times a second has no query.
+        checks = [] if module is ingest else [Depends(parameters.only_known)]
+        app.include_router(module.router, prefix="/api/v1", tags=[module.__name__.rpartition(".")[2]], dependencies=checks)
     app.include_router(health.router, tags=["health"])
     app.include_router(live.router)
     app.include_router(session.pages)

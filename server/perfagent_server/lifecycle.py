@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -24,17 +24,23 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 from perfagent.errors import WireError
 from perfagent.wire import STATES, Event, Frame, to_json
 from perfagent_server.store.prepared import Prepared
+from perfagent_server.store.starts import UNDECIDED, Starts, whole
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources
 
-__all__ = ["ENDED", "FAILED", "FRESH_S", "JSON_SOURCE", "Seen", "Silent", "load_sources", "mark_lost", "record", "silent_sources"]
+__all__ = [
+    "ENDED", "FAILED", "FRESH_S", "JSON_SOURCE", "SET_BY_PEOPLE", "Seen", "Silent", "load_runs", "load_sources", "mark_lost",
+    "record", "set_by_people", "silent_sources",
+]
 
 FAILED = ("failed", "oom", "killed", "preempted")
 ENDED = ("finished", *FAILED)
 FRESH_S = 120.0
 JSON_SOURCE = "http-"
 """How the sources begin that this server keeps for programs without an agent (POST /log): they send when they have something."""
+SET_BY_PEOPLE = "_set_by_people"
+"""In a run's `meta`, shown to nobody: what of `name` and `tags` a person has set, which no job changes from then on."""
 _FIRST = struct.Struct("<d")
 _SKEW_S = 60.0
 """A clock is off when it differs from ours by more; less may be the time that the first frame took to come."""
@@ -58,12 +64,14 @@ _OWN_COLUMN = {
     "reason",
     "traceback",
     "exception",
+    SET_BY_PEOPLE,
 }
 
 
 @dataclass(slots=True)
 class Seen:
-    """A frame and what its rows say. step: the last completed step in it, None if it tells of none."""
+    """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those of
+    samplers; None if it tells of none."""
 
     frame: Frame
     step: int | None
@@ -118,10 +126,6 @@ _NEW_RUN = (*_RUN_ROW, "tags", "notes", "config", "meta")
 _load_source = Prepared(select(*(sources.c[name] for name in _SOURCE_ROW)).where(sources.c.id == bindparam("_id")))
 _new_run = Prepared(insert(runs), _NEW_RUN)
 _new_source = Prepared(insert(sources), _SOURCE_ROW)
-_new_attempt = Prepared(insert(attempts), ("run", "attempt", "start_step", "started"))
-_load_attempt = Prepared(
-    select(attempts.c.start_step).where(attempts.c.run == bindparam("run"), attempts.c.attempt == bindparam("attempt"))
-)
 _begin_attempt = Prepared(
     update(attempts)
     .where(
@@ -152,12 +156,25 @@ def load_sources(connection: Connection, ids: Iterable[str]) -> dict[str, dict[s
     return {row[0]: dict(zip(_SOURCE_ROW, row, strict=True)) for row in rows if row is not None}
 
 
-def record(connection: Connection, seen: Sequence[Seen], known: dict[str, dict[str, Any]], now: float) -> None:
-    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known: from load_sources()."""
+def load_runs(connection: Connection, ids: Iterable[str]) -> dict[str, dict[str, Any]]:
+    """The rows of these runs as far as they exist."""
+    rows = _load_run.each(connection, [{"_id": run} for run in ids])
+    return {row[0]: dict(zip(_RUN_ROW, row, strict=True)) for row in rows if row is not None}
+
+
+def record(
+    connection: Connection,
+    seen: Sequence[Seen],
+    known_sources: dict[str, dict[str, Any]],
+    known_runs: dict[str, dict[str, Any]],
+    starts: Starts,
+    now: float,
+) -> None:
+    """Creates and updates the rows of the runs, attempts and sources of these fresh frames. known_sources, known_runs: from
+    load_sources() and load_runs()."""
     if not seen:
         return
-    rows = _load_run.each(connection, [{"_id": run} for run in {item.frame.run for item in seen}])
-    book = _Book(connection, {row[0]: dict(zip(_RUN_ROW, row, strict=True)) for row in rows if row is not None}, known, now)
+    book = _Book(connection, known_runs, known_sources, starts, now)
     for item in seen:
         book.enter(item)
     book.close()
@@ -167,9 +184,14 @@ class _Book:
     """The rows in the hands of one transaction: read once, changed in memory, written once."""
 
     def __init__(
-        self, connection: Connection, run_rows: dict[str, dict[str, Any]], source_rows: dict[str, dict[str, Any]], now: float
+        self,
+        connection: Connection,
+        run_rows: dict[str, dict[str, Any]],
+        source_rows: dict[str, dict[str, Any]],
+        starts: Starts,
+        now: float,
     ) -> None:
-        self.connection, self.runs, self.sources, self.now = connection, run_rows, source_rows, now
+        self.connection, self.runs, self.sources, self.starts, self.now = connection, run_rows, source_rows, starts, now
         self.touched_sources: dict[str, None] = {}
         self.changed_sources: dict[str, None] = {}
         self.new_sources: list[dict[str, Any]] = []
@@ -183,7 +205,7 @@ class _Book:
         run = self._run(frame)
         source = self.sources.get(frame.source)
         if source is None:
-            source = self._source(frame, run, item, states)
+            source = self._source(frame, run, states)
         elif source["state"] == "lost" and self._is_fresh(frame, source):
             source["state"] = "running" if source["step"] or item.step is not None else "starting"
             self._changed(source)
@@ -195,6 +217,8 @@ class _Book:
         for event in frame.events:
             if event.kind == "context":
                 self._describe(run, frame, event.data)
+        if item.first_step is not None and not frame.source.startswith(JSON_SOURCE):
+            self.starts.has_row(self.connection, frame.run, frame.attempt, item.first_step)
         step = max([item.step or 0, *(event.step or 0 for event in states)])
         if step > source["step"]:
             source["step"] = step
@@ -249,8 +273,8 @@ class _Book:
             self.judge[frame.run] = None
         return run
 
-    def _source(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> dict[str, Any]:
-        self._attempt(frame, run, item, states)
+    def _source(self, frame: Frame, run: dict[str, Any], states: Sequence[Event]) -> dict[str, Any]:
+        self._attempt(frame, run, states)
         sent = frame.sent if frame.sent is not None and math.isfinite(frame.sent) else self.now
         source = {
             "id": frame.source,
@@ -274,18 +298,23 @@ class _Book:
         self.judge[frame.run] = None
         return source
 
-    def _attempt(self, frame: Frame, run: dict[str, Any], item: Seen, states: Sequence[Event]) -> None:
-        start = next((_whole(event.data.get("start_step")) for event in states if "start_step" in event.data), None)
-        key = {"run": frame.run, "attempt": frame.attempt}
-        if not _load_attempt.all(self.connection, key):
-            # Without word from the agent an attempt is taken to start at the first step that arrives: nothing is cut too early.
-            begin = start if start is not None else item.first_step or 0
-            _new_attempt.many(self.connection, [{**key, "start_step": begin, "started": self.now}])
-            run["attempts"] += 1
-            if frame.attempt > run["attempt"]:
-                run.update(attempt=frame.attempt, step=max(begin - 1, 0), ended=None, reason="")
-            self.changed_runs[run["id"]] = None
-            self.judge[run["id"]] = None
+    def _attempt(self, frame: Frame, run: dict[str, Any], states: Sequence[Event]) -> None:
+        if self.starts.exists(self.connection, frame.run, frame.attempt):
+            return
+        self.starts.begin(self.connection, frame.run, frame.attempt, UNDECIDED, self.now)
+        run["attempts"] += 1
+        if frame.attempt > run["attempt"]:
+            run.update(attempt=frame.attempt, step=0, ended=None, reason="")
+        told = next((start for event in states if (start := whole(event.data.get("start_step"))) is not None), None)
+        if told is not None:
+            self._told_start(run, frame, told)
+        self.changed_runs[run["id"]] = None
+        self.judge[run["id"]] = None
+
+    def _told_start(self, run: dict[str, Any], frame: Frame, start: int) -> None:
+        taken = self.starts.tell(self.connection, frame.run, frame.attempt, frame.rank, start)
+        if taken and frame.attempt == run["attempt"]:
+            run["step"] = max(run["step"], start - 1)
 
     def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
         """A run, an attempt and a source began with the earliest thing that is told of them, in whatever order frames come."""
@@ -312,7 +341,7 @@ class _Book:
         source["heartbeat"] = data.get("heartbeat") is not False
         if isinstance(data.get("host"), str):
             source["host"] = data["host"][:256]
-        if (pid := _whole(data.get("pid"))) is not None:
+        if (pid := whole(data.get("pid"))) is not None:
             source["pid"] = pid
         if state == "starting" or "config" in data:  # the agent says more when a later attach() or init() adds to the run
             self._describe(run, frame, data)
@@ -328,36 +357,40 @@ class _Book:
     def _describe(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
         """What the user and the agent said about the run at its start; rank 0 says it, others only what is still missing."""
         first = frame.rank == 0
-        start = _whole(data.get("start_step"))
+        start = whole(data.get("start_step"))
         if start is not None:
-            key = (attempts.c.run == frame.run) & (attempts.c.attempt == frame.attempt)
-            self.connection.execute(update(attempts).where(key).values(start_step=start))
-            if frame.attempt == run["attempt"]:
-                run["step"] = max(run["step"], start - 1)
+            self._told_start(run, frame, start)
         if frame.attempt != run["attempt"] or not (first or run["host"] is None):
             return
-        name = data.get("name") or frame.name
-        if isinstance(name, str) and name and run["attempts"] <= 1:  # a later attempt keeps what the run is called by now
-            run["name"] = name[:256]
         run["project"] = frame.project
         if "world_size" in data:
-            run["world_size"] = max(_whole(data["world_size"]) or 1, 1)
+            run["world_size"] = max(whole(data["world_size"]) or 1, 1)
         if data.get("group"):
             run["group_name"] = str(data["group"])[:256]
         if data.get("host"):
             run["host"] = str(data["host"])[:256]
         self.changed_runs[run["id"]] = None
+        self._add_to_description(run, frame, data)
+
+    def _add_to_description(self, run: dict[str, Any], frame: Frame, data: dict[str, Any]) -> None:
+        """Adds to what the run has already, and leaves alone what a person has set since."""
         columns = select(runs.c.tags, runs.c.notes, runs.c.config, runs.c.meta)
         before = self.connection.execute(columns.where(runs.c.id == run["id"])).one()
+        known = json.loads(before.meta)
+        by_people = known.pop(SET_BY_PEOPLE, [])
+        name = data.get("name") or frame.name
+        # A later attempt keeps what the run is called by now.
+        if isinstance(name, str) and name and run["attempts"] <= 1 and "name" not in by_people:
+            run["name"] = name[:256]
         tags, config = data.get("tags"), data.get("config")
-        said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) else []
+        said = [str(tag)[:256] for tag in tags] if isinstance(tags, (list, tuple)) and "tags" not in by_people else []
         meta = {key: value for key, value in data.items() if key not in _OWN_COLUMN}
         described = {
             "_id": run["id"],
             "tags": _json(list(dict.fromkeys([*json.loads(before.tags), *said]))[:100]),
             "notes": before.notes or str(data.get("notes") or "")[:_NOTES_CHARACTERS],  # what people wrote since stays
             "config": _json(json.loads(before.config) | (config if isinstance(config, dict) else {})),
-            "meta": _json(json.loads(before.meta) | meta),
+            "meta": set_by_people(_json(known | meta), by_people),
         }
         _describe_run.many(self.connection, [described])
 
@@ -461,11 +494,12 @@ def _our_time(time: float, clock_offset_s: float | None) -> float:
     return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
 
 
-def _whole(value: object) -> int | None:
-    """A whole number that fits the tables, or None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= 2**53 else None
+def set_by_people(meta: str, fields: Collection[str]) -> str:
+    """A run's `meta` with the note that a person has set these of its fields, besides those that it notes already."""
+    if not fields:
+        return meta
+    found = json.loads(meta)
+    return json.dumps({**found, SET_BY_PEOPLE: sorted({*found.get(SET_BY_PEOPLE, []), *fields})})
 
 
 def _json(value: Any) -> str:

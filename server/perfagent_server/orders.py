@@ -92,8 +92,9 @@ def _value(name: str, parameter: Parameter, value: Any) -> Any:
         if not isinstance(value, bool):
             raise WireError(f"{name} is {value!r:.80}; true or false is needed")
         return value
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or (parameter.kind is int and value != int(value)) or not parameter.low <= value <= parameter.high:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool)
+    # The range first: what is within it is finite.
+    if not number or not parameter.low <= value <= parameter.high or (parameter.kind is int and value != int(value)):
         whole = "a whole number" if parameter.kind is int else "a number"
         raise WireError(f"{name} is {value!r:.80}; {whole} from {parameter.low:g} to {parameter.high:g} is needed")
     return parameter.kind(value)

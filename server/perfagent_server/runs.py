@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import msgspec
-from sqlalchemy import Connection, and_, func, or_, select, update
+from sqlalchemy import JSON, Connection, and_, cast, func, or_, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from perfagent.errors import WireError
 from perfagent.wire import RunSummary
 from perfagent_server.database import Database
+from perfagent_server.lifecycle import JSON_SOURCE, SET_BY_PEOPLE, set_by_people
 from perfagent_server.store.tables import event, run, source
 from perfagent_server.timestamps import rfc3339
 
@@ -50,7 +51,7 @@ class Runs:
             if wanted is not None:
                 query = query.where(column == wanted)
         if tag is not None:
-            query = query.where(_has_tag(tag))
+            query = query.where(_has_tag(tag, self._database.engine.dialect.name))
         if cursor is not None:
             started, identifier = _parse_cursor(cursor)
             query = query.where(or_(run.c.started < started, and_(run.c.started == started, run.c.id < identifier)))
@@ -99,6 +100,15 @@ class Runs:
         with self._database.read() as connection:
             return int(connection.execute(query).scalar() or 0)
 
+    def awaits_rank(self, identifier: str, attempt: int, rank: int) -> bool:
+        """Whether a run of programs without an agent goes on, and this rank was not heard yet."""
+        sources = select(source.c.id, source.c.rank).where(source.c.run == identifier, source.c.attempt == attempt)
+        with self._database.read() as connection:
+            state = connection.execute(select(run.c.state).where(run.c.id == identifier)).scalar()
+            heard = connection.execute(sources).all()
+        others = all(row.id.startswith(JSON_SOURCE) and row.rank != rank for row in heard)
+        return others and state in ("starting", "running", "stuck")
+
     def events(
         self, identifier: str, *, kind: str | None = None, rank: int | None = None, limit: int = 100, before: int | None = None
     ) -> list[EventRow]:
@@ -128,6 +138,9 @@ class Runs:
             values["name"] = name
         if tags is not None:
             values["tags"] = json.dumps(tags)
+        if values:  # the job must not undo it: what else it says of its run comes for hours
+            meta = connection.execute(select(run.c.meta).where(run.c.id == identifier)).scalar()
+            values["meta"] = set_by_people(meta or "{}", list(values))
         if notes is not None:
             values["notes"] = notes
         if values:
@@ -140,6 +153,7 @@ _LONG = ("packages", "environment")
 def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
     """brief: without what is long and read of one run at a time."""
     meta = json.loads(row["meta"])
+    meta.pop(SET_BY_PEOPLE, None)
     if brief:
         meta = {name: value for name, value in meta.items() if name not in _LONG}
     return RunSummary(
@@ -150,10 +164,13 @@ def _summary(row: Mapping[Any, Any], *, brief: bool = False) -> RunSummary:
     )  # fmt: skip
 
 
-def _has_tag(tag: str) -> ColumnElement[bool]:
-    # Tags are a JSON list in text. A quoted tag stands in it as a whole only where it is an item: quotes inside are escaped.
-    spellings = {json.dumps(tag), json.dumps(tag, ensure_ascii=False)}
-    return or_(*(run.c.tags.contains(spelling, autoescape=True) for spelling in sorted(spellings)))
+def _has_tag(tag: str, dialect: str) -> ColumnElement[bool]:
+    """Tags are a JSON list in text."""
+    if dialect == "postgresql":
+        items = func.json_array_elements_text(cast(run.c.tags, JSON)).table_valued("value")
+    else:
+        items = func.json_each(run.c.tags).table_valued("value")
+    return select(items.c.value).where(items.c.value == tag).exists()
 
 
 def _cursor(row: Mapping[Any, Any]) -> str:

@@ -7,8 +7,10 @@ are RFC 3339 UTC; sample times are Unix seconds.
 
 from __future__ import annotations
 
+import base64
 import math
 from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import datetime
 from typing import Any, Literal, get_args
 
 import msgspec
@@ -171,7 +173,8 @@ def healthy(message: str = "Nothing holds this run back.") -> Finding:
 
 
 def plain(value: Any) -> Any:
-    """The value with dataclasses as dicts and non-finite floats as strings, ready for any JSON encoder."""
+    """The value with dataclasses as dicts and non-finite floats as strings, ready for any JSON encoder. What MessagePack has
+    and JSON has not becomes text: bytes in base64, moments in ISO 8601."""
     if isinstance(value, float):
         return value if math.isfinite(value) else _spell(value)
     if isinstance(value, (str, int, bool)) or value is None:
@@ -182,7 +185,13 @@ def plain(value: Any) -> Any:
         return {str(key): plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
         return [plain(item) for item in value]
-    raise WireError(f"{type(value).__name__} has no form in JSON; numbers, text, lists, dicts and dataclasses have")
+    if isinstance(value, (bytes, bytearray, memoryview)):
+        return base64.b64encode(value).decode()
+    if isinstance(value, msgspec.msgpack.Ext):
+        return plain(value.data)
+    if isinstance(value, datetime):
+        return value.isoformat()
+    raise WireError(f"{type(value).__name__} has no form in JSON; numbers, text, bytes, lists, dicts and dataclasses have")
 
 
 def to_json(value: Any) -> bytes:

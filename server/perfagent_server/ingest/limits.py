@@ -1,7 +1,7 @@
 """What a frame may contain: identities that can stand in an address, names, steps, and how many names a run may have.
 
-A frame with a bad identity is refused as a whole (WireError). Samples with a bad name or step are left out by name and
-counted, the rest of the frame is stored: one odd metric must not cost the others.
+A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad name or
+step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
 """
 
 from __future__ import annotations
@@ -22,11 +22,14 @@ def check_frame(frame: Frame) -> None:
         problem = identity_problem(field, getattr(frame, field))
         if problem is not None:
             raise WireError(problem)
-    if not 0 <= frame.attempt <= MAX_STEP or not 0 <= frame.rank < 2**31 or not 0 <= frame.seq <= MAX_STEP:
+    if not 0 <= frame.attempt <= MAX_STEP or not 0 <= frame.rank < 2**31 or not 1 <= frame.seq <= MAX_STEP:
         raise WireError(
-            "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31), "
+            "attempt, rank and seq must be whole numbers from 0 up to 2**53 (rank: 2**31; seq: from 1), "
             f"not {frame.attempt}, {frame.rank}, {frame.seq}"
         )
+    for event in frame.events:
+        if event.step is not None and not 0 <= event.step <= MAX_STEP:
+            raise WireError(f"the step of an event ({event.kind[:80]}) must be from 0 to {MAX_STEP}, not {event.step}")
 
 
 def name_problem(name: str) -> str | None:

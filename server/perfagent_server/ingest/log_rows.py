@@ -23,16 +23,18 @@ import msgspec
 from sqlalchemy import Connection, delete, insert, select
 
 from perfagent.wire import Event, Frame, Group, from_json
+from perfagent_server.database import StorageError
 from perfagent_server.ingest.limits import MAX_STEP, name_problem
 from perfagent_server.lifecycle import ENDED, JSON_SOURCE
 from perfagent_server.problems import ApiError
+from perfagent_server.store.appending import deletion_mark
+from perfagent_server.store.interface import Receipt
 from perfagent_server.store.tables import idempotency
 
 if TYPE_CHECKING:
     from perfagent_server.database import Database
     from perfagent_server.ingest.writer import Ingest
     from perfagent_server.runs import Runs
-    from perfagent_server.store.interface import Receipt
 
 __all__ = ["STATES", "LogRow", "LogRows", "parse_rows"]
 
@@ -137,22 +139,31 @@ class _Source:
     seq: int = 0
 
 
+@dataclass(slots=True)
+class _Named:
+    """The run that a name stands for. stored: False until its first frame is committed; nobody else can know of it before."""
+
+    id: str
+    attempt: int
+    stored: bool = True
+
+
 class LogRows:
     def __init__(self, database: Database, runs: Runs, ingest: Ingest, *, clock: Callable[[], float] = time.time) -> None:
         self._database, self._runs, self._ingest, self._clock = database, runs, ingest, clock
         self._lock = threading.Lock()
-        self._ids: dict[tuple[str, str], str] = {}  # (project, name) -> run id
-        self._sources: dict[tuple[str, int], _Source] = {}
+        self._named: dict[tuple[str, str], _Named] = {}  # by (project, name)
+        self._sources: dict[tuple[str, int], _Source] = {}  # by (run id, rank)
 
     async def accept(
-        self, rows: Sequence[LogRow], *, body: bytes = b"", key: str | None = None
+        self, rows: Sequence[LogRow], *, body: bytes = b"", key: str | None = None, limited: bool = False
     ) -> tuple[list[Receipt], list[dict[str, Any]]]:
         """The receipts, and {"run", "project", "name", "step"} of each run that was touched; step: the greatest of the rows, or
-        where the run is, when nothing was stored."""
+        where the run is, when nothing was stored. limited: whether the key may send to one project only."""
         if not rows:
             return [], []
-        frames, places = await asyncio.to_thread(self._frames, rows, body, key)
-        receipts = await self._ingest.accept(frames)
+        frames, places, deleted = await asyncio.to_thread(self._frames, rows, body, key)
+        receipts = await self._store(frames, places, deleted, limited=limited, again=key is not None)
         began: dict[str, int] = {}
         reached: dict[str, int] = {}
         for place in places:
@@ -169,6 +180,42 @@ class LogRows:
             row["step"] = max(row["step"], step)
         return receipts, list(touched.values())
 
+    async def _store(
+        self, frames: Sequence[Frame], places: Sequence[dict[str, Any]], deleted: set[str], *, limited: bool, again: bool
+    ) -> list[Receipt]:
+        """again: whether the very same frames come again when they cannot be stored now."""
+        there = [frame for frame in frames if frame.run not in deleted]
+        try:
+            stored = iter(await self._ingest.accept(there, limited=limited))
+        except StorageError:
+            if not again:
+                with self._lock:
+                    self._undo(frames, places)
+            raise
+        with self._lock:
+            for frame in there:
+                named = self._named.get((frame.project, frame.name or ""))
+                if named is not None and named.id == frame.run:
+                    named.stored = True
+        return [Receipt(0, frame.samples) if frame.run in deleted else next(stored) for frame in frames]
+
+    def _undo(self, frames: Sequence[Frame], places: Sequence[dict[str, Any]]) -> None:
+        """Nothing of a request was stored: its steps are free again, unless somebody counted on from them meanwhile, and a rank
+        that was never heard before has not been heard."""
+        began: dict[str, int] = {}
+        reached: dict[str, int] = {}
+        for place in places:
+            began.setdefault(place["source"], place["before"])
+            reached[place["source"]] = place["step"]
+        for frame in frames:
+            source = self._sources.get((frame.run, frame.rank))
+            if source is None or source.id != frame.source:
+                continue
+            if source.seq == 1:
+                del self._sources[frame.run, frame.rank]
+            elif source.step == reached[source.id]:
+                source.step = began[source.id]
+
     def _take_back(self, frame: Frame, reached: int, began: int) -> None:
         """Nothing of a frame was stored: its steps are free again, unless somebody counted on from them meanwhile."""
         with self._lock:
@@ -179,34 +226,49 @@ class LogRows:
     def forget(self, run: str) -> None:
         """After a run was deleted: its name makes a new one."""
         with self._lock:
-            self._ids = {name: identifier for name, identifier in self._ids.items() if identifier != run}
+            self._named = {name: named for name, named in self._named.items() if named.id != run}
             self._sources = {place: source for place, source in self._sources.items() if place[0] != run}
 
-    def _frames(self, rows: Sequence[LogRow], body: bytes, key: str | None) -> tuple[list[Frame], list[dict[str, Any]]]:
-        """Frames, and the place of each row. The lock is held while they are written down, so that a key is used once."""
+    def _frames(
+        self, rows: Sequence[LogRow], body: bytes, key: str | None
+    ) -> tuple[list[Frame], list[dict[str, Any]], set[str]]:
+        """Frames, the place of each row, and for a retry which of its runs were deleted since. The lock is held while they are
+        written down, so that a key is used once."""
         with self._lock:
             digest = hashlib.sha256(body).digest()
-            if key is not None:
-                kept = self._kept(key)
-                if kept is not None:
-                    if kept["digest"] != digest:
-                        raise ApiError(
-                            422,
-                            "key_reused",
-                            "this Idempotency-Key was used for another body; use a new key for new rows",
-                            "idempotency-key",
-                        )
-                    return _build(rows, kept["places"], kept["time"]), kept["places"]
+            scoped = None if key is None else _scoped(key, rows)
+            kept = None if scoped is None else self._kept(scoped)
+            if kept is not None:
+                if kept["digest"] != digest:
+                    raise ApiError(
+                        422,
+                        "key_reused",
+                        "this Idempotency-Key was used for another body; use a new key for new rows",
+                        "idempotency-key",
+                    )
+                places: list[dict[str, Any]] = kept["places"]
+                return _build(rows, places, kept["time"]), places, self._deleted({place["run"] for place in places})
             now = self._clock()
             places = self._places(rows, now)
-            if key is not None:
-                self._keep(key, {"digest": digest, "places": places, "time": now}, now)
-            return _build(rows, places, now), places
+            frames = _build(rows, places, now)
+            if scoped is not None:
+                try:
+                    self._keep(scoped, {"digest": digest, "places": places, "time": now}, now)
+                except StorageError:
+                    self._undo(frames, places)
+                    raise
+            return frames, places, set()
 
     def _kept(self, key: str) -> dict[str, Any] | None:
         with self._database.read() as connection:
             raw = connection.execute(select(idempotency.c.reply).where(idempotency.c.key == key)).scalar()
         return None if raw is None else msgspec.msgpack.decode(raw)
+
+    def _deleted(self, runs: set[str]) -> set[str]:
+        marks = {deletion_mark(run): run for run in runs}
+        with self._database.read() as connection:
+            found = connection.execute(select(idempotency.c.key).where(idempotency.c.key.in_(marks))).scalars().all()
+        return {marks[mark] for mark in found}
 
     def _keep(self, key: str, kept: dict[str, Any], now: float) -> None:
         raw = msgspec.msgpack.encode(kept)
@@ -219,10 +281,17 @@ class LogRows:
 
     def _places(self, rows: Sequence[LogRow], now: float) -> list[dict[str, Any]]:
         """Where each row goes: run, source, attempt, seq (one frame a source and request), step, and before: the step so far."""
+        if max(len(self._sources), len(self._named)) >= _MAX_SOURCES:
+            self._named.clear()
+            self._sources.clear()
         places: list[dict[str, Any]] = []
         used: set[str] = set()
+        newest: dict[tuple[str, str], Mapping[str, Any] | None] = {}
         for row in rows:
-            source = self._source(row, now)
+            name = (row.project, row.run)
+            if name not in newest:  # asked again for each request: an agent may have begun a new attempt, or a run, of this name
+                newest[name] = self._runs.newest_named(*name)
+            source = self._source(self._run(row, newest[name], now), row.rank)
             if source.id not in used:
                 source.seq += 1
                 used.add(source.id)
@@ -239,31 +308,35 @@ class LogRows:
             )  # fmt: skip
         return places
 
-    def _source(self, row: LogRow, now: float) -> _Source:
+    def _run(self, row: LogRow, newest: Mapping[str, Any] | None, now: float) -> _Named:
+        """The run that a row belongs to. newest: the one of its name that was begun last, as far as it is stored."""
         name = (row.project, row.run)
-        identifier = None if row.state == "starting" else self._ids.get(name)
-        if identifier is not None:
-            source = self._sources.get((identifier, row.rank))
-            if source is not None:
-                return source
-        if len(self._sources) >= _MAX_SOURCES:
-            self._ids.clear()
-            self._sources.clear()
-        found = None if row.state == "starting" else self._runs.newest_named(*name)
-        if found is None and identifier is None:
-            identifier = uuid.uuid4().hex[:12]
-            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, int(now * 1000), 0)
-        elif found is None:  # made in this very request, by a row of another rank
-            assert identifier is not None
-            other = next(source for place, source in self._sources.items() if place[0] == identifier)
-            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, other.attempt, 0)
-        else:
-            identifier = str(found["id"])
-            step = self._runs.step_of_rank(identifier, found["attempt"], row.rank)
-            source = _Source(JSON_SOURCE + uuid.uuid4().hex, identifier, found["attempt"], step)
-        self._ids[name] = identifier
-        self._sources[identifier, row.rank] = source
+        named = self._named.get(name)
+        if named is None or named.stored:
+            named = None if newest is None else _Named(str(newest["id"]), newest["attempt"])
+        if named is None or (row.state == "starting" and not self._is_missing(row.rank, named)):
+            after = 0 if newest is None else newest["attempt"] + 1  # whatever the clock of an agent says
+            named = _Named(uuid.uuid4().hex[:12], max(int(now * 1000), after), stored=False)
+        self._named[name] = named
+        return named
+
+    def _is_missing(self, rank: int, named: _Named) -> bool:
+        """Whether a run goes on in which this rank was not heard yet: one more rank of the same start, not a new start."""
+        if (named.id, rank) in self._sources:
+            return False
+        return not named.stored or self._runs.awaits_rank(named.id, named.attempt, rank)
+
+    def _source(self, run: _Named, rank: int) -> _Source:
+        source = self._sources.get((run.id, rank))
+        if source is None or source.attempt != run.attempt:
+            step = self._runs.step_of_rank(run.id, run.attempt, rank) if run.stored else 0
+            source = self._sources[run.id, rank] = _Source(JSON_SOURCE + uuid.uuid4().hex, run.id, run.attempt, step)
         return source
+
+
+def _scoped(key: str, rows: Sequence[LogRow]) -> str:
+    """An idempotency key as it is kept. Two projects may use the same one, and learn nothing of each other by it."""
+    return hashlib.sha256("\0".join([*sorted({row.project for row in rows}), key]).encode()).hexdigest()
 
 
 def _storable(row: LogRow) -> bool:

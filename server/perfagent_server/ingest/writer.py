@@ -35,6 +35,8 @@ class _Delivery:
     frames: Sequence[Frame]
     future: asyncio.Future[list[Receipt]] | Future[list[Receipt]]
     loop: asyncio.AbstractEventLoop | None
+    limited: bool = False
+    """Their key may send to one project only."""
     outcome: list[Receipt] | Exception = field(default_factory=list)
 
     def resolve(self) -> None:
@@ -77,11 +79,12 @@ class Ingest:
         """Frames that wait for the writer."""
         return self._frames_waiting
 
-    async def accept(self, frames: Sequence[Frame]) -> list[Receipt]:
-        """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now."""
+    async def accept(self, frames: Sequence[Frame], *, limited: bool = False) -> list[Receipt]:
+        """Stores the frames and answers after the commit. Raises QueueFull or StorageFull if that is not possible now. limited:
+        whether their key may send to their project only."""
         loop = asyncio.get_running_loop()
         future: asyncio.Future[list[Receipt]] = loop.create_future()
-        self._put(_Delivery(frames, future, loop))
+        self._put(_Delivery(frames, future, loop, limited))
         return await future
 
     def accept_and_wait(self, frames: Sequence[Frame]) -> list[Receipt]:
@@ -129,7 +132,9 @@ class Ingest:
     def _append(self, connection: Connection, deliveries: list[_Delivery]) -> list[Stored]:
         now = self._clock()
         frames = [frame for delivery in deliveries for frame in delivery.frames]
-        receipts = self._store.append(connection, frames, now)
+        limits = [delivery.limited for delivery in deliveries for _ in delivery.frames]
+        limited = {at for at, is_limited in enumerate(limits) if is_limited}
+        receipts = self._store.append(connection, frames, now, limited)
         at = 0
         for delivery in deliveries:
             delivery.outcome = receipts[at : at + len(delivery.frames)]
@@ -152,6 +157,7 @@ class Ingest:
                 counters["samples"] += receipt.stored
                 counters["duplicate_samples"] += receipt.duplicate
                 counters["rejected_samples"] += sum(item.count for item in receipt.rejected)
+                counters["refused_frames"] += receipt.refused is not None
         if stored:
             for hook in self.on_commit:
                 try:

@@ -17,7 +17,7 @@ from perfagent_server.security.access import Identity, require
 from perfagent_server.services import ServicesDep
 from perfagent_server.store.interface import Receipt
 
-__all__ = ["receipt_reply", "router"]
+__all__ = ["checked", "receipt_reply", "router"]
 
 router = APIRouter()
 
@@ -45,6 +45,19 @@ _REPLY_SCHEMA: dict[str, Any] = {
         "commands": {"type": "array", "items": {"type": "object"}},
     },
 }
+
+
+# Agents keep what is answered 403 and try again with another key; what is answered 422 they set aside.
+_STATUS = {"forbidden": 403, "source_in_use": 422}
+
+
+def checked(receipts: list[Receipt]) -> list[Receipt]:
+    """Raises ApiError where a frame was refused."""
+    for receipt in receipts:
+        if receipt.refused is not None:
+            refused = receipt.refused
+            raise ApiError(_STATUS[refused.code], refused.code, refused.message, refused.field)
+    return receipts
 
 
 def receipt_reply(receipts: list[Receipt], commands: Sequence[dict[str, Any]] = ()) -> dict[str, Any]:
@@ -99,6 +112,6 @@ async def ingest(request: Request, services: ServicesDep, identity: Identity = D
         raise ApiError(
             403, "forbidden", f"this key may send to project {identity.project!r} only, not to {frame.project[:80]!r}", "project"
         )
-    receipts = await services.ingest.accept([frame])
+    receipts = checked(await services.ingest.accept([frame], limited=identity.project is not None))
     headers = None if services.hub.watches(frame.run) else UNWATCHED
     return reply(receipt_reply(receipts, await services.orders.for_frame(frame)), headers=headers)

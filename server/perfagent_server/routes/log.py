@@ -11,7 +11,7 @@ from starlette.responses import Response
 
 from perfagent_server.ingest.log_rows import STATES, parse_rows
 from perfagent_server.problems import ApiError, not_json
-from perfagent_server.routes.ingest import receipt_reply
+from perfagent_server.routes.ingest import checked, receipt_reply
 from perfagent_server.routes.reply import reply
 from perfagent_server.security.access import Identity, require
 from perfagent_server.services import ServicesDep
@@ -93,8 +93,10 @@ async def log(request: Request, services: ServicesDep, identity: Identity = Depe
                     f"this key may send to project {identity.project!r} only, not to {row.project[:80]!r}",
                     "project",
                 )
-    receipts, runs = await services.log_rows.accept(rows, body=body, key=key)
-    answer = receipt_reply(receipts)
+    receipts, runs = await services.log_rows.accept(
+        rows, body=body, key=key, limited=identity.project is not None
+    )
+    answer = receipt_reply(checked(receipts))
     if len(runs) == 1:
         answer.update(runs[0])
     return reply({**answer, "runs": runs})

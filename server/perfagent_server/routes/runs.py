@@ -76,8 +76,8 @@ def change_run(
 ) -> Response:  # fmt: skip
     """Name, tags and notes of a run. Needs the rights to read and to send, because it answers with the run: on loopback
     everybody has them, elsewhere an administrator; a job's ingest key neither reads nor changes other runs."""
-    if change.name is not None and not 1 <= len(change.name.encode()) <= 256:
-        raise ApiError(422, "invalid", "name must have 1 to 256 bytes", "name")
+    if change.name is not None and not _can_be_a_name(change.name):
+        raise ApiError(422, "invalid", "name must be a printable text of 1 to 256 bytes, not only spaces", "name")
     if change.tags is not None and (len(change.tags) > 100 or any(not 1 <= len(tag) <= 256 for tag in change.tags)):
         raise ApiError(422, "invalid", "tags may be up to 100 texts of 1 to 256 characters", "tags")
     if change.notes is not None and len(change.notes) > 100_000:
@@ -95,6 +95,11 @@ def change_run(
     if summary is not None:
         services.hub.publish_run(summary)
     return _shown(services, summary)
+
+
+def _can_be_a_name(name: str) -> bool:
+    """As for a run of POST /log."""
+    return 1 <= len(name.encode()) <= 256 and name.isprintable() and not name.isspace()
 
 
 def _shown(services: Services, summary: RunSummary | None) -> Response:

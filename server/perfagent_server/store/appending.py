@@ -7,7 +7,8 @@ rows into blocks later.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+import time
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -17,22 +18,24 @@ from sqlalchemy import Connection, bindparam, delete, insert, select
 from perfagent.wire import Frame, Group
 from perfagent_server import lifecycle
 from perfagent_server.database import Database
+from perfagent_server.ingest.belonging import refusals
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN, MAX_STEP, name_problem
 from perfagent_server.store import artifacts
 from perfagent_server.store.interface import Receipt, Rejected
 from perfagent_server.store.prepared import Prepared, compile_all, insert_for
-from perfagent_server.store.tables import event, ledger, series, source, tail
+from perfagent_server.store.starts import Starts
+from perfagent_server.store.tables import event, idempotency, ledger, series, source, tail
 from perfagent_server.store.tables import run as run_table
 from perfagent_server.store.tail import pack_tail, step_range
 
-__all__ = ["Appender"]
+__all__ = ["Appender", "deletion_mark"]
 
 _KNOWN_RANKS = 8192  # (run, rank) pairs whose names stay in memory
 
 # Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever it
 # logs, except for what samplers write while a step is still going on.
 _STEP_MARK = "step_time_s"
-_SAMPLED = ("gpu/", "node_gpu", "host/", "process/", "agent/", "cuda/")
+_SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
 
 _encoder = msgspec.msgpack.Encoder()
 _claim_frame = Prepared(
@@ -61,39 +64,50 @@ class Appender:
         # Names of series; filled inside transactions, so forgotten whenever one is undone. Only the writer thread looks.
         self._known: dict[tuple[str, int], set[str]] = {}
         self._of_run: dict[str, set[str]] = {}  # names that some rank of a run has; another server may know more
+        self._full: set[str] = set()  # runs that no server lets have more names, so that those in memory are all there are
+        self._starts = Starts()
         database.on_rollback.append(self._forget)
 
-    def append(self, connection: Connection, frames: Sequence[Frame], now: float) -> list[Receipt]:
+    def append(
+        self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
+    ) -> list[Receipt]:
         """See MetricStore. What is rejected is taken out of the frames themselves, so that the readers behind the ack see
         what was stored."""
+        self._make_room()
         sources = lifecycle.load_sources(connection, {frame.source for frame in frames})
-        fresh = self._fresh(connection, frames, sources)
+        runs = lifecycle.load_runs(connection, {frame.run for frame in frames})
+        refused = refusals(frames, sources, runs, limited)
+        fresh = self._fresh(connection, frames, sources, refused)
         rejected: dict[int, list[Rejected]] = {}
+        new_names: list[tuple[str, int, str]] = []
         seen = []
         for at in fresh:
             frame = frames[at]
-            problems: list[Rejected] = []
-            first, done = _measure(frame, self._names(connection, frame.run, frame.rank), problems)
+            rejected[at] = _take_out_bad_steps(frame)
+            new_names += self._admit_names(connection, frame, rejected[at])
+            first, done = _measure(frame, _STEP_MARK in self._names(connection, frame.run, frame.rank))
             seen.append(lifecycle.Seen(frame, done, first))
-            rejected[at] = problems
-        lifecycle.record(connection, seen, sources, now)
+        lifecycle.record(connection, seen, sources, runs, self._starts, now)
+        if new_names:
+            _new_series.rows(connection, new_names)
         for at in fresh:
-            self._admit_names(connection, frames[at], rejected[at])
             artifacts.take(connection, frames[at], now)
         ids = self._write_tail(connection, [frames[at] for at in fresh], now)
         return [
             Receipt(frame.samples, 0, rejected[at], ids.get((frame.source, frame.seq)))
             if at in rejected
-            else Receipt(0, frame.samples)
+            else Receipt(0, 0 if at in refused else frame.samples, refused=refused.get(at))
             for at, frame in enumerate(frames)
         ]
 
-    def _fresh(self, connection: Connection, frames: Sequence[Frame], sources: dict[str, dict[str, Any]]) -> list[int]:
-        """Positions of the frames that are not here yet; they are in the ledger from now on."""
+    def _fresh(
+        self, connection: Connection, frames: Sequence[Frame], sources: dict[str, dict[str, Any]], refused: Collection[int]
+    ) -> list[int]:
+        """Positions of the frames that are to be stored and not here yet; they are in the ledger from now on."""
         claims: dict[tuple[str, int], int] = {}
         for at, frame in enumerate(frames):
             row = sources.get(frame.source)
-            if row is None or frame.seq > row["seq_floor"]:
+            if at not in refused and (row is None or frame.seq > row["seq_floor"]):
                 claims.setdefault((frame.source, frame.seq), at)
         if not claims:
             return []
@@ -104,17 +118,26 @@ class Appender:
         """Names of a rank's series."""
         known = self._known.get((run, rank))
         if known is None:
-            if len(self._known) >= _KNOWN_RANKS:
-                self._forget()
             known = self._known[run, rank] = {name for (name,) in _names_of_rank.all(connection, {"run": run, "rank": rank})}
         return known
 
+    def _make_room(self) -> None:
+        """Between transactions: names that one admits are not in the tables before its end."""
+        if len(self._known) >= _KNOWN_RANKS:
+            self._forget_names()
+        self._starts.make_room()
+
     def _forget(self) -> None:
+        self._forget_names()
+        self._starts.forget()
+
+    def _forget_names(self) -> None:
         self._known.clear()
         self._of_run.clear()
+        self._full.clear()
 
-    def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> None:
-        """Creates the series of names that are new, and takes out of the frame what may not become one."""
+    def _admit_names(self, connection: Connection, frame: Frame, rejected: list[Rejected]) -> list[tuple[str, int, str]]:
+        """The names of which series are to be created, as (run, rank, name); takes out of the frame what may not become one."""
         known = self._names(connection, frame.run, frame.rank)
         new = {
             name: None
@@ -124,12 +147,10 @@ class Appender:
             if name not in known
         }
         if not new:
-            return
+            return []
         refused = self._refused(connection, frame.run, new)
-        admitted = [(frame.run, frame.rank, name) for name in new if name not in refused]
-        if admitted:
-            _new_series.rows(connection, admitted)
-            known.update(name for _, _, name in admitted)
+        admitted = [name for name in new if name not in refused]
+        known.update(admitted)
         if refused:
             counts = dict.fromkeys(refused, 0)
             for group in frame.groups:
@@ -140,6 +161,7 @@ class Appender:
             rejected.extend(
                 Rejected(name[:300].encode(errors="replace").decode(), refused[name], count) for name, count in counts.items()
             )
+        return [(frame.run, frame.rank, name) for name in admitted]
 
     def _refused(self, connection: Connection, run: str, new: Iterable[str]) -> dict[str, str]:
         """Which of the names that are new to a rank may not become series, and why."""
@@ -147,8 +169,12 @@ class Appender:
         unheard = [name for name in new if name not in of_run]  # what one rank sends, the others have mostly sent before
         refused = {name: problem for name in unheard if (problem := name_problem(name)) is not None}
         wanted = [name for name in unheard if name not in refused]
-        if wanted:
-            of_run = self._of_run[run] = {name for (name,) in _names_of_run.all(connection, {"run": run})}
+        if wanted and run not in self._full:
+            # Names that are not in the tables yet are those that this transaction has admitted.
+            stored = {name for (name,) in _names_of_run.all(connection, {"run": run})}
+            if len(stored) >= self._max_names:  # from now on a name too many costs no look at all of them
+                self._full.add(run)
+            of_run = self._of_run[run] = stored | of_run
         for name in wanted:
             if name in of_run or len(of_run) < self._max_names:
                 of_run.add(name)
@@ -196,35 +222,51 @@ class Appender:
 
     def delete(self, connection: Connection, run: str) -> None:
         """See MetricStore. The foreign keys take everything else of the run along."""
+        fed = select(source.c.id).where(source.c.run == run, source.c.id.startswith(lifecycle.JSON_SOURCE)).limit(1)
+        if connection.execute(fed).first() is not None:
+            mark = {"key": deletion_mark(run), "created": time.time(), "reply": b""}
+            connection.execute(insert_for(connection.dialect.name)(idempotency).values(mark).on_conflict_do_nothing())
         connection.execute(delete(ledger).where(ledger.c.source.in_(select(source.c.id).where(source.c.run == run))))
         connection.execute(delete(run_table).where(run_table.c.id == run))
         self._of_run.pop(run, None)
+        self._full.discard(run)
+        self._starts.drop(run)
         for key in [key for key in self._known if key[0] == run]:
             del self._known[key]
 
 
-def _measure(frame: Frame, known: set[str], rejected: list[Rejected]) -> tuple[int | None, int | None]:
-    """First step of a frame and the last one that it shows to be completed. Rows whose step is no step are taken out."""
+def deletion_mark(run: str) -> str:
+    """Stands among the idempotency keys, as long as one of them, after a run with rows of POST /log was deleted: a retry of these
+    rows must not bring it back."""
+    return f"deleted:{run}"
+
+
+def _take_out_bad_steps(frame: Frame) -> list[Rejected]:
+    """Takes out rows whose step is no step, and what has no rows."""
+    rejected: list[Rejected] = []
+    for at, group in enumerate(frame.groups):
+        if group.step:
+            low, high = step_range(group)
+            if low < 0 or high > MAX_STEP:
+                frame.groups[at] = _without_bad_steps(group, rejected)
+    frame.groups = [group for group in frame.groups if group.step and group.values]
+    return rejected
+
+
+def _measure(frame: Frame, marks: bool) -> tuple[int | None, int | None]:
+    """First step of a frame's rows but those of samplers, and the last one that it shows to be completed. marks: whether its
+    process marks the ends of its steps."""
     first: int | None = None
     marked: int | None = None
     logged: int | None = None
-    marks = _STEP_MARK in known or any(_STEP_MARK in group.values for group in frame.groups)
-    for at, group in enumerate(frame.groups):
-        if not group.step:
+    for group in frame.groups:
+        if all(name.startswith(_SAMPLED) for name in group.values):
             continue
         low, high = step_range(group)
-        if low < 0 or high > MAX_STEP:
-            frame.groups[at] = group = _without_bad_steps(group, rejected)  # noqa: PLW2901 - the cleaned one from here on
-            if not group.step:
-                continue
-            low, high = step_range(group)
         first = low if first is None else min(first, low)
-        if marks:
-            if _STEP_MARK in group.values:
-                marked = high if marked is None else max(marked, high)
-        elif any(not name.startswith(_SAMPLED) for name in group.values):
-            logged = high if logged is None else max(logged, high)
-    frame.groups = [group for group in frame.groups if group.step and group.values]
+        logged = high if logged is None else max(logged, high)
+        if _STEP_MARK in group.values:
+            marked = high if marked is None else max(marked, high)
     return first, marked if marks else logged
 
 

@@ -6,7 +6,7 @@ Reads are safe from any thread. `append` and `delete` run inside a transaction o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -14,7 +14,7 @@ from sqlalchemy import Connection
 
 from perfagent.wire import Event, Frame, Group, Latest, LogRow, RankMatrix, Series
 
-__all__ = ["MetricStore", "Receipt", "Rejected", "Stored"]
+__all__ = ["MetricStore", "Receipt", "Refused", "Rejected", "Stored"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,14 +27,25 @@ class Rejected:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """Why a whole frame was not stored. code: "forbidden" (its key may not send there) or "source_in_use" (never will it be);
+    message: for its sender; field: of the frame."""
+
+    code: str
+    message: str
+    field: str
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What became of one frame. stored, duplicate: samples. A frame that was here before has all its samples in
-    `duplicate`. tail_id: the row behind the ack, None for a duplicate."""
+    `duplicate`. tail_id: the row behind the ack, None for a duplicate and for a frame that was refused."""
 
     stored: int
     duplicate: int
     rejected: list[Rejected] = field(default_factory=list)
     tail_id: int | None = None
+    refused: Refused | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +66,11 @@ class Stored:
 
 
 class MetricStore(Protocol):
-    def append(self, connection: Connection, frames: Sequence[Frame], now: float) -> list[Receipt]:
-        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order."""
+    def append(
+        self, connection: Connection, frames: Sequence[Frame], now: float, limited: Collection[int] = ()
+    ) -> list[Receipt]:
+        """Stores frames, each (source, seq) once, in the caller's transaction; one receipt a frame, in their order. limited:
+        positions of frames whose key may send to their own project only."""
 
     def latest(self, run: str) -> dict[str, Latest]:
         """The newest visible sample of each name, ranks put together as the catalogue says."""

@@ -125,6 +125,8 @@ def test_keys_are_managed_from_the_command_line(tmp_path: Path) -> None:
         assert nobody.returncode == 1 and one_line(nobody.stderr)
     assert perfagent(tmp_path, "keys", "list", "--server", f"http://127.0.0.1:{free_port()}").returncode == 1
     assert perfagent(tmp_path, "keys", "create", "root").returncode == 2
+    limited = perfagent(tmp_path, "keys", "create", "read", "--project", "p", "--data", str(tmp_path / "new"))
+    assert limited.returncode == 1 and one_line(limited.stderr) and "ingest" in limited.stderr
 
 
 def log_row(server: ServerProcess, run: str, value: float) -> None:

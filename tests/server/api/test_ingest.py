@@ -85,7 +85,7 @@ def test_a_busy_server_and_a_full_disk_tell_when_to_come_back(tmp_path: Path, er
     with api(tmp_path) as client:
         writer = client.app.state.services.ingest  # type: ignore[attr-defined]
 
-        async def refuse(_frames: object) -> None:
+        async def refuse(_frames: object, *, limited: bool) -> None:
             raise error
 
         writer.accept = refuse  # the writer's own tests fill a real disk and a real queue

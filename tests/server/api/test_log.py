@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from api_builders import api
+from api_builders import ADMIN, api, frame, send
 from fastapi.testclient import TestClient
 
+from perfagent.wire import Event
+from perfagent_server.database import StorageFull
 from perfagent_server.ingest.limits import MAX_NAMES_PER_RUN
 
 JSON = {"Content-Type": "application/json"}
@@ -279,3 +281,67 @@ def test_an_unknown_state_is_refused_with_what_is_allowed(tmp_path: Path) -> Non
         assert "finished" in answer.json()["error"]["message"]
         assert answer.json()["error"]["field"] == "state"
         assert client.post("/api/v1/log", json={"run": "a"}).status_code == 400
+
+
+def log(client: TestClient, key: str | None = None, **row: Any) -> dict[str, Any]:
+    found: dict[str, Any] = client.post("/api/v1/log", json=row, headers={"Idempotency-Key": key} if key else {}).json()
+    return found
+
+
+def test_rows_go_to_the_newest_attempt_and_run_of_an_agent(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        for run, attempt, first, last in (("a1", 1, 1, 100), ("a1", 2, 91, 120), ("a2", 3, 1, 5)):
+            told = Event(kind="state", time=1.7e9, data={"state": "starting", "start_step": first})
+            values = {"loss": [1.0] * (last - first + 1)}
+            sent = frame(values, run=run, project="default", name="a", attempt=attempt, first_step=first, events=[told])
+            send(client, sent)
+            assert log(client, run="a", step=last, metrics={"eval": attempt})["run"] == run
+            answer = series(client, run, "eval")
+            assert (answer["step"], answer["mean"]) == ([last], [attempt])
+
+
+def test_rows_that_a_full_disk_refused_use_no_step_up(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        writer = client.app.state.services.ingest  # type: ignore[attr-defined]
+        accept = writer.accept
+
+        async def refuse(_frames: object, *, limited: bool) -> None:
+            raise StorageFull("no space")
+
+        for step in (1, 2):
+            writer.accept = refuse
+            assert client.post("/api/v1/log", json={"run": "a", "metrics": {"x": 1}}).status_code == 507
+            writer.accept = accept
+            assert log(client, run="a", metrics={"x": 1})["step"] == step
+
+
+def test_ranks_that_each_tell_their_start_are_one_run(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        first = {log(client, run="a", rank=rank, state="starting")["run"] for rank in (0, 1, 2)}
+        assert len(first) == 1
+    with api(tmp_path) as client:  # also after a restart of the server
+        first |= {log(client, run="a", rank=3, state="starting")["run"]}
+        assert len(first) == 1
+        again = {log(client, run="a", rank=rank, state="starting")["run"] for rank in (1, 0)}
+        assert len(again) == 1
+        assert not first & again
+        for rank in (0, 1):
+            log(client, run="a", rank=rank, state="finished")
+        after_the_end = log(client, run="a", rank=2, state="starting")["run"]
+        assert after_the_end not in first | again
+
+
+def test_projects_may_use_the_same_idempotency_key(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        runs = [log(client, key="1", project=project, run="a", metrics={"x": 1})["run"] for project in ("p", "q", "p", "q")]
+        assert (runs[:2], len(set(runs))) == (runs[2:], 2)
+
+
+def test_a_retry_does_not_bring_a_deleted_run_back(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        run = log(client, key="1", run="a", metrics={"x": 1})["run"]
+        assert client.delete(f"/api/v1/runs/{run}", headers=ADMIN).status_code == 204
+        again = log(client, key="1", run="a", metrics={"x": 1})
+        assert (again["stored"], again["duplicate"]) == (0, 1)
+        assert client.get("/api/v1/runs").json()["runs"] == []
+        assert log(client, key="2", run="a", metrics={"x": 1})["run"] != run

@@ -109,6 +109,8 @@ def test_what_became_of_it_is_shown(client: TestClient) -> None:
         ({"kind": ["profile"]}, "allowed are profile"),
         ({"kind": "profile", "steps": 0}, "a whole number from 1 to 100"),
         ({"kind": "profile", "steps": 2.5}, "a whole number from 1 to 100"),
+        ({"kind": "profile", "steps": 10**400}, "a whole number from 1 to 100"),
+        ({"kind": "sampling", "sample_s": 10**400}, "a number from 0.5 to 3600"),
         ({"kind": "profile", "steps": True}, "a whole number from 1 to 100"),
         ({"kind": "profile", "speed": 1}, "no parameter 'speed'; it takes steps"),
         ({"kind": "profile", "shapes": "yes"}, "true or false"),

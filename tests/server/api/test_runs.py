@@ -8,8 +8,10 @@ import json
 import math
 import struct
 import sys
+from datetime import UTC, datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from api_builders import ADMIN, api, frame, send
 from pyarrow import parquet
@@ -224,3 +226,39 @@ def test_names_and_latest_tell_what_there_is(tmp_path: Path) -> None:
         latest = client.get("/api/v1/runs/r1/latest").json()
         assert latest["loss"] == {"value": 1.0, "step": 2, "time": 1_700_000_002.0, "rank": 0}
         assert latest["acc"]["value"] == "NaN"
+
+
+def test_data_of_an_event_that_json_does_not_have_is_shown_as_text(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        data = {"bytes": b"\x00\x01", "moment": datetime(2026, 1, 2, tzinfo=UTC), "other": msgspec.msgpack.Ext(5, b"x")}
+        send(client, frame({"loss": [1.0]}, events=[Event(kind="log", time=1.0, data=data)]))
+        (event,) = client.get("/api/v1/runs/r1/events").json()["events"]
+        assert event["data"] == {"bytes": "AAE=", "moment": "2026-01-02T00:00:00+00:00", "other": "eA=="}
+
+
+def test_a_tag_is_found_as_it_is_written(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}, events=[start("a", tags=["Prod", "x", 'a "b"', "é"])]))
+        found = {
+            tag: len(client.get("/api/v1/runs", params={"tag": tag}).json()["runs"])
+            for tag in ("Prod", 'a "b"', "é", "prod", "rod", ", ", ",", "")
+        }
+        assert found == {"Prod": 1, 'a "b"': 1, "é": 1, "prod": 0, "rod": 0, ", ": 0, ",": 0, "": 0}
+
+
+@pytest.mark.parametrize("name", ["", "   ", "a\nb", "a\x00b", "x" * 257])
+def test_a_run_is_given_no_name_that_no_job_could_give_it(tmp_path: Path, name: str) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}))
+        assert client.patch("/api/v1/runs/r1", json={"name": name}).json()["error"]["field"] == "name"
+
+
+def test_a_query_parameter_that_is_misspelt_is_refused_by_name(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"loss": [1.0]}))
+        refused = client.get("/api/v1/runs?projct=x")
+        assert (refused.status_code, refused.json()["error"]["field"]) == (422, "projct")
+        assert "project, name, state, tag" in refused.json()["error"]["message"]
+        assert client.get("/api/v1/runs/r1/series?name=loss&form=5").status_code == 422
+        assert client.get("/api/v1/runs/r1/series?name=loss&from=1").status_code == 200
+        assert client.get("/api/v1/runs/r1?x=1").status_code == 422

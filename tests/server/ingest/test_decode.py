@@ -4,7 +4,7 @@ import pytest
 from frames import frame, rows
 
 from perfagent.errors import WireError
-from perfagent.wire import encode
+from perfagent.wire import Event, encode
 from perfagent_server.ingest.decode import TooLarge, UnknownEncoding, decode_body, inflate
 
 
@@ -67,9 +67,19 @@ def test_readable_run_ids_are_fine(run: str) -> None:
     assert decode_body(encode(frame(1, run=run, source="s")), None).run == run
 
 
-@pytest.mark.parametrize(("field", "value"), [("attempt", -1), ("rank", -1), ("rank", 2**31), ("seq", -1), ("attempt", 2**60)])
+@pytest.mark.parametrize(
+    ("field", "value"), [("attempt", -1), ("rank", -1), ("rank", 2**31), ("seq", -1), ("seq", 0), ("attempt", 2**60)]
+)
 def test_numbers_that_no_table_holds_are_refused(field: str, value: int) -> None:
     sent = frame(1)
     setattr(sent, field, value)
     with pytest.raises(WireError, match=str(value)):
+        decode_body(encode(sent), None)
+
+
+@pytest.mark.parametrize("step", [-5, 2**53 + 1, 2**63, 2**64 - 1])
+def test_an_event_at_a_step_that_is_none_is_refused(step: int) -> None:
+    sent = frame(1)
+    sent.events = [Event(kind="log", time=1.0, step=step, data={"lines": ["x"]})]
+    with pytest.raises(WireError, match=f"event.*{step}"):
         decode_body(encode(sent), None)

@@ -196,3 +196,38 @@ def test_what_readers_behind_the_ack_get_is_what_was_sent(shelf) -> None:
         assert list(group.column("x")) == values.tolist()
         assert group.values["y"] == values.astype("<f4").tobytes()
         assert list(group.times()) == list(group.monotonics())
+
+
+def test_a_name_too_many_costs_one_look_at_the_names_of_the_run(database) -> None:
+    store = SqlStore(database, max_names=3)
+
+    def append(seq: int, *names: str):
+        piece = rows({name: [1.0] for name in names}, [seq])
+        return database.write(lambda connection: store.append(connection, [frame(seq, piece)], BEGIN))[0]
+
+    append(1, "a", "b", "c")
+    assert append(2, "a", "d").rejected[0].name == "d"
+    looks: list[str] = []
+    watch = sqlite_calls(database, looks)
+    assert [append(seq, "a", "d", f"e{seq}").stored for seq in (3, 4, 5)] == [1, 1, 1]
+    watch()
+    assert not [call for call in looks if "DISTINCT" in call]
+
+
+def test_rows_that_were_refused_do_not_move_the_run_on(database) -> None:
+    store = SqlStore(database, max_names=1)
+    for seq, name, step in ((1, "a", 1), (2, "b", 500)):
+        sent = frame(seq, rows({name: [1.0]}, [step]))
+        database.write(lambda connection, sent=sent: store.append(connection, [sent], BEGIN))
+    with database.read() as connection:
+        assert connection.execute(select(tables.run.c.step)).scalar_one() == 1
+
+
+def sqlite_calls(database, into: list[str]):
+    """Notes the statements of the writer's connection; answers what ends it."""
+
+    def trace(callback):
+        database.write(lambda connection: connection.connection.driver_connection.set_trace_callback(callback))
+
+    trace(into.append)
+    return lambda: trace(None)
