@@ -10,7 +10,7 @@ import pytest
 
 from perfagent.wire import CATALOGUE, PHASES, RankMatrix, Series
 from perfagent_dashboard.figures import CHARTS, HIDDEN, MARKS, patterns, rank_figure, series_figure, step_figure
-from perfagent_dashboard.figures.series import HIGH, LOW, MEAN, NONFINITE
+from perfagent_dashboard.figures.series import BAND, HIGH, LOW, MEAN, NONFINITE, POINTS
 from perfagent_dashboard.theme import DARK, LIGHT, PHASE_COLORS, Theme
 from perfagent_dashboard.words import ENGLISH, STATE_SHAPES
 
@@ -33,12 +33,30 @@ def test_spike_of_one_bucket_is_in_the_outline_of_the_band() -> None:
     figure = series_figure(series(), LIGHT)
     assert max(value for value in figure.data[HIGH].y if value is not None) == 1e6
     assert figure.data[HIGH].line.width > 0.5
-    assert figure.data[HIGH].fill == "tonexty"
 
 
 def test_bucket_without_finite_values_is_a_gap_and_never_zero() -> None:
     figure = series_figure(series(), LIGHT)
     assert [figure.data[trace].y[1] for trace in (LOW, HIGH, MEAN)] == [None, None, None]
+
+
+def test_band_is_closed_at_every_gap_and_left_out_where_min_is_max() -> None:
+    changes = {"step": [1, 2, 3, 4, 5, 6], "count": [4] * 6, "nonfinite": [0] * 6, "mean": [1.0] * 6}
+    low, high = [1.0, 2.0, nan, 4.0, 5.0, nan], [3.0, 3.0, nan, 4.0, 6.0, nan]
+    band = series_figure(series(**changes, min=low, max=high), LIGHT).data[BAND]
+    assert band.fill == "toself"
+    assert list(band.x) == [1, 2, 2, 1, None, 4, 5, 5, 4, None]
+    assert list(band.y) == [1.0, 2.0, 3.0, 3.0, None, 4.0, 5.0, 6.0, 4.0, None]
+    exact = series_figure(series(**changes, min=low, max=low), LIGHT)
+    assert list(exact.data[BAND].x) == []
+
+
+def test_a_point_between_gaps_is_a_dot_with_its_range() -> None:
+    figure = series_figure(series(), LIGHT)
+    assert list(figure.data[POINTS].x) == [1, 3]
+    assert list(figure.data[POINTS].y) == [1.5, 4.0]
+    assert list(figure.data[POINTS].error_y.array) == [0.5, 1e6 - 4]
+    assert list(figure.data[POINTS].error_y.arrayminus) == [0.5, 1.0]
 
 
 def test_every_bucket_with_nan_or_inf_is_marked() -> None:

@@ -26,7 +26,7 @@ LAST = "n => Number(document.querySelector('[data-name=\"loss\"] .plot')?.datase
 # The finite extremes that are in the drawn traces of a chart.
 EXTREMES = """name => {
   const plot = document.querySelector(`[data-name="${name}"] .plot`);
-  const drawn = plot.data.slice(0, 3).flatMap((trace) => trace.y).filter((y) => y != null);
+  const drawn = plot.data.slice(1, 4).flatMap((trace) => trace.y).filter((y) => y != null);
   return [Math.min(...drawn), Math.max(...drawn)];
 }"""
 # How high a chart's upper outline reaches, as a share of the plot's height: from the path that is on screen.
@@ -163,7 +163,7 @@ def test_nan_is_written_out_and_marked(site: ServerProcess, tab: OpenTab, run: s
     page.drawn(12)
     log(site, run, 101, loss=math.nan)
     page.wait("() => document.querySelector('[data-figure=\"loss\"] .value').textContent === 'NaN'")
-    page.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[4].x.length === 1")
+    page.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[5].x.length === 1")
     page.wait("() => document.querySelector('.verdict.critical')")
 
 
@@ -183,8 +183,8 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
     assert 4_500 < first < 5_500
     assert 9_500 < last < 10_500
     page.wait(
-        "([a, b]) => [...document.querySelectorAll('.plot')].filter(p => p.data?.[2]?.x?.length > 2)"
-        ".every(p => p.data[2].x[0] >= a && p.data[2].x.at(-1) <= b)",
+        "([a, b]) => [...document.querySelectorAll('.plot')].filter(p => p.data?.[3]?.x?.length > 2)"
+        ".every(p => p.data[3].x[0] >= a && p.data[3].x.at(-1) <= b)",
         argument=[first, last],
     )
     asked = [request for request in page.requests[before:] if "/series" in request]
@@ -196,7 +196,7 @@ def test_drag_zooms_all_charts_refetches_and_is_in_the_address(site: ServerProce
     assert reopened.page.locator(".zoomed").inner_text() == f"Steps {first:,} to {last:,}"
     reopened.page.locator('[data-name="loss"] .nsewdrag').first.dblclick()
     reopened.wait("() => !location.search.includes('x=')")
-    reopened.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[2].x[0] === 1")
+    reopened.wait("() => document.querySelector('[data-name=\"loss\"] .plot').data[3].x[0] === 1")
 
 
 def test_one_spike_in_a_million_points_is_visible_at_every_zoom(site: ServerProcess, tab: OpenTab, run: str) -> None:
@@ -235,7 +235,7 @@ def test_theme_follows_the_system_and_the_button_is_remembered(site: ServerProce
     page = tab(f"/run/{run}", scheme="dark")
     page.drawn(12)
     background = "getComputedStyle(document.body).backgroundColor"
-    line = "document.querySelector('[data-name=\"loss\"] .plot').data[2].line.color"
+    line = "document.querySelector('[data-name=\"loss\"] .plot').data[3].line.color"
     assert page.page.evaluate(background) == "rgb(14, 18, 23)"
     assert page.page.evaluate(line) == "#5cb3ff"
     page.page.locator("#theme").click()
@@ -322,8 +322,8 @@ def test_axis_smoothing_and_log_are_kept_in_the_address(site: ServerProcess, tab
     )
     assert layout["xaxis"]["type"] == "date"
     assert layout["yaxis"]["type"] == "log"
-    assert len(traces[3]["y"]) == len(traces[2]["y"]), "the smoothed line"
-    assert traces[2]["opacity"] < 1, "the raw line stays visible behind it"
+    assert len(traces[4]["y"]) == len(traces[3]["y"]), "the smoothed line"
+    assert traces[3]["opacity"] < 1, "the raw line stays visible behind it"
     page.page.locator(".segment button", has_text="Relative").click()
     page.wait("() => new URLSearchParams(location.search).get('axis') === 'relative'")
 

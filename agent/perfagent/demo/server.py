@@ -28,6 +28,8 @@ class DemoServer:
 
     data: the server's data folder, None for its own default; a server that runs on that folder is used. port: where to start
     one; None takes 8420, uses the perfagent server that listens there, and moves away from a port taken by anything else.
+    Where neither is given, PERFAGENT_SERVER names the server, as it does for every other job. Raises PerfagentError when none
+    answers there.
     """
 
     def __init__(self, *, data: Path | None = None, port: int | None = None, log: Path) -> None:
@@ -35,7 +37,8 @@ class DemoServer:
         self._data = data
         self._process: subprocess.Popen[bytes] | None = None
         self.moved_from: int | None = None
-        url = _running_on(data or _default_data())
+        url = _named() if data is None and port is None else None
+        url = url or _running_on(data or _default_data())
         if url is None and data is None and port is None and _is_ours(_local(DEFAULT_PORT)):
             url = _local(DEFAULT_PORT)
         self.found = url is not None
@@ -109,6 +112,16 @@ def _until(seconds: float) -> Iterator[None]:
 
 def _local(port: int) -> str:
     return f"http://127.0.0.1:{port}"
+
+
+def _named() -> str | None:
+    """The server that PERFAGENT_SERVER names; None where it names none. Another one is never taken in its place."""
+    url = os.environ.get("PERFAGENT_SERVER", "").strip().rstrip("/")
+    if not url:
+        return None
+    if not _is_ours(url):
+        raise PerfagentError(f"no perfagent server answers at {url}, which PERFAGENT_SERVER names; unset it to start one here")
+    return url
 
 
 def _default_data() -> Path:

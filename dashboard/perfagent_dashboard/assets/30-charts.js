@@ -12,7 +12,8 @@
   const FRAME_MS = 24;
   const MIN_LIVE_MS = 120;
   const MAX_CARDS = 160;
-  const [LOW, HIGH, MEAN, SMOOTH, NONFINITE] = [0, 1, 2, 3, 4];
+  const [BAND, LOW, HIGH, MEAN, SMOOTH, NONFINITE, POINTS] = [0, 1, 2, 3, 4, 5, 6]; // as in figures/series.py
+  const DIMMED = "0.25";
   const PLOT = { displayModeBar: false, doubleClick: false, scrollZoom: false, showAxisDragHandles: false, showTips: false };
   const UNITS = [[180, 1, "unit_s"], [3 * 3600, 60, "unit_min"], [4 * 86400, 3600, "unit_h"], [Infinity, 86400, "unit_d"]];
   const coarse = window.matchMedia("(pointer: coarse)");
@@ -35,9 +36,85 @@
     return value != null && Number.isFinite(value) ? value : null;
   }
 
+  /** Samples [from, to) as one: mean, min, max, and how many are not finite. */
+  function together(data, from, to) {
+    const one = { min: null, max: null, mean: null, bad: 0 };
+    let [sum, finite] = [0, 0];
+    for (let i = from; i < to; i++) {
+      one.bad += data.bad[i];
+      if (data.mean[i] == null) continue;
+      const weight = Math.max(1, data.count[i] - data.bad[i]);
+      sum += data.mean[i] * weight;
+      finite += weight;
+      one.min = Math.min(one.min ?? Infinity, data.min[i] ?? Infinity);
+      one.max = Math.max(one.max ?? -Infinity, data.max[i] ?? -Infinity);
+    }
+    if (finite) one.mean = to - from === 1 ? data.mean[from] : sum / finite;
+    return one;
+  }
+
+  /** The same with one row a step: the host is looked at by the clock, many times in a long step. */
+  function byStep(data) {
+    const { step } = data;
+    if (!step.some((one, i) => i > 0 && one === step[i - 1])) return data;
+    const rows = empty();
+    for (let from = 0, to; from < step.length; from = to) {
+      for (to = from + 1; step[to] === step[from]; ) to++;
+      rows.step.push(step[from]);
+      for (const [name, value] of Object.entries(together(data, from, to))) rows[name].push(value);
+    }
+    return rows;
+  }
+
+  /** The edge of the band: along low and back along high, again for every stretch without a gap. A line from one stretch to
+   * the next would enclose values that never were; a stretch without width has no band. */
+  function bandOf(x, low, high) {
+    const [xs, ys] = [[], []];
+    for (let from = 0, to; from < x.length; from = to + 1) {
+      let wide = false;
+      for (to = from; to < x.length && low[to] != null && high[to] != null; to++) wide ||= low[to] < high[to];
+      if (!wide) continue;
+      xs.push(...x.slice(from, to), ...x.slice(from, to).reverse(), null);
+      ys.push(...low.slice(from, to), ...high.slice(from, to).reverse(), null);
+    }
+    return [xs, ys];
+  }
+
+  // --- the vertical axis -----------------------------------------------------------------------------------------------------
+
+  function linearTicks([low, high]) {
+    const size = Math.max(Math.abs(low), Math.abs(high));
+    const far = size < 1e-3 || size >= 1e15;
+    // 1,000,000.2: such labels are longer than the margin, and cut off they would be other numbers. Making room for them costs
+    // time at every drawing, so only here.
+    const long = high - low < size / 1000;
+    const exponentformat = far ? "e" : long && size < 1e7 ? "none" : "SI";
+    return { type: "linear", exponentformat, separatethousands: long, automargin: long || far, dtick: undefined };
+  }
+
+  /** A step of 1, 2 or 5 times a power of ten that is not smaller. */
+  function niceStep(least) {
+    const power = 10 ** Math.floor(Math.log10(least));
+    return Number(([1, 2, 5].find((one) => one * power >= least) ?? 10) * power).toPrecision(1);
+  }
+
+  /** low and high are powers of ten. */
+  function logTicks([low, high]) {
+    let dtick = Math.max(1, Math.ceil((high - low) / 5));
+    if (high - low <= 1.2) {
+      const decades = [0, 1, 2].map((more) => Math.floor(low) + more);
+      const ticks = decades.flatMap((one) => [one, one + Math.log10(2), one + Math.log10(5)]);
+      const enough = ticks.filter((one) => one >= low && one <= high).length >= 2;
+      dtick = enough ? "D2" : `L${niceStep((10 ** high - 10 ** low) / 4)}`;
+    }
+    return { type: "log", exponentformat: "SI", separatethousands: false, automargin: false, dtick };
+  }
+
   // --- one series ------------------------------------------------------------------------------------------------------------
 
   class Chart {
+    #latest = null;
+
     constructor(board, spec) {
       this.board = board;
       this.name = spec.name;
@@ -50,11 +127,11 @@
       this.visible = false;
       this.stale = true; // what is held is not what should be shown: fetch when on screen
       this.drawnTo = 0;
-      this.latest = null;
+      this.failed = ""; // why what should be shown could not be fetched
       this.title = pa.el("h2", { title: this.metric.meaning || this.name }, this.metric.title);
       this.unit = pa.el("span", { class: "unit" });
       this.flag = pa.el("span", { class: "flag" });
-      this.value = pa.el("output", { class: "now" });
+      this.value = pa.el("span", { class: "now" }); // no <output>: a screen reader would speak every value of every chart
       this.plot = pa.el("div", { class: "plot", role: "img", "aria-label": this.metric.title });
       this.cursor = pa.el("i", { class: "cursor", hidden: true });
       this.empty = pa.el("p", { class: "empty" }, words.loading);
@@ -67,6 +144,16 @@
       );
       this.frame.addEventListener("pointermove", (event) => this.board.hover(this, event));
       this.frame.addEventListener("pointerleave", () => this.board.unhover());
+    }
+
+    /** The newest value of the run; null as long as it is not known. */
+    get latest() {
+      return this.#latest;
+    }
+
+    set latest(value) {
+      this.#latest = value;
+      this.board.want(this, "value");
     }
 
     /** Loads unless it is loaded or about to be. */
@@ -92,8 +179,9 @@
       } catch (error) {
         if (abort.signal.aborted || error.name === "AbortError") return;
         this.stale = true;
-        this.empty.textContent = pa.say("chart_failed", { message: error.message });
-        this.empty.hidden = this.data.step.length > 0;
+        this.failed = pa.say("chart_failed", { message: error.message });
+        this.#tell();
+        this.board.wantStack(this, "draw");
         return;
       } finally {
         if (this.abort === abort) this.loading = false;
@@ -103,6 +191,7 @@
     }
 
     #replace(body) {
+      this.failed = "";
       const numbers = (column) => column.map((value) => finite(pa.num(value)));
       this.data = {
         step: body.step,
@@ -118,7 +207,8 @@
       // count, unless a step has several samples; then by how far the run is known to be. In doubt a step is drawn twice.
       const inside = end >= 0 ? Math.ceil(body.count[end] / Math.max(1, this.board.world)) : 0;
       this.covered = end >= 0 ? Math.max(this.data.step[end], Math.min(this.data.step[end] + inside - 1, this.board.lastStep)) : -1;
-      if (this.latest == null && end >= 0) this.latest = this.data.mean[end] ?? (this.data.bad[end] ? NaN : null);
+      // The mean of many samples is not the newest of them, and the last one of a part of the run is not the run's.
+      if (this.latest == null && body.count[end] === 1 && !this.board.fixed()) this.latest = this.data.mean[end];
       const typical = this.data.mean.filter((value) => value != null && value !== 0).map(Math.abs);
       typical.sort((a, b) => a - b);
       this.scale = pa.scale(this.metric, typical.length ? typical[typical.length >> 1] : 0);
@@ -142,10 +232,7 @@
         else this.stale = true;
         return;
       }
-      if (this.board.fixed()) {
-        this.board.want(this, "value");
-        return;
-      }
+      if (this.board.fixed()) return;
       this.#push(band);
       if (this.data.step.length > MAX_POINTS) {
         if (this.visible) this.load();
@@ -174,29 +261,38 @@
 
     // --- drawing -----------------------------------------------------------------------------------------------------------
 
-    xs(from) {
-      const { step, time } = this.data;
-      const board = this.board;
-      if (board.mode === "step" || time.length !== step.length) return step.slice(from);
-      return time.slice(from).map((t) => board.timeX(t));
+    /** Positions [from, to) of what lies in the steps that are shown: live data that has left them is still held. */
+    shown() {
+      const { step, count } = this.data;
+      const window = this.board.window();
+      if (!window) return [0, step.length];
+      let from = lastAtOrBefore(step, window[0] - 1) + 1;
+      const reaches = from > 0 && step[from - 1] + Math.ceil(count[from - 1] / Math.max(1, this.board.world)) > window[0];
+      if (reaches) from--; // a bucket that begins before them and ends in them
+      return [from, lastAtOrBefore(step, window[1]) + 1];
     }
 
-    ys(column, from) {
+    xs({ step, time }) {
+      const board = this.board;
+      return board.mode === "step" || time.length !== step.length ? step : time.map((t) => board.timeX(t));
+    }
+
+    ys(column) {
       const { by } = this.scale;
       const log = this.board.log;
-      return column.slice(from).map((value) => (value == null || (log && value <= 0) ? null : value / by));
+      return column.map((value) => (value == null || (log && value <= 0) ? null : value / by));
     }
 
-    /** Exponential moving average without the bias of its start; continues from where it was drawn to. */
-    smooth(from) {
+    /** Exponential moving average without the bias of its start. */
+    smooth(mean) {
       const weight = this.board.smoothing;
-      if (from === 0) this.ema = { sum: 0, mass: 0 };
       const { by } = this.scale;
-      return this.data.mean.slice(from).map((value) => {
+      let [sum, mass] = [0, 0];
+      return mean.map((value) => {
         if (value == null) return null;
-        this.ema.sum = this.ema.sum * weight + (1 - weight) * (value / by);
-        this.ema.mass = this.ema.mass * weight + (1 - weight);
-        return this.ema.sum / this.ema.mass;
+        sum = sum * weight + (1 - weight) * (value / by);
+        mass = mass * weight + (1 - weight);
+        return sum / mass;
       });
     }
 
@@ -204,8 +300,9 @@
       let low = Infinity;
       let high = -Infinity;
       let above = Infinity; // smallest positive value, for a logarithmic axis
+      const [from, to] = this.shown();
       for (const column of [this.data.min, this.data.max]) {
-        for (const value of column) {
+        for (const value of column.slice(from, to)) {
           if (value == null) continue;
           if (value < low) low = value;
           if (value > high) high = value;
@@ -213,6 +310,7 @@
         }
       }
       this.clipped = [];
+      this.unseen = this.board.log && high <= 0 && low <= high;
       if (low > high) return null;
       if (this.board.clip) [low, high] = this.usual(low, high);
       const { by } = this.scale;
@@ -231,7 +329,9 @@
 
     /** The extremes without spikes: what lies further from the middle nine tenths than three times their width is left out. */
     usual(low, high) {
-      const values = [...this.data.min, ...this.data.max].filter((value) => value != null).sort((a, b) => a - b);
+      const shown = this.shown();
+      const values = [...this.data.min.slice(...shown), ...this.data.max.slice(...shown)].filter((value) => value != null);
+      values.sort((a, b) => a - b);
       const at = (share) => values[Math.min(values.length - 1, Math.floor(share * values.length))];
       const [a, b] = [at(0.05), at(0.95)];
       const reach = 3 * (b - a);
@@ -248,42 +348,45 @@
     }
 
     axes(layout) {
+      this.board.xAxis(layout.xaxis);
       const x = this.board.xRange();
       if (x) layout.xaxis.range = x;
       const y = this.yRange();
-      layout.yaxis.type = this.board.log ? "log" : "linear";
-      if (y) layout.yaxis.range = y;
-      else delete layout.yaxis.range;
-      const size = y && !this.board.log ? Math.max(Math.abs(y[0]), Math.abs(y[1])) : 1;
-      layout.yaxis.exponentformat = size < 1e-3 || size >= 1e15 ? "e" : "SI";
-      if (this.board.log) layout.yaxis.dtick = y && y[1] - y[0] > 1.2 ? Math.max(1, Math.ceil((y[1] - y[0]) / 5)) : "D2";
-      else delete layout.yaxis.dtick;
+      const range = y ?? [0, 1]; // nothing to scale by: an axis without labels
+      Object.assign(layout.yaxis, { range, showticklabels: y != null }, this.board.log ? logTicks(range) : linearTicks(range));
+    }
+
+    /** Puts what is held into the traces of a figure. */
+    fill(traces) {
+      const rows = this.board.mode === "step" ? byStep(this.data) : this.data;
+      const put = (trace, x, y) => Object.assign(traces[trace], { x, y });
+      const x = this.xs(rows);
+      const [low, high, mean] = [rows.min, rows.max, rows.mean].map((column) => this.ys(column));
+      const wide = low.some((value, i) => value !== high[i]); // else both edges would be the line itself, drawn three times
+      put(BAND, ...(wide ? bandOf(x, low, high) : [[], []]));
+      put(LOW, ...(wide ? [x, low] : [[], []]));
+      put(HIGH, ...(wide ? [x, high] : [[], []]));
+      put(MEAN, x, mean);
+      if (this.board.smoothing > 0) put(SMOOTH, x, this.smooth(rows.mean));
+      const bad = x.filter((_, i) => rows.bad[i]);
+      put(NONFINITE, bad, bad.map(() => 0.94));
+      // A line begins with two points: one between gaps is a dot, with its range.
+      const alone = [...mean.keys()].filter((i) => mean[i] != null && mean[i - 1] == null && mean[i + 1] == null);
+      put(POINTS, alone.map((i) => x[i]), alone.map((i) => mean[i]));
+      const error = { array: alone.map((i) => (high[i] ?? mean[i]) - mean[i]), arrayminus: alone.map((i) => mean[i] - (low[i] ?? mean[i])) };
+      traces[POINTS].error_y = { ...traces[POINTS].error_y, ...error };
     }
 
     draw() {
-      const pattern = structuredClone(pa.config.figures[pa.theme].series);
-      const { data, layout } = pattern;
-      const x = this.xs(0);
-      const smoothing = this.board.smoothing > 0;
-      data[LOW].x = data[HIGH].x = data[MEAN].x = x;
-      data[LOW].y = this.ys(this.data.min, 0);
-      data[HIGH].y = this.ys(this.data.max, 0);
-      data[MEAN].y = this.ys(this.data.mean, 0);
-      if (smoothing) {
+      const { data, layout } = structuredClone(pa.config.figures[pa.theme].series);
+      this.fill(data);
+      if (this.board.smoothing > 0) {
         data[SMOOTH].visible = true;
-        data[SMOOTH].x = x;
-        data[SMOOTH].y = this.smooth(0);
         data[MEAN].opacity = 0.35;
       }
-      if (x.length === 1) data[MEAN].mode = "lines+markers";
-      const bad = [];
-      for (let i = 0; i < x.length; i++) if (this.data.bad[i]) bad.push(x[i]);
-      data[NONFINITE].x = bad;
-      data[NONFINITE].y = bad.map(() => 0.94);
       layout.width = this.frame.clientWidth;
       layout.height = this.frame.clientHeight;
       layout.dragmode = coarse.matches ? false : "zoom";
-      this.board.xAxis(layout.xaxis);
       this.axes(layout);
       this.marks(layout);
       const first = !this.plot.classList.contains("js-plotly-plot");
@@ -294,61 +397,57 @@
         });
         this.plot.on("plotly_doubleclick", () => this.board.setRange(null));
       }
-      this.drawnTo = this.data.step.length;
       this.needsDraw = false;
+      this.#drawn();
+    }
+
+    /** Draws what came since. Plotly looks at all points again in any case, so they are all handed to it again. */
+    extend() {
+      if (this.drawnTo === this.data.step.length) return this.showValue();
+      if (!this.drawnTo || this.needsDraw || this.plot.layout?.width !== this.frame.clientWidth) return this.draw();
+      this.fill(this.plot.data);
+      this.axes(this.plot.layout);
+      window.Plotly.redraw(this.plot);
+      return this.#drawn();
+    }
+
+    #drawn() {
+      this.drawnTo = this.data.step.length;
       this.plot.dataset.points = String(this.drawnTo);
       this.plot.dataset.lastStep = String(this.data.step[this.drawnTo - 1] ?? "");
-      this.empty.hidden = this.drawnTo > 0;
-      if (!this.drawnTo) this.empty.textContent = words.no_samples;
+      this.#tell();
       this.showValue();
     }
 
-    extend() {
-      const from = this.drawnTo;
-      const x = this.xs(from);
-      if (!x.length) return this.showValue();
-      if (from === 0 || this.needsDraw || this.plot.layout?.width !== this.frame.clientWidth) return this.draw();
-      const traces = [LOW, HIGH, MEAN];
-      const update = { x: [x, x, x], y: [this.ys(this.data.min, from), this.ys(this.data.max, from), this.ys(this.data.mean, from)] };
-      if (this.board.smoothing > 0) {
-        traces.push(SMOOTH);
-        update.x.push(x);
-        update.y.push(this.smooth(from));
-      }
-      const bad = x.filter((_, i) => this.data.bad[from + i]);
-      if (bad.length) {
-        traces.push(NONFINITE);
-        update.x.push(bad);
-        update.y.push(bad.map(() => 0.94));
-      }
-      this.axes(this.plot.layout);
-      window.Plotly.extendTraces(this.plot, update, traces);
-      this.drawnTo = this.data.step.length;
-      this.plot.dataset.points = String(this.drawnTo);
-      this.plot.dataset.lastStep = String(this.data.step[this.drawnTo - 1]);
-      this.showValue();
-      return undefined;
+    /** What stands over the plot: why it is empty, or that it is not what was asked for. */
+    #tell() {
+      const none = !this.data.step.length ? words.no_samples : this.unseen ? words.no_positive : "";
+      pa.setText(this.empty, this.failed || none);
+      this.empty.hidden = !(this.failed || none);
+      this.plot.style.opacity = this.failed ? DIMMED : "";
+    }
+
+    /** The samples of the last step up to this one; none before the first. */
+    at(step) {
+      const to = lastAtOrBefore(this.data.step, step) + 1;
+      return together(this.data, lastAtOrBefore(this.data.step, this.data.step[to - 1] - 1) + 1, to);
     }
 
     /** The newest value, or the one under the cursor. */
     showValue() {
-      const pointed = this.board.pointed;
-      const at = pointed == null || this.cursor.hidden || !this.data.step.length ? -1 : Math.max(0, lastAtOrBefore(this.data.step, pointed));
-      let value = this.latest;
-      let spread = "";
-      if (at >= 0) {
-        value = this.data.mean[at] ?? (this.data.bad[at] ? NaN : null);
-        const [low, high] = [this.data.min[at], this.data.max[at]];
-        if (low != null && high != null && pa.si(low / this.scale.by) !== pa.si(high / this.scale.by)) {
-          spread = ` ${pa.si(low / this.scale.by)} … ${pa.si(high / this.scale.by)}`;
-        }
-      }
+      const { by } = this.scale;
+      const pointed = this.cursor.hidden || !this.data.step.length ? null : this.board.pointed;
+      const one = pointed == null ? { mean: this.latest, bad: 0 } : this.at(pointed);
+      const bad = one.mean == null ? one.bad > 0 : !Number.isFinite(one.mean);
+      // Of a bucket it is only known how many are not finite, not which of both they are.
+      const absent = bad ? words.legend_nonfinite : pointed == null && this.data.step.length ? "" : words.na;
       pa.setText(this.unit, this.scale.unit === this.title?.textContent ? "" : this.scale.unit);
-      pa.setText(this.value, value == null ? words.na : pa.si(value / this.scale.by));
-      if (spread) this.value.append(pa.el("small", null, spread));
-      this.value.classList.toggle("bad", Number.isNaN(value));
-      const bad = this.data.bad.reduce((sum, count) => sum + count, 0);
-      pa.setText(this.flag, [...(this.clipped ?? []), ...(bad ? [pa.say("nonfinite", { count: pa.count(bad) })] : [])].join(" · "));
+      pa.setText(this.value, one.mean == null ? absent : pa.si(one.mean / by));
+      const [low, high] = [one.min, one.max].map((value) => (value == null ? "" : pa.si(value / by)));
+      if (low !== high) this.value.append(pa.el("small", null, ` ${low} … ${high}`));
+      this.value.classList.toggle("bad", bad);
+      const lost = this.data.bad.slice(...this.shown()).reduce((sum, count) => sum + count, 0);
+      pa.setText(this.flag, [...(this.clipped ?? []), ...(lost ? [pa.say("nonfinite", { count: pa.count(lost) })] : [])].join(" · "));
     }
 
     marks(layout) {
@@ -387,7 +486,7 @@
       this.plot = pa.el("div", { class: "plot", role: "img", "aria-label": words.where });
       this.empty = pa.el("p", { class: "empty" }, words.where_empty);
       this.unit = pa.el("span", { class: "unit" });
-      this.total = pa.el("output", { class: "now" });
+      this.total = pa.el("span", { class: "now" });
       this.legend = pa.el("div", { class: "shares" });
       this.cursor = pa.el("i", { class: "cursor", hidden: true });
       this.frame = pa.el("div", { class: "frame" }, this.plot, this.cursor, this.empty);
@@ -409,11 +508,13 @@
 
     /** Seconds a step by phase, over equal bins of steps. A phase that happens rarely is spread over the steps of its bin. */
     bins(count) {
-      const whole = this.board.charts.get("step_time_s")?.data ?? empty();
-      if (!whole.step.length) return null;
-      const first = whole.step[0];
-      const last = whole.step[whole.step.length - 1];
-      const n = Math.max(1, Math.min(count, whole.step.length));
+      const chart = this.board.charts.get("step_time_s");
+      const whole = chart?.data ?? empty();
+      const [from, to] = chart?.shown() ?? [0, 0];
+      if (from >= to) return null;
+      const first = whole.step[from];
+      const last = whole.step[to - 1];
+      const n = Math.max(1, Math.min(count, to - from));
       const width = (last - first + 1) / n;
       const steps = new Float64Array(n);
       const times = new Float64Array(n);
@@ -427,13 +528,14 @@
         }
       };
       let seconds = 0;
-      whole.step.forEach((step, i) => {
+      let all = 0;
+      for (let i = from; i < to; i++) {
         spread(whole, i, steps, 1);
-        times[Math.min(n - 1, Math.floor((step - first) / width))] ||= whole.time[i] ?? 0;
+        times[Math.min(n - 1, Math.floor((whole.step[i] - first) / width))] ||= whole.time[i] ?? 0;
         seconds += (whole.mean[i] ?? 0) * whole.count[i];
-      });
+        all += whole.count[i];
+      }
       const used = [...steps.keys()].filter((i) => steps[i] && times[i]);
-      const all = whole.count.reduce((sum, count) => sum + count, 0);
       const phases = {};
       const totals = {};
       for (const [phase, chart] of this.parts()) {
@@ -458,7 +560,11 @@
     draw() {
       const binned = this.bins(240);
       const drawable = binned && Object.keys(binned.phases).length > 0;
-      this.empty.hidden = Boolean(drawable);
+      const charts = [this.board.charts.get("step_time_s"), ...this.parts().map(([, chart]) => chart)];
+      const failed = charts.find((chart) => chart?.failed)?.failed;
+      pa.setText(this.empty, failed ?? words.where_empty);
+      this.empty.hidden = Boolean(drawable) && !failed;
+      this.plot.style.opacity = failed ? DIMMED : "";
       this.drawn = performance.now();
       if (!drawable) return;
       const scale = pa.scale({ name: "step_time_s", unit: "s" }, binned.mean);
@@ -549,8 +655,10 @@
       }
       try {
         this.matrix = await pa.api(`/runs/${encodeURIComponent(this.board.run)}/ranks?${query}`);
+        this.plot.style.opacity = "";
       } catch {
-        return; // the other charts say that the server is away
+        this.plot.style.opacity = DIMMED; // the other charts say why
+        return;
       }
       this.board.want(this, "draw");
     }
@@ -789,14 +897,26 @@
     xRange() {
       const window = this.window();
       const [a, b] = window ?? [this.firstStep, this.lastStep];
-      if (!(b > a)) return window ? [a - 0.5, b + 0.5] : null;
+      if (!this.fixed() && !(this.lastStep > this.firstStep)) return this.#oneStep();
+      if (!(b > a)) return [a - 0.5, b + 0.5];
       const [from, to] = [this.stepX(a), this.stepX(b)];
       if (from == null || to == null || !(to > from)) return null;
       const pad = window && this.fixed() ? 0 : (to - from) * 0.01;
       return [from - (window ? 0 : pad), to + pad];
     }
 
+    /** One step is all there is: it stands in the middle, or the time of its samples goes from edge to edge. */
+    #oneStep() {
+      if (this.mode === "step") return [this.lastStep - 0.5, this.lastStep + 0.5];
+      const { time } = this.#table();
+      if (!time.length) return null;
+      const [from, to] = [time[0], time[time.length - 1]];
+      const pad = Math.max(0.5, (to - from) * 0.01);
+      return [this.timeX(from - pad), this.timeX(to + pad)];
+    }
+
     xAxis(axis) {
+      delete axis.dtick; // of a run that had few steps when it was drawn
       if (this.mode === "clock") {
         axis.type = "date";
         axis.nticks = 4;
@@ -840,8 +960,13 @@
       this.table = null;
       this.saw(band.step[end]);
       this.charts.get(band.name)?.append(band);
-      if (this.stack && (band.name === "step_time_s" || band.name.startsWith("phase/"))) this.want(this.stack, "extend");
+      this.wantStack(band, "extend");
       if (this.ranks && band.name === "step_time_s") this.want(this.ranks, "extend");
+    }
+
+    /** Where a step goes is drawn from the series of other charts. */
+    wantStack({ name }, what) {
+      if (this.stack && (name === "step_time_s" || name.startsWith("phase/"))) this.want(this.stack, what);
     }
 
     changed(chart) {
@@ -854,7 +979,7 @@
         }
         this.saw(chart.data.step[chart.data.step.length - 1]);
       }
-      if (this.stack && (chart.name === "step_time_s" || chart.name.startsWith("phase/"))) this.want(this.stack, "draw");
+      this.wantStack(chart, "draw");
       this.onChange(chart);
     }
 
@@ -915,6 +1040,7 @@
         }
         if (part.stale) {
           if (what === "draw" && part.drawnTo) part.draw();
+          else if (what === "value") part.showValue();
           continue;
         }
         if (what === "draw") part.draw();

@@ -4,6 +4,8 @@
   const pa = window.perfagent;
   const { words, shapes } = pa.config;
   const PAGE = 100;
+  const SEARCHED = 1000; // runs a request while a text is looked for, which the server does not know
+  const TYPING_MS = 250;
   const TREND_POINTS = 60;
   const NAMES = ["loss", "tokens_per_s", "samples_per_s", "gpu/utilization_pct"];
   const MOST_LOSSES = 100; // names of them that are heard
@@ -71,7 +73,7 @@
         const value = this.values[name];
         const [number, unit] = value == null ? [words.na, ""] : pa.show(pa.metric(name), value);
         cell.classList.toggle("absent", value == null);
-        cell.classList.toggle("bad", Number.isNaN(value));
+        cell.classList.toggle("bad", value != null && !Number.isFinite(value));
         if (cell.dataset.text === number + unit) return;
         cell.dataset.text = number + unit;
         pa.put(cell, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
@@ -110,6 +112,7 @@
         return pa.api(`${path}/series?name=${encodeURIComponent(this.lossName)}&points=${TREND_POINTS}`);
       };
       const [series, verdict] = await Promise.allSettled([latestAndTrend(), pa.api(`${path}/verdict`)]);
+      if (verdict.reason?.status === 404) return this.page.drop(this);
       if (verdict.status === "fulfilled") {
         this.verdict = verdict.value;
         this.showVerdict();
@@ -118,14 +121,16 @@
         this.trend = series.value.mean.map((value) => pa.num(value)).map((value) => (Number.isFinite(value) ? value : null));
         this.showTrend();
       }
+      return undefined;
     }
 
     async refreshVerdict() {
       try {
         this.verdict = await pa.api(`/runs/${encodeURIComponent(this.summary.run)}/verdict`);
         this.showVerdict();
-      } catch {
-        // The badge says that the server is away; the line stays as it was.
+      } catch (problem) {
+        if (problem.status === 404) this.page.drop(this); // deleted
+        // Else the badge says that the server is away; the line stays as it was.
       }
     }
 
@@ -159,9 +164,9 @@
       this.losses = new Set(); // by the names that scripts gave them
       this.sent = []; // names that the server was asked for, by message, and has not confirmed yet
       this.heard = new Set(); // those that it has: what comes from then on is not missed
-      this.state = new URLSearchParams(location.search).get("state") ?? "";
-      this.projectName = new URLSearchParams(location.search).get("project") ?? "";
-      this.text = new URLSearchParams(location.search).get("q") ?? "";
+      this.next = undefined; // cursor of the runs older than the list that is held; null: all are held; undefined: none was asked for
+      this.found = null; // what the server was asked for beyond that list, with the filter
+      this.#readAddress();
       this.body = document.getElementById("fleet-rows");
       this.messages = 0; // that told of a run
       this.note = document.getElementById("fleet-note");
@@ -206,6 +211,21 @@
       }, 1000);
     }
 
+    #readAddress() {
+      const query = new URLSearchParams(location.search);
+      this.state = query.get("state") ?? "";
+      this.projectName = query.get("project") ?? "";
+      this.text = query.get("q") ?? "";
+    }
+
+    /** The address was changed by a link or the back button while this page stays. */
+    readdress() {
+      this.#readAddress();
+      this.search.value = this.text;
+      this.#showProjects();
+      this.#refilter();
+    }
+
     /** Hears a loss from now on that has a name of its own. */
     follow(name) {
       if (NAMES.includes(name) || this.losses.has(name) || this.losses.size >= MOST_LOSSES) return;
@@ -219,7 +239,7 @@
         on: {
           input: () => {
             this.text = this.search.value.trim();
-            this.#filter();
+            this.#refilter(TYPING_MS);
           },
         },
       });
@@ -229,13 +249,14 @@
         on: {
           change: () => {
             this.projectName = this.projects.value;
-            this.#filter();
+            this.#refilter();
           },
         },
       });
       pa.put(document.getElementById("fleet-project"), this.projects);
     }
 
+    /** The newest runs of all kinds, or those after the cursor. What of them does not fit the filter is held and hidden. */
     async load(cursor) {
       const before = this.messages;
       const turn = cursor ? this.turn : (this.turn = (this.turn ?? 0) + 1);
@@ -247,16 +268,93 @@
         return;
       }
       if (this.closed || turn !== this.turn) return; // asked anew meanwhile
+      if (!cursor) this.#dropDeleted(page, before);
       for (const summary of page.runs) {
-        const known = this.rows.get(summary.run);
-        const row = known?.heardAt > before ? known : this.#take(summary); // a message that came meanwhile is newer
+        const row = this.#takeUnlessNewer(summary, before);
         if (row.filled && !cursor) {
           row.filled = false;
           if (row.visible) row.fill();
         }
       }
       this.next = page.next;
+      this.#find();
       this.#arrange();
+    }
+
+    /** Nothing tells that a run was deleted: it is missing among its neighbours. */
+    #dropDeleted(page, before) {
+      const listed = new Set(page.runs.map((summary) => summary.run));
+      const oldest = page.next === null ? "" : page.runs[page.runs.length - 1].started;
+      for (const row of [...this.rows.values()]) {
+        if (!listed.has(row.summary.run) && !(row.heardAt > before) && row.summary.started > oldest) this.#remove(row);
+      }
+    }
+
+    #remove(row) {
+      clearTimeout(row.timer);
+      this.rows.delete(row.summary.run);
+      this.observer.unobserve(row.node);
+      row.node.remove();
+    }
+
+    /** Takes the line of a deleted run away. */
+    drop(row) {
+      if (this.closed || this.rows.get(row.summary.run) !== row) return;
+      this.#remove(row);
+      this.#arrange();
+    }
+
+    #filtered() {
+      return Boolean(this.state || this.projectName || this.text);
+    }
+
+    /** After the filter has changed: what is held at once, and what is not held after `ms`. */
+    #refilter(ms = 0) {
+      this.found = this.next && this.#filtered() ? { busy: true } : null; // what was asked for with the former filter is forgotten
+      this.#filter();
+      clearTimeout(this.typing);
+      this.typing = setTimeout(() => this.#find(), ms);
+    }
+
+    /** Where not all runs are held, the server picks by project and state, and the text is looked for here, page by page. */
+    async #find(cursor) {
+      if (this.closed) return;
+      if (!this.next || !this.#filtered()) {
+        this.found = null; // what is held is all, or all that is asked for
+        return;
+      }
+      const found = (this.found = { busy: true, state: this.state, next: cursor });
+      const before = this.messages;
+      let fresh = 0;
+      try {
+        do {
+          const query = new URLSearchParams({ limit: String(this.text ? SEARCHED : PAGE) });
+          for (const [key, value] of [["project", this.projectName], ["state", this.state], ["cursor", found.next]]) if (value) query.set(key, value);
+          const page = await pa.api(`/runs?${query}`);
+          if (this.closed || this.found !== found) return; // another filter meanwhile
+          const fits = page.runs.filter((summary) => this.#fits(summary));
+          for (const summary of fits) this.#takeUnlessNewer(summary, before);
+          fresh += fits.length;
+          found.next = page.next;
+        } while (found.next && fresh < PAGE);
+      } catch (problem) {
+        if (this.found === found) found.problem = problem;
+      }
+      if (this.closed || this.found !== found) return;
+      found.busy = false;
+      this.#arrange();
+    }
+
+    /** Whether every run of a state that fits project and text is held, so that a count of them is the count. */
+    #isWhole(state) {
+      if (this.next === null) return true;
+      const { found } = this;
+      return Boolean(found) && !found.busy && found.next === null && (!found.state || found.state === state);
+    }
+
+    #takeUnlessNewer(summary, before) {
+      const known = this.rows.get(summary.run);
+      return known?.heardAt > before ? known : this.#take(summary); // a message that came meanwhile is newer
     }
 
     #take(summary) {
@@ -333,8 +431,9 @@
     }
 
     #showProjects() {
-      const names = [...new Set([...this.rows.values()].map((row) => row.summary.project))].sort();
-      const key = names.join("\n");
+      const held = [...this.rows.values()].map((row) => row.summary.project);
+      const names = [...new Set(this.projectName ? [...held, this.projectName] : held)].sort();
+      const key = JSON.stringify([names, this.projectName]);
       if (this.projectKey === key) return;
       this.projectKey = key;
       pa.put(this.projects,
@@ -343,20 +442,30 @@
       );
     }
 
+    /** Whether a run is of the chosen project and has the text in what it is called by. */
+    #fits(summary) {
+      if (this.projectName && summary.project !== this.projectName) return false;
+      const label = [summary.name, summary.run, summary.project, summary.host, summary.group, ...(summary.tags ?? [])].join(" ").toLowerCase();
+      return label.includes(this.text.toLowerCase());
+    }
+
     #filter() {
-      const text = this.text.toLowerCase();
       const counts = {};
       let shown = 0;
       for (const row of this.rows.values()) {
         const { summary } = row;
-        const label = [summary.name, summary.run, summary.project, summary.host, summary.group, ...(summary.tags ?? [])].join(" ").toLowerCase();
-        const fits = (!this.projectName || summary.project === this.projectName) && (!text || label.includes(text));
+        const fits = this.#fits(summary);
         if (fits) counts[summary.state] = (counts[summary.state] ?? 0) + 1;
         row.node.hidden = !(fits && (!this.state || summary.state === this.state));
         if (!row.node.hidden) shown++;
       }
       this.#chips(counts);
       this.#note(shown);
+      this.#writeAddress();
+    }
+
+    #writeAddress() {
+      if (!pa.arrived()) return; // the address is already that of another page, which has not come yet
       const url = new URL(location);
       for (const [key, value] of [["state", this.state], ["project", this.projectName], ["q", this.text]]) {
         if (value) url.searchParams.set(key, value);
@@ -375,43 +484,51 @@
             on: {
               click: () => {
                 this.state = this.state === state ? "" : state;
-                this.#filter();
+                this.#refilter();
                 document.querySelector(`#fleet-states [data-state="${state}"]`)?.focus();
               },
             },
           },
           state ? pa.el("i", { "aria-hidden": "true" }, shapes[state]) : null,
           label,
-          pa.el("b", null, String(count)),
+          count ? pa.el("b", null, count) : null,
         );
-      const states = Object.keys(shapes).filter((state) => counts[state] || state === this.state);
-      const key = JSON.stringify([counts, this.state]);
+      // Of a state that no held run is in, others may be: it can be chosen, and has no number.
+      const count = (state, held) => (this.#isWhole(state) ? String(held) : held ? `${held}+` : "");
+      const states = Object.keys(shapes).filter((state) => counts[state] || state === this.state || !this.#isWhole(state));
+      const key = JSON.stringify([counts, this.state, states, this.#isWhole(""), this.#isWhole(this.state)]);
       if (this.chipKey === key) return;
       this.chipKey = key;
       document
         .getElementById("fleet-states")
-        .replaceChildren(chip("", words.all, all), ...states.map((state) => chip(state, words[`state_${state}`], counts[state] ?? 0)));
+        .replaceChildren(chip("", words.all, count("", all)), ...states.map((state) => chip(state, words[`state_${state}`], count(state, counts[state] ?? 0))));
     }
 
     #note(shown) {
+      if (!this.rows.size && this.next === undefined) return; // the list is on its way
       this.table.hidden = this.rows.size === 0;
       document.querySelector(".fleet-head").hidden = this.rows.size === 0;
       if (!this.rows.size) {
         if (!this.note.querySelector(".welcome")) pa.put(this.note, welcome());
         return;
       }
+      const { busy, problem } = this.found ?? {};
       const nodes = [];
-      if (!shown) {
-        const clear = () => {
-          this.state = this.text = this.projectName = this.search.value = this.projects.value = "";
-          this.#filter();
-        };
-        nodes.push(pa.el("p", { class: "hint" }, words.no_match, " ", pa.el("button", { type: "button", class: "button", on: { click: clear } }, words.clear)));
-      }
-      if (this.next) {
-        nodes.push(pa.el("button", { type: "button", class: "button", on: { click: () => this.load(this.next) } }, words.more));
-      }
+      if (busy) nodes.push(pa.el("p", { class: "hint", role: "status" }, words.searching));
+      else if (problem) nodes.push(pa.el("p", { class: "hint" }, pa.say("search_failed", { message: problem.message })));
+      else if (!shown) nodes.push(this.#nothing());
+      const more = this.found ? this.found.next : this.next;
+      const get = () => (this.found ? this.#find(more) : this.load(more));
+      if (more && !busy) nodes.push(pa.el("button", { type: "button", class: "button", on: { click: get } }, words.more));
       pa.put(this.note, ...nodes);
+    }
+
+    #nothing() {
+      const clear = () => {
+        this.state = this.text = this.projectName = this.search.value = this.projects.value = "";
+        this.#refilter();
+      };
+      return pa.el("p", { class: "hint" }, words.no_match, " ", pa.el("button", { type: "button", class: "button", on: { click: clear } }, words.clear));
     }
 
     close() {
@@ -419,6 +536,7 @@
       this.feed.close();
       this.observer.disconnect();
       clearInterval(this.clock);
+      clearTimeout(this.typing);
       cancelAnimationFrame(this.frame);
     }
   }

@@ -94,7 +94,7 @@
       pa.put(host,
         ...names.map((name) => {
           const label = pa.el("span", { class: "label" }, "");
-          const value = pa.el("output", { class: "value" });
+          const value = pa.el("span", { class: "value" }); // no <output>: it would be read aloud at every sample
           const more = pa.el("span", { class: "more" });
           const trend = pa.el("span", { class: "trend" });
           const node = pa.el("div", { class: "figure card", "data-figure": name }, label, value, more, trend);
@@ -111,13 +111,14 @@
       if (cell.key === key) return;
       cell.key = key;
       pa.setText(cell.label, label);
-      pa.put(cell.value, number, ...(unit ? [pa.el("small", null, ` ${unit}`)] : []));
+      pa.put(cell.value, number, ...(unit ? [" ", pa.el("small", null, unit)] : []));
       pa.setText(cell.more, more ?? "");
       cell.node.className = `figure card ${number === words.na ? "absent" : ""} ${tone ?? ""}`;
     }
 
-    /** What the chart of a name holds, as a small line; drawn at most once a second. */
+    /** What the chart of a name holds of the whole run, as a small line; drawn at most once a second. */
     #trend(cell, name) {
+      if (this.page.board.range) return; // the number beside it is of the whole run, and so is the line
       const now = performance.now();
       const held = this.cells[cell];
       if (now - (held.drawn ?? -1e9) < 1000) return;
@@ -128,17 +129,47 @@
       pa.put(held.trend, pa.sparkline(mean.filter((_, i) => i % stride === 0 || i === mean.length - 1)));
     }
 
-    /** Finite extreme of the whole run: [value, step]. While a part of it is shown, what was known before. */
-    #extreme(name, column, better) {
+    /** What a figure says of a series' finite extreme over the whole run. While a part of it is shown, what was known before. */
+    #extreme(name, column, key) {
       this.extremes ??= {};
       const data = this.page.board.charts.get(name)?.data;
-      if (!data || this.page.board.range) return this.extremes[name] ?? null;
-      let best = null;
-      data[column].forEach((value, i) => {
-        if (value != null && (best == null || better(value, best[0]))) best = [value, data.step[i]];
+      if (data && !this.page.board.range) this.extremes[name] = this.#extremeOf(name, data, column);
+      const best = this.extremes[name];
+      if (!best) return "";
+      return pa.say(best.exact ? key : `${key}_near`, { value: pa.si(best.value), step: best.exact ? pa.count(best.step) : pa.si(best.step) });
+    }
+
+    /** {value, step, exact}; null where there is none. With ranks it is of their mean, the quantity of the number beside it. */
+    #extremeOf(name, data, column) {
+      const { ranks } = this.page;
+      const better = column === "min" ? (a, b) => a < b : (a, b) => a > b;
+      let at = -1;
+      const values = ranks > 1 ? data.mean : data[column];
+      values.forEach((value, i) => {
+        if (value != null && (at < 0 || better(value, values[at]))) at = i;
       });
-      this.extremes[name] = best;
-      return best;
+      if (at < 0) return null;
+      const best = { value: values[at], step: data.step[at], exact: data.count[at] <= ranks };
+      if (best.exact || ranks > 1) return best;
+      return this.#placed(name, column, best, data.step[at + 1] - 1);
+    }
+
+    /** A bucket is named by its first step: it is asked for once as single steps, to tell at which one the extreme is. */
+    #placed(name, column, best, end) {
+      this.places ??= {};
+      const key = JSON.stringify([name, column, best.step, best.value]);
+      const known = this.places[name];
+      if (known?.key === key) return known.best;
+      const place = (this.places[name] = { key, best });
+      const query = new URLSearchParams({ name, from: String(best.step), points: "1000" });
+      query.set("to", String(Number.isFinite(end) ? end : this.page.board.lastStep));
+      pa.api(`${this.page.path}/series?${query}`).then((body) => {
+        const at = body[column].findIndex((value, i) => body.count[i] === 1 && pa.num(value) === best.value);
+        if (at < 0) return;
+        place.best = { ...best, step: body.step[at], exact: true };
+        this.page.showFigures();
+      }).catch(() => {}); // "near" is true as well
+      return place.best;
     }
 
     show() {
@@ -146,6 +177,7 @@
       const text = (name, value) => pa.show(pa.metric(name), value);
       const bad = (value) => (Number.isNaN(value) || Math.abs(value) === Infinity ? "critical" : "");
 
+      const { ranks } = this.page;
       const rate = at("tokens_per_s") != null ? "tokens_per_s" : "samples_per_s";
       const time = at("step_time_s");
       this.#put("throughput", words.kpi_throughput, ...text(rate, at(rate)), time > 0 ? stepRate(time) : "");
@@ -153,12 +185,10 @@
       this.#put("step_time", words.kpi_step_time, ...text("step_time_s", time), this.#median("step_time_s"));
       const lossName = pa.lossOf([...this.page.values.keys()].filter((name) => at(name) != null));
       const loss = at(lossName);
-      const lowest = this.#extreme(lossName, "min", (a, b) => a < b);
-      this.#put("loss", words.kpi_loss, pa.si(loss), "", lowest ? pa.say("kpi_lowest", { value: pa.si(lowest[0]), step: pa.count(lowest[1]) }) : "", bad(loss));
+      this.#put("loss", words.kpi_loss, pa.si(loss), "", this.#extreme(lossName, "min", "kpi_lowest"), bad(loss));
 
       const grad = at("grad/norm");
-      const highest = this.#extreme("grad/norm", "max", (a, b) => a > b);
-      this.#put("grad", words.kpi_grad, pa.si(grad), "", highest ? pa.say("kpi_highest", { value: pa.si(highest[0]), step: pa.count(highest[1]) }) : "", bad(grad));
+      this.#put("grad", words.kpi_grad, pa.si(grad), "", this.#extreme("grad/norm", "max", "kpi_highest"), bad(grad));
 
       if (at("gpu/utilization_pct") != null || at("host/cpu_pct") == null) {
         const power = at("gpu/power_w");
@@ -166,7 +196,7 @@
         this.#put("device", words.kpi_gpu, ...text("gpu/utilization_pct", at("gpu/utilization_pct")), more);
       } else {
         const own = at("process/cpu_pct");
-        this.#put("device", words.kpi_cpu, ...text("host/cpu_pct", at("host/cpu_pct")), own != null ? pa.say("kpi_process_cpu", { value: pa.si(own) }) : words.kpi_no_gpu);
+        this.#put("device", words.kpi_cpu, ...text("host/cpu_pct", at("host/cpu_pct")), own != null ? pa.say(ranks > 1 ? "kpi_processes_cpu" : "kpi_process_cpu", { value: pa.si(own), count: ranks }) : words.kpi_no_gpu);
       }
 
       const used = at("gpu/memory_used_bytes") ?? at("cuda/allocated_bytes");
@@ -176,14 +206,17 @@
       } else {
         const host = at("host/memory_used_bytes");
         const total = at("host/memory_total_bytes");
-        const more = host != null && total ? pa.say("kpi_host_memory", { used: pa.si(host / 2 ** 30), total: text("host/memory_total_bytes", total).join(" ") }) : "";
-        this.#put("memory", words.kpi_memory, ...text("process/rss_bytes", at("process/rss_bytes")), more);
+        const parts = [
+          ranks > 1 && at("process/rss_bytes") != null ? pa.say("kpi_processes", { count: ranks }) : null,
+          host != null && total ? pa.say("kpi_host_memory", { used: pa.si(host / 2 ** 30), total: text("host/memory_total_bytes", total).join(" ") }) : null,
+        ];
+        this.#put("memory", words.kpi_memory, ...text("process/rss_bytes", at("process/rss_bytes")), parts.filter(Boolean).join(", "));
       }
 
       const wait = this.#share();
       if (wait) {
         const [part, whole] = [text("phase/data_s", wait[0]).join(" "), text("step_time_s", wait[1]).join(" ")];
-        this.#put("data", words.kpi_data, pa.si((100 * wait[0]) / wait[1]), "%", pa.say("kpi_share", { part, whole }), wait[0] / wait[1] > 0.2 ? "warning" : "");
+        this.#put("data", words.kpi_data, pa.si((100 * wait[0]) / wait[1]), "%", pa.say("kpi_share", { part, whole }), this.page.isFound("data_bound") ? "warning" : "");
       } else this.#put("data", words.kpi_data, words.na, "", time != null ? words.kpi_no_loader : "");
 
       const charted = {
@@ -242,19 +275,19 @@
       return `/runs/${encodeURIComponent(this.run)}`;
     }
 
+    /** How many processes report: those the run was started with, or, where only its script reports, those that did. */
+    get ranks() {
+      return Math.max(this.summary?.world_size || 1, this.ranksSeen ?? 1);
+    }
+
     async start() {
       let summary;
       try {
         summary = await pa.api(this.path);
       } catch (problem) {
         if (this.closed) return;
-        const unknown = problem.status === 404;
-        const all = pa.link("/", { class: "button" }, words.to_fleet);
-        pa.put(this.root,
-          unknown ? pa.notice(pa.say("no_run_title", { run: this.run }), words.no_run, all) : pa.problemNotice(problem),
-        );
-        pa.showFeed("paused");
-        pa.put(document.getElementById("feed"));
+        if (problem.status === 404) this.#unknown();
+        else this.#instead(pa.problemNotice(problem));
         return;
       }
       if (this.closed) return;
@@ -283,6 +316,28 @@
       await this.loadSession();
     }
 
+    /** There is no such run, or no longer. */
+    #unknown() {
+      this.close();
+      const all = pa.link("/", { class: "button" }, words.to_fleet);
+      this.#instead(pa.notice(pa.say("no_run_title", { run: this.run }), words.no_run, all));
+    }
+
+    #instead(notice) {
+      pa.put(this.root, notice);
+      pa.showFeed("paused");
+      pa.put(document.getElementById("feed"));
+    }
+
+    /** Nothing tells that a run was deleted: who looks closer into it finds out. */
+    async #look() {
+      try {
+        await pa.api(this.path);
+      } catch (problem) {
+        if (problem.status === 404 && !this.closed) this.#unknown();
+      }
+    }
+
     /** Everything that is on screen, at its level of detail: at the start and after a gap. */
     async refresh() {
       const heard = this.heardRuns;
@@ -292,13 +347,16 @@
         if (this.closed) return;
         if (turn !== this.turn) return; // asked anew meanwhile
         if (heard === this.heardRuns) this.showSummary(summary); // else a message that came meanwhile is newer
-      } catch {
-        if (this.closed || turn > 1) return; // the feed tells that the server is away
+      } catch (problem) {
+        if (this.closed) return;
+        if (problem.status === 404) return this.#unknown();
+        if (turn > 1) return; // the feed tells that the server is away
       }
       this.board.reload();
       if (ENDED.has(this.summary.state)) this.loadEnding();
       if (this.console?.open) this.loadConsole();
       await Promise.all([this.loadNames(), this.loadLatest(), this.loadVerdict(), this.loadAlerts()]);
+      return undefined;
     }
 
     async loadNames() {
@@ -306,6 +364,7 @@
         const { names } = await pa.api(`${this.path}/names`);
         if (this.closed) return;
         this.board.addNames(names);
+        this.#added();
         // The figures at the top draw these, also while their charts are below the fold.
         for (const name of [...FIGURES, pa.lossOf([...names])]) this.board.charts.get(name)?.fetch();
       } catch (problem) {
@@ -320,7 +379,7 @@
       const hidden = this.board.hiddenNames.length;
       if (!this.board.charts.size) pa.put(note, pa.el("p", { class: "hint" }, words.no_charts));
       else pa.put(note, ...(hidden ? [pa.el("p", { class: "hint" }, pa.say("too_many", { count: hidden }))] : []));
-      if (this.summary.world_size > 1 && this.board.charts.has("step_time_s")) this.board.addRanks();
+      if (this.ranks > 1 && this.board.charts.has("step_time_s")) this.board.addRanks();
       this.#groups();
     }
 
@@ -331,13 +390,47 @@
         for (const [name, sample] of Object.entries(latest)) {
           if (heard.has(name)) continue;
           this.values.set(name, pa.num(sample.value));
-          const chart = this.board.charts.get(name);
-          if (chart) chart.latest = pa.num(sample.value);
         }
+        this.#tellCharts();
+        this.#countRanks(latest);
       } catch {
         return;
       }
       this.showFigures();
+    }
+
+    /** After the board was given names. */
+    #added() {
+      this.#tellCharts();
+      for (const { group, title } of this.board.charts.values()) {
+        if (group === "logged" && !title.firstElementChild) pa.put(title, pa.el("bdi", { dir: "ltr" }, title.textContent)); // its head is cut
+      }
+    }
+
+    /** One newest value of a name on the whole page, whichever came first: the value or its chart. */
+    #tellCharts() {
+      for (const [name, chart] of this.board.charts) {
+        if (!this.values.has(name)) continue;
+        chart.latest = this.values.get(name);
+        this.board.want(chart, "value");
+      }
+    }
+
+    /** A run that only its script reports says nowhere how many processes it has. */
+    async #countRanks(latest) {
+      const several = Object.keys(latest).find((name) => latest[name].rank === "all");
+      if (!several || this.summary.world_size > 1) return;
+      try {
+        const { ranks } = await pa.api(`${this.path}/ranks?${new URLSearchParams({ name: several, points: "1" })}`);
+        this.ranksSeen = ranks.length;
+      } catch {
+        return; // asked again with the next values
+      }
+      if (this.closed) return;
+      this.showSummary(this.summary);
+      this.#charted();
+      this.showFigures();
+      if (this.console?.open) this.loadConsole();
     }
 
     async loadSession() {
@@ -409,7 +502,10 @@
         if (this.board.charts.has(band.name)) this.board.append(band);
         else fresh.push(band.name);
       }
-      if (fresh.length && this.board.addNames(fresh)) this.#charted();
+      if (fresh.length && this.board.addNames(fresh)) {
+        this.#added();
+        this.#charted();
+      }
       if (!this.verdict || this.verdict.rule === "healthy") this.#later("verdict", 5000, () => this.loadVerdict());
       this.showFigures();
     }
@@ -432,13 +528,13 @@
     showSummary(summary) {
       const first = !this.summary;
       this.summary = summary;
-      this.board.world = summary.world_size || 1;
+      this.board.world = this.ranks;
       this.board.started = pa.unix(summary.started);
       this.board.saw(summary.step);
       const started = pa.unix(summary.started);
       const ended = pa.unix(summary.ended);
       document.title = `${summary.name || summary.run} · ${pa.config.title}`;
-      const key = JSON.stringify([summary.name, summary.state, summary.project, summary.world_size, summary.attempts, summary.tags, summary.host, summary.ended]);
+      const key = JSON.stringify([summary.name, summary.state, summary.project, this.ranks, summary.attempts, summary.tags, summary.host, summary.ended]);
       if (key !== this.headKey) {
         this.headKey = key;
         this.age = pa.el("span", null);
@@ -447,7 +543,7 @@
           pa.el("span", null, `${words.step} `, this.stepNode),
           started ? pa.el("span", { title: pa.fullTime(started) }, pa.say("started", { time: pa.shortTime(started) })) : null,
           this.age,
-          summary.world_size > 1 ? pa.el("span", null, pa.say("ranks", { count: summary.world_size })) : null,
+          this.ranks > 1 ? pa.el("span", null, pa.say("ranks", { count: this.ranks })) : null,
           summary.attempts > 1 ? pa.el("span", null, pa.say("attempts", { count: summary.attempts })) : null,
           summary.host ? pa.el("span", { title: words.host }, summary.host) : null,
           ...(summary.tags ?? []).slice(0, 8).map((tag) => pa.el("span", { class: "tag" }, tag)),
@@ -464,10 +560,8 @@
       const heard = summary.state === "lost" ? pa.unix(summary.updated) : null;
       if (heard) pa.setText(this.age, pa.say("last_heard", { ago: pa.ago(heard) }));
       else if (started) {
-        pa.setText(
-          this.age,
-          ended ? pa.say("took", { duration: pa.duration(ended - started) }) : pa.say("running_for", { duration: pa.duration(Date.now() / 1000 - started) }),
-        );
+        const spent = pa.duration((ended ?? Date.now() / 1000) - started);
+        pa.setText(this.age, pa.say(ended ? "took" : summary.state === "starting" ? "starting_for" : "running_for", { duration: spent }));
       }
       if (first || ENDED.has(summary.state)) this.showEnding();
     }
@@ -478,6 +572,33 @@
 
     // --- verdict -----------------------------------------------------------------------------------------------------------------
 
+    /** Whether a rule speaks now: in the verdict, beside it, or as an alert. */
+    isFound(rule) {
+      const open = this.alerts.filter((alert) => alert.state === "firing");
+      return [this.verdict, ...(this.findings ?? []), ...open].some((one) => one?.rule === rule);
+    }
+
+    /** Read aloud when the verdict becomes another one, not when a number in its sentence moves. */
+    #announce(verdict) {
+      const key = `${verdict.rule} ${verdict.severity}`;
+      if (this.announced === key) return;
+      this.announced = key;
+      this.part("announced").textContent = `${words[`severity_${pa.tone(verdict)}`]}: ${verdict.message}`;
+    }
+
+    /** Builds what is in a host anew. Who stood on one of its buttons stands on that button again, or on its successor. */
+    #rebuild(host, build) {
+      const button = host.contains(document.activeElement) ? document.activeElement.closest("[data-action]") : null;
+      const place = (node) => node?.closest("[data-alert]")?.dataset.alert;
+      const [action, alert] = [button?.dataset.action, place(button)];
+      build();
+      if (!button) return;
+      const left = [...host.querySelectorAll("[data-action]")].filter((one) => place(one) === alert);
+      const next = left.find((one) => one.dataset.action === action) ?? left[0] ?? (alert ? host.querySelector(`[data-alert="${CSS.escape(alert)}"]`) : null) ?? host;
+      if (!next.matches("button")) next.tabIndex = -1;
+      next.focus({ preventScroll: true });
+    }
+
     showVerdict() {
       const host = this.part("verdict");
       const verdict = this.verdict;
@@ -486,6 +607,8 @@
       const key = JSON.stringify([verdict, this.findings, this.mayAct, this.alerts.map((a) => [a.id, a.state, a.acknowledged, a.muted_until])]);
       if (key === this.verdictKey) return;
       this.verdictKey = key;
+      this.#announce(verdict);
+      this.showFigures(); // one of them has the colour of a finding
       host.className = `verdict card ${tone}`;
       const since = pa.unix(verdict.since);
       const when =
@@ -496,14 +619,14 @@
             : since
               ? pa.say("since", { time: pa.shortTime(since) })
               : null;
-      const ranks = verdict.ranks?.length && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
+      const ranks = verdict.ranks?.length && this.ranks > 1 ? pa.say("on_ranks", { ranks: verdict.ranks.slice(0, 8).join(", ") + (verdict.ranks.length > 8 ? " …" : "") }) : null;
       const parts = phaseShares(verdict.evidence?.phases_s);
       const found = facts(verdict);
       const others = (this.findings ?? []).filter((finding) => finding.rule !== verdict.rule && finding.rule !== "healthy").slice(0, 3);
       const steps = (verdict.fix ?? "").split(/\n+/).filter(Boolean);
       const alert = this.alerts.find((one) => one.rule === verdict.rule && one.state === "firing");
       const past = this.alerts.filter((one) => one.state === "resolved" && one.resolved).slice(0, 2);
-      pa.put(host,
+      this.#rebuild(host, () => pa.put(host,
         pa.el("header", null, pa.severityMark(tone), pa.el("h2", null, verdict.message)),
         when || ranks ? pa.el("p", { class: "when", title: since ? pa.fullTime(since) : null }, [when, ranks].filter(Boolean).join(" · ")) : null,
         found.length
@@ -521,7 +644,7 @@
         parts ? barOfStep(parts) : null,
         alert ? this.#actions(alert) : null,
         tone === "healthy" ? this.sharesNode : null,
-      );
+      ));
     }
 
     #lines(title, findings, more) {
@@ -555,12 +678,13 @@
     #action(alert, verb, label, query) {
       const button = pa.el("button", { type: "button", class: "button", "data-action": verb }, label);
       button.addEventListener("click", async () => {
-        button.disabled = true;
+        if (button.getAttribute("aria-disabled")) return;
+        button.setAttribute("aria-disabled", "true"); // not disabled: that would take the keyboard's focus from it
         try {
           await pa.api(`/alerts/${encodeURIComponent(alert.id)}/${verb}${query ?? ""}`, { method: "POST" });
           await this.loadAlerts();
         } catch (problem) {
-          button.disabled = false;
+          button.removeAttribute("aria-disabled");
           button.title = problem.message;
           button.classList.add("failed");
         }
@@ -584,6 +708,7 @@
     }
 
     #writeAddress() {
+      if (!pa.arrived()) return; // the address is already that of another page, which has not come yet
       const { range, mode, log, clip, smoothing } = this.board;
       const url = new URL(location);
       const set = (name, value) => (value ? url.searchParams.set(name, value) : url.searchParams.delete(name));
@@ -598,6 +723,7 @@
     #rangeChanged() {
       this.#writeAddress();
       this.#showRange();
+      this.#later("look", 500, () => this.#look());
     }
 
     #tools() {
@@ -654,6 +780,7 @@
       filter.addEventListener("input", () => {
         board.filter.text = filter.value.trim().toLowerCase();
         if (board.filter.text) board.reveal(board.filter.text);
+        this.#added();
         board.applyFilter();
       });
       const legend = pa.el(
@@ -758,7 +885,7 @@
         pa.put(this.alertHost, pa.el("p", { class: "quiet" }, words.alerts_none));
         return;
       }
-      pa.put(this.alertHost,
+      this.#rebuild(this.alertHost, () => pa.put(this.alertHost,
         ...sorted.slice(0, 50).map((alert) => {
           const since = pa.unix(alert.since);
           const resolved = pa.unix(alert.resolved);
@@ -783,14 +910,14 @@
             alert.state === "firing" ? this.#actions(alert) : null,
           );
         }),
-      );
+      ));
     }
 
     async loadConsole() {
       try {
         const { events } = await pa.api(`${this.path}/events?kind=log&limit=${CONSOLE_EVENTS}`);
         const lines = events.flatMap((event) => {
-          const prefix = this.summary.world_size > 1 ? `[${event.rank}] ` : "";
+          const prefix = this.ranks > 1 ? `[${event.rank}] ` : "";
           return (event.data.lines ?? []).map((line) => prefix + line);
         });
         const text = lines.slice(-CONSOLE_LINES).join("\n") || words.console_none;
@@ -826,24 +953,27 @@
       }
       const when = pa.unix(ended);
       const exception = told?.data.exception;
-      const headline = typeof exception === "string" ? exception : exception ? `${exception.type ?? ""}: ${exception.message ?? ""}` : reason;
+      const name = typeof exception === "string" ? exception : exception ? `${exception.type ?? ""}: ${exception.message ?? ""}` : "";
+      const headline = [told?.data.reason, reason].find((text) => typeof text === "string" && text.startsWith(name)) ?? name; // the reason has its message, too
       const traceback = Array.isArray(told?.data.traceback) ? told.data.traceback.join("") : told?.data.traceback;
       pa.put(this.endingHost,
         pa.el(
           "section",
           { class: "card ending" },
           pa.el("h2", null, words.ending),
-          pa.el("p", null, pa.stateBadge(state), " ", headline || reason || ""),
+          pa.el("p", null, pa.stateBadge(state), " ", headline),
           pa.el(
             "p",
             { class: "quiet" },
-            [told && this.summary.world_size > 1 ? pa.say("on_ranks", { ranks: told.rank }) : null, `${words.step} ${pa.count(this.summary.step)}`].filter(Boolean).join(" · "),
+            [told && this.ranks > 1 ? pa.say("on_ranks", { ranks: told.rank }) : null, `${words.step} ${pa.count(this.summary.step)}`].filter(Boolean).join(" · "),
             when ? " · " : "",
             when ? pa.timeNode(when) : null,
           ),
           traceback ? pa.el("details", { open: true }, pa.el("summary", null, words.traceback), pa.el("pre", { class: "console", tabindex: "0" }, traceback)) : null,
         ),
       );
+      const shown = this.endingHost.querySelector("pre");
+      if (shown) shown.scrollTop = shown.scrollHeight; // what was raised stands last
     }
 
     close() {

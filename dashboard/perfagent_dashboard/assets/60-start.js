@@ -6,13 +6,55 @@
   let current = null;
   let node = null;
 
+  const ARRIVE_MS = 3000;
+  let arriving = 0;
+
+  function unquoted(path) {
+    try {
+      return decodeURIComponent(path);
+    } catch {
+      return path; // a stray %: the server reads it as it stands, too
+    }
+  }
+
+  /** Whether the page that is up is the one of the address. */
+  pa.arrived = function () {
+    const path = unquoted(location.pathname);
+    const run = path.startsWith("/run/") ? path.slice(5).replace(/^\/+|\/+$/g, "") : "";
+    const { page, run: shown } = node?.dataset ?? {};
+    if (run) return page === "run" && shown === run;
+    return page === (path === "/" ? "fleet" : "missing");
+  };
+
+  /** Dash does not ask again for a page whose request was lost. Then all is loaded anew, once the server answers. */
+  async function insist() {
+    clearTimeout(arriving);
+    if (pa.arrived()) return;
+    const up = await fetch("/healthz", { cache: "no-store", signal: AbortSignal.timeout(ARRIVE_MS) }).catch(() => null);
+    if (!up?.ok) {
+      await new Promise((done) => setTimeout(done, ARRIVE_MS));
+      return insist();
+    }
+    if (!pa.arrived()) location.reload();
+    return undefined;
+  }
+
   /** Goes to an address without loading everything again. Dash's Location listens to popstate. */
   pa.go = function (path) {
-    if (path === location.pathname) return;
+    if (path === location.pathname + location.search) {
+      if (!pa.arrived()) insist();
+      return;
+    }
     history.pushState(null, "", path);
     window.dispatchEvent(new PopStateEvent("popstate"));
     window.scrollTo(0, 0);
   };
+
+  window.addEventListener("popstate", () => {
+    if (pa.arrived()) current?.readdress?.();
+    clearTimeout(arriving);
+    arriving = setTimeout(insist, ARRIVE_MS);
+  });
 
   document.addEventListener("click", (event) => {
     const link = event.target.closest?.("a[data-nav]");

@@ -20,18 +20,19 @@ def layout(run: str) -> Component:
     return html.Div(
         [
             html.Div(id="run-head", className="run-head"),
+            html.P(id="run-announced", className="heard", role="status"),  # for screen readers: another verdict
             html.Div(
                 [
                     html.Section(
                         id="run-verdict",
                         className="verdict wait",
-                        **hyphenated(aria_label=ENGLISH["verdict"], aria_live="polite"),
+                        **hyphenated(aria_label=ENGLISH["verdict"]),
                     ),
                     html.Section(id="run-figures", className="figures"),
                 ],
                 className="run-top",
             ),
-            html.Div(id="run-tools", className="tools", role="toolbar", **hyphenated(aria_label=ENGLISH["range"])),
+            html.Div(id="run-tools", className="tools", role="toolbar", **hyphenated(aria_label=ENGLISH["tools"])),
             html.Div(id="run-charts", className="grid"),
             html.Div(id="run-note"),
             html.Div(id="run-below", className="below"),

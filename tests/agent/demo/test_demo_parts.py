@@ -112,3 +112,17 @@ def test_the_command_refuses_a_number_of_steps_that_is_none() -> None:
     command.command(parser)
     with pytest.raises(ConfigError, match="--steps is 0"):
         command.demo(parser.parse_args(["--steps", "0"]))
+
+
+def test_the_server_of_the_environment_is_used_and_never_silently_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PERFAGENT_DATA", str(tmp_path))
+    monkeypatch.setenv("PERFAGENT_SERVER", "http://127.0.0.1:8999/")
+    monkeypatch.setattr(server, "_is_ours", lambda url: url == "http://127.0.0.1:8999")
+    found = server.DemoServer(log=tmp_path / "log")
+    found.http.close()
+    assert (found.found, found.url) == (True, "http://127.0.0.1:8999")
+    monkeypatch.setattr(server, "_is_ours", lambda url: False)
+    with pytest.raises(PerfagentError, match="8999, which PERFAGENT_SERVER names"):
+        server.DemoServer(log=tmp_path / "log")
