@@ -7,6 +7,7 @@ about ranks is read in identity.py). An argument wins over the environment, the 
 from __future__ import annotations
 
 import os
+import stat
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,26 @@ DEFAULT_SERVER = "http://127.0.0.1:8420"
 
 
 def _default_state_dir() -> Path:
-    return Path("~/.local/state/perfagent").expanduser()
+    try:
+        return Path("~/.local/state/perfagent").expanduser()
+    except RuntimeError:
+        return _homeless_state_dir()
+
+
+def _homeless_state_dir() -> Path:
+    """For a user without a home folder: a container that runs under a number which has no entry in its passwd file."""
+    import tempfile
+
+    own = f"perfagent-{os.getuid()}"
+    try:
+        folder = Path(tempfile.gettempdir()) / own
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError:  # no temporary folder either: the spool is kept in memory, and that is told
+        return Path("/tmp") / own  # noqa: S108
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
+        raise ConfigError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
+    return folder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +61,8 @@ class AgentConfig:
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     state_dir: Path = field(default_factory=_default_state_dir)
-    """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent."""
+    """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the temporary
+    folder."""
     overhead_budget_pct: float = 0.5
     """Share of the step time that the agent may take; the governor stretches sampling periods to stay below it."""
     flush_s: float = 1.0
@@ -56,11 +77,8 @@ class AgentConfig:
     """What is kept in memory when the spool cannot be written, bytes."""
 
     def __post_init__(self) -> None:
-        address = urlsplit(self.server)
-        if address.username is not None or address.password is not None:
-            raise ConfigError("server must not hold a user or password: the key goes into PERFAGENT_API_KEY")
-        if address.scheme not in ("http", "https") or not address.hostname:
-            raise ConfigError(f"server must be an http:// or https:// address such as {DEFAULT_SERVER}, not {self.server!r}")
+        _check_server(self.server)
+        _check_key(self.api_key)
         object.__setattr__(self, "server", self.server.rstrip("/"))
         for name, kind in (("project", "project"), ("run_id", "run")):
             value = getattr(self, name)
@@ -89,14 +107,19 @@ class AgentConfig:
             raise ConfigError(f"unknown setting {sorted(unknown)}; known are {sorted(item.name for item in fields(cls))}")
         values: dict[str, Any] = {}
         for name, variable in _VARIABLES.items():
-            text = os.environ.get(variable)
-            if text:
+            text = os.environ.get(variable, "")
+            if text.strip() if name in _STRIPPED else text:
                 values[name] = text
         values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
         state_home = os.environ.get("XDG_STATE_HOME")
         if state_home:
-            values["state_dir"] = Path(state_home).expanduser() / "perfagent"
+            try:
+                values["state_dir"] = Path(state_home).expanduser() / "perfagent"
+            except RuntimeError:  # "~" of somebody who has no home
+                values["state_dir"] = _homeless_state_dir()
         values.update((name, value) for name, value in overrides.items() if value is not None)
+        # a secret from a file ends with a line break
+        values.update((name, values[name].strip()) for name in _STRIPPED if isinstance(values.get(name), str))
         for name in ("record", "state_dir"):
             if name in values:
                 values[name] = _folder(name, values[name])
@@ -113,6 +136,43 @@ _VARIABLES = {
     "record": "PERFAGENT_RECORD",
 }
 
+_STRIPPED = ("server", "api_key")
+
+
+def _check_server(server: str) -> None:
+    """Raises ConfigError for what is no address of a server."""
+    like = f"an address such as {DEFAULT_SERVER} or https://monitor.example/perfagent"
+    given = repr(server[:200]) if "@" not in server else "one with a user or password"
+    try:
+        address = urlsplit(server)
+        port = address.port
+    except ValueError:  # its own message may hold a piece of a password
+        raise ConfigError(f"server must be {like}, with a port of 1 to 65535, not {given}") from None
+    if address.username is not None or address.password is not None:
+        raise ConfigError("server must not hold a user or password: the key goes into PERFAGENT_API_KEY")
+    if address.scheme not in ("http", "https") or not address.hostname:
+        raise ConfigError(f"server must be an http:// or https:// address such as {DEFAULT_SERVER}, not {given}")
+    if port == 0:
+        raise ConfigError(f"server must be {like}, with a port of 1 to 65535, not {given}")
+    if "?" in server or "#" in server:
+        raise ConfigError(f"server must be {like}, without a query (?) or fragment (#), not {given}: take what is behind away")
+    if not server.isprintable() or " " in server or not address.path.isascii():
+        raise ConfigError(f"server must be {like}, without spaces, and with a path of ASCII characters, not {given}")
+
+
+def _check_key(key: str | None) -> None:
+    """Raises ConfigError for what no header can carry. The key itself is never shown."""
+    if key is None:
+        return
+    if not isinstance(key, str):
+        raise ConfigError(f"api_key must be text, not {type(key).__name__}")
+    if not key.isascii() or not key.isprintable() or " " in key:
+        wrong = next(at for at, letter in enumerate(key, 1) if not "!" <= letter <= "~")
+        raise ConfigError(
+            f"api_key must be printable ASCII without spaces; character {wrong} of {len(key)} is not: copy the key again into "
+            "PERFAGENT_API_KEY (`perfagent keys create ingest` makes one)"
+        )
+
 
 def _truth(variable: str, text: str) -> bool:
     if text.strip().lower() in ("", "0", "false", "no", "off"):
@@ -125,4 +185,8 @@ def _truth(variable: str, text: str) -> bool:
 def _folder(name: str, value: Any) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a folder, not {value!r:.80}")
-    return Path(value).expanduser().absolute()
+    try:
+        return Path(value).expanduser().absolute()
+    except (RuntimeError, OSError) as error:  # "~" of somebody who has no home; a working folder that was deleted
+        told = f"{str(value)!r:.80} cannot ({error}): give a whole path"
+        raise ConfigError(f"{name} must be a folder that can be found; {told}") from None

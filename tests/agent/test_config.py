@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import pwd
+import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -51,3 +55,90 @@ def test_disabled_is_yes_or_no(monkeypatch):
 
 def test_the_key_is_not_shown():
     assert "pfa_ingest" not in repr(AgentConfig(api_key="pfa_ingest_1_x"))
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        "http://127.0.0.1:84200",
+        "http://127.0.0.1:port",
+        "http://127.0.0.1:0",
+        "http://[::1",
+        "http://monitor:8420/?x=1",
+        "http://monitor:8420/#/runs",
+        "http://monitor:8420/a b",
+        "http://moni\ttor:8420",
+        "http://monitor:8420/größe",
+    ],
+)
+def test_an_address_that_cannot_be_reached_is_refused_with_what_is_allowed(server, monkeypatch):
+    monkeypatch.setenv("PERFAGENT_SERVER", server)
+    with pytest.raises(ConfigError, match="such as http://127") as raised:
+        AgentConfig.from_env()
+    assert repr(server) in str(raised.value), "what was given"
+
+
+def test_no_password_is_shown_of_an_address_that_is_refused():
+    for server in ("http://user:hunter2@[::1", "http://user:hunter2@monitor:84200", "http://user:hun#ter2@monitor"):
+        with pytest.raises(ConfigError) as raised:
+            AgentConfig(server=server)
+        assert "hun" not in str(raised.value)
+
+
+def test_spaces_and_line_breaks_round_address_and_key_are_taken_off(monkeypatch):
+    monkeypatch.setenv("PERFAGENT_SERVER", " http://monitor:8420/ \n")
+    monkeypatch.setenv("PERFAGENT_API_KEY", "pfa_ingest_1_x\r\n")
+    settings = AgentConfig.from_env()
+    assert (settings.server, settings.api_key) == ("http://monitor:8420", "pfa_ingest_1_x")
+    monkeypatch.setenv("PERFAGENT_SERVER", " ")
+    monkeypatch.setenv("PERFAGENT_API_KEY", "\n")
+    settings = AgentConfig.from_env()
+    assert (settings.server, settings.api_key) == (DEFAULT_SERVER, None)
+
+
+@pytest.mark.parametrize("key", ["pfa_ingest\n_secret", "pfa ingest_secret", "pfä_ingest_secret", 5])
+def test_a_key_that_no_header_can_carry_is_refused_and_not_shown(key):
+    with pytest.raises(ConfigError, match="api_key must be") as raised:
+        AgentConfig(api_key=key)
+    assert "secret" not in str(raised.value)
+
+
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """A container that runs under a number without an entry in passwd: nobody knows where home is."""
+    monkeypatch.delenv("HOME", raising=False)
+    monkeypatch.delenv("XDG_STATE_HOME", raising=False)
+
+    def unknown(_):
+        raise KeyError("getpwuid(): uid not found")
+
+    monkeypatch.setattr(pwd, "getpwuid", unknown)
+    monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path))
+    return tmp_path / f"perfagent-{os.getuid()}"
+
+
+def test_without_a_home_the_state_lies_in_a_private_folder_of_the_temporary_one(homeless, monkeypatch):
+    before = os.umask(0)
+    try:
+        assert AgentConfig.from_env().state_dir == homeless
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(homeless.stat().st_mode) == 0o700
+    assert AgentConfig.from_env().state_dir == homeless, "and the next process finds it"
+    monkeypatch.setenv("XDG_STATE_HOME", "~/state")
+    assert AgentConfig.from_env().state_dir == homeless
+
+
+def test_a_temporary_folder_that_others_may_use_is_refused(homeless, tmp_path):
+    homeless.mkdir(mode=0o755)
+    with pytest.raises(ConfigError, match="XDG_STATE_HOME"):
+        AgentConfig.from_env()
+    homeless.rmdir()
+    homeless.symlink_to(tmp_path)
+    with pytest.raises(ConfigError, match="XDG_STATE_HOME"):
+        AgentConfig.from_env()
+
+
+def test_a_folder_to_record_into_that_cannot_be_found_is_named(homeless):
+    with pytest.raises(ConfigError, match="record must be a folder"):
+        AgentConfig.from_env(record="~nobody9/x")

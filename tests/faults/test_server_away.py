@@ -71,7 +71,8 @@ def test_a01_without_a_server_the_start_is_quick_and_says_so_once(fault: Account
         for step in range(10):
             sender.rows.append(row(step))
         until(lambda: sender.counters["failed"] >= 2, why="it does not try again")
-    expected = f"perfagent: server {url} unreachable, recording to {sender.spool.folder}; will retry"
+    why = "ConnectionRefusedError: [Errno 111] Connection refused"
+    expected = f"perfagent: server {url} unreachable ({why}), recording to {sender.spool.folder}; will retry"
     assert [record.message for record in caplog.records] == [expected]
     sender.close("finished")
     frames = left_in(sender.spool.folder)

@@ -21,6 +21,7 @@ from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.account import entry_count
 from perfagent.hooks.layout import StepPacker
+from perfagent.hooks.progress import Mark
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import StepRow
 
@@ -53,6 +54,7 @@ class Collector:
     """Of one sender. before_row: called before a row that cannot be written down as a note is made: earlier notes are read first.
 
     pressing: of the rows last collected: one holds what must not wait for the next frame. newest: the highest step so far.
+    What was dropped because rows came too fast is counted as "overflows".
     """
 
     def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
@@ -63,15 +65,24 @@ class Collector:
         self._calls = self._values = 0
         self._epoch = 0.0
         self._newest_step = 0
+        self._passed = 0
+        """Rows that were taken or dropped so far, as far as that is known: up to the last mark."""
         self.pressing = False
         self.newest = 0
+        Mark.put(sender.rows)
+
+    @property
+    def waits(self) -> bool:
+        """Whether a row is there that was not taken yet, or something to be told of those that were dropped."""
+        rows: deque[Any] = self._sender.rows
+        return len(rows) > 1 or (len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh))
 
     def collect(self, now: float, *, last: bool) -> Taken:
         """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
         self.pressing = False
-        if not most:
+        if not self.waits:
             return _NOTHING
         p = self._sender.progress
         plain = p is not None and p.clock is None and not elsewhere()
@@ -111,6 +122,10 @@ class Collector:
                     usual = False
                 if not usual:
                     self._step(row.with_user_loss(p) if losses else row, rows)
+            elif kind is Mark:
+                self._compare(row, taken)
+                most -= 1
+                continue
             elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
@@ -118,6 +133,7 @@ class Collector:
             if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
                 give_way()
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
+        self._passed += taken
         self.newest = max(newest, self.newest, self._newest_step)
         self._account(steps, entries)
         if len(losses) > _LOSSES_KEPT:
@@ -127,6 +143,14 @@ class Collector:
         if not all(map(is_finite, packed)):
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
         return Taken(rows, packed, taken)
+
+    def _compare(self, mark: Mark, taken: int) -> None:
+        """What was handed in before the mark with what was taken of it; the difference was dropped."""
+        dropped = mark.before - self._passed - taken
+        if dropped > 0:
+            self._sender.counters["overflows"] += dropped
+        self._passed += dropped
+        mark.renew(self._sender.rows)
 
     def _step(self, note: tuple[Any, ...], rows: list[Any]) -> None:
         try:

@@ -169,14 +169,13 @@ class Dispatcher:
 
     def _drain(self, now: float, *, last: bool = False) -> None:
         """last: rows that are still on the device are given up."""
-        if len(self.sender.rows) == self.sender.rows.maxlen:
-            self.sender.counters["overflows"] += 1
-            self.sender.tell(
-                "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
-            )
         if now >= self._tell_gone_at or last:
             self._tell_gone(now)
         taken = self._collector.collect(now, last=last)
+        if self.sender.counters["overflows"]:
+            self.sender.tell(
+                "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
+            )
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
@@ -279,7 +278,25 @@ class Dispatcher:
                 logging.WARNING,
                 "perfagent: some logged values are no numbers and were left out (text, None, complex, arrays)",
             )
+        if refused["step"]:
+            self.sender.tell(
+                "step", logging.WARNING, "perfagent: some logged steps are beyond 64 bits; what was logged for them is left out"
+            )
+        if refused["name"]:
+            self.sender.tell(
+                "name", logging.WARNING, "perfagent: some logged values have no name (empty, or no text) and were left out"
+            )
         refused.clear()
+
+    def _tell_rejected(self, item: Mapping[str, Any]) -> None:
+        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted."""
+        name, reason = (_line(item.get(key)) for key in ("name", "reason"))
+        self.sender.tell(
+            "rejected",
+            logging.WARNING,
+            f"perfagent: the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
+            "all that is left out is counted in agent/dropped",
+        )
 
     def _identify(self) -> None:
         """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach() gave it
@@ -404,6 +421,7 @@ class Dispatcher:
             for item in answer.rejected:
                 count = item.get("count")
                 self.sender.counters["rejected"] += count if isinstance(count, int) else 1
+                self._tell_rejected(item)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
             if job.spool in (None, self.spool):  # not what a dead process of before is asked for
@@ -448,7 +466,7 @@ class Dispatcher:
             self.sender.tell(
                 "unreachable",
                 logging.WARNING,
-                f"perfagent: server {server} unreachable, recording to {self.spool.folder}; will retry",
+                f"perfagent: server {server} unreachable ({_line(answer.reason)}), recording to {self.spool.folder}; will retry",
             )
 
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
@@ -512,7 +530,7 @@ class Dispatcher:
         for source in self.sender.sources:
             source.poll()
         self._drain(now)
-        while self.sender.rows and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
+        while self._collector.waits and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
             time.sleep(0.01)
             self._drain(time.monotonic())
         self.spool.read_drafts()  # what of them is refused is told with the last rows
@@ -554,6 +572,12 @@ class Dispatcher:
 def _called(identity: Identity) -> tuple[str | None, str]:
     """Name and project as they leave the process. The training thread may change them at any time, so they are read only."""
     return identity.name and redacted_text(identity.name), redacted_text(identity.project)
+
+
+def _line(text: Any) -> str:
+    """What came from elsewhere, short enough for a line that says more."""
+    found = " ".join(str(text or "").split())
+    return found if len(found) <= 200 else found[:199] + "…"
 
 
 def _cause(error: OSError) -> str:

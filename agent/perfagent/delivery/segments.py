@@ -366,7 +366,7 @@ def torn(data: bytes, end: int) -> bool:
     if rest < FRAMING.size:
         return True
     length, _, kind = FRAMING.unpack_from(data, end)
-    return kind in (HEADER, TICK, FRAME) and length <= MAX_RECORD and end + FRAMING.size + length > len(data)
+    return kind in (HEADER, TICK, DRAFT, FRAME) and length <= MAX_RECORD and end + FRAMING.size + length > len(data)
 
 
 def decode_header(payload: bytes) -> Header:

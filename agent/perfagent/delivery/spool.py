@@ -62,6 +62,8 @@ TICK_BYTES = 16 * 2**20
 TICKS_BYTES = 2**18  # a file of ticks that are all acknowledged is begun anew above this
 KEEP_S = 60.0
 QUARANTINE_BYTES = 16 * 2**20
+REASON = b"R"
+"""The kind of a record in the quarantine that says why the frame behind it was refused."""
 
 
 class Outgoing(msgspec.Struct):
@@ -106,7 +108,12 @@ class _Drafted(msgspec.Struct, array_like=True):
         return Draft(self.context, self.rows, [Packed(*block) for block in self.packed])
 
 
+class _Reason(msgspec.Struct):
+    seq: int
+
+
 _encoder = msgspec.msgpack.Encoder()
+_reason_decoder = msgspec.msgpack.Decoder(_Reason)
 _tick_decoder = msgspec.msgpack.Decoder(tuple[int, list[Group], list[Event]])
 _draft_decoder = msgspec.msgpack.Decoder(_Drafted)
 
@@ -116,7 +123,8 @@ class Spool:
 
     `Spool(folder, header)` starts one (and never fails: without a usable disk it works in memory); `Spool.open(folder)` takes
     over what a dead process left. counters: "dropped" samples that no longer fit anywhere, "thinned" samples left out of old
-    full-resolution data to keep within the cap, "dropped_events", "corrupt" files set aside, "disk_errors".
+    full-resolution data to keep within the cap, "dropped_events", "corrupt" files set aside, "torn_bytes" cut from ends that
+    were written in part, "unreadable" files that the disk did not give, "disk_errors".
     """
 
     def __init__(
@@ -192,10 +200,12 @@ class Spool:
             if path.suffix == ".ticks":
                 self.files.old_ticks.append((path, ticks[-1].number if len(ticks) > before else 0))
         state = self.files.state
-        self._backlog.kept.extend(frames[seq] for seq in sorted(frames) if seq > state.acked and seq not in replaced)
+        # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what it has.
+        acked = 0 if self.recording else state.acked
+        self._backlog.kept.extend(frames[seq] for seq in sorted(frames) if seq > acked and seq not in replaced)
         self._read_left(ticks)
         held = [tick for tick in ticks if state.mark_from < tick.number <= state.mark_upto]
-        if held and state.marked > state.acked and state.marked not in frames and state.marked not in replaced:
+        if held and state.marked > acked and state.marked not in frames and state.marked not in replaced:
             self._inflight = Outgoing(state.marked, merge(g for t in held for g in t.groups), [e for t in held for e in t.events])
             self._inflight_upto = state.mark_upto
         covered = max(max((frame.upto for frame in frames.values()), default=0), state.mark_upto)
@@ -222,6 +232,7 @@ class Spool:
         try:
             data = path.read_bytes()
         except OSError as error:
+            self.counters["unreadable"] += 1
             self.files.failed(error)
             return
         end = len(MAGIC) if data.startswith(MAGIC) else 0
@@ -239,6 +250,7 @@ class Spool:
         with contextlib.suppress(OSError):
             if sound and torn(data, end):
                 os.truncate(path, end)
+                self.counters["torn_bytes"] += len(data) - end
                 return
             self.counters["corrupt"] += 1
             broken = path.with_name(path.name + ".corrupt")
@@ -459,7 +471,7 @@ class Spool:
         if frame is None or frame.seq != seq:
             return False
         record = framed(FRAME, squeezed((0, [(seq, 0, False, frame.groups, frame.events)])))
-        note = framed(b"R", _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
+        note = framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
         self.ack(seq)
         try:
             fd = self.files.open_private("quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
@@ -468,6 +480,8 @@ class Spool:
             return False
         try:
             size = os.fstat(fd).st_size
+            if self.recording and self._set_aside(seq):  # by an earlier `perfagent sync`
+                return True
             if size + len(record) + len(note) + len(MAGIC) > QUARANTINE_BYTES:
                 return False
             write_whole(fd, size, (b"" if size else MAGIC) + note + record)
@@ -477,6 +491,11 @@ class Spool:
         finally:
             os.close(fd)
         return True
+
+    def _set_aside(self, seq: int) -> bool:
+        """Whether the quarantine has this frame already."""
+        data = (self.folder / "quarantine").read_bytes()
+        return any(kind == REASON and _reason_decoder.decode(payload).seq == seq for _, kind, payload in records(data))
 
     def hold(self, *, now: float, force: bool = False) -> None:
         """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them."""
@@ -561,7 +580,11 @@ class Spool:
             self._backlog.lose(kept)
 
     def remove(self) -> None:
-        """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it."""
+        """Deletes the folder of a source that has nothing left to send; a quarantine or a corrupt file keeps it, and so does a
+        file that could not be read."""
+        if self.counters["unreadable"]:
+            self.abandon()
+            return
         with contextlib.suppress(OSError):
             for path in self.folder.iterdir():
                 if path.suffix in (".ticks", ".frames", ".thin") or path.name == "state":

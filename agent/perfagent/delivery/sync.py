@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import random
 import sys
 import time
@@ -19,22 +20,27 @@ from perfagent.wire import encode
 __all__ = ["Upload", "command", "upload"]
 
 PATIENCE_S = 60.0
+"""How long it is tried without an answer of the server's."""
 
 
 @dataclass(slots=True)
 class Upload:
-    """What became of one source's frames. complete: none is left; reason: why not."""
+    """What became of one source's frames. complete: none is left; reason: why not; away: because no server answered."""
 
     frames: int = 0
     samples: int = 0
     duplicate: int = 0
     refused: int = 0
     complete: bool = False
+    away: bool = False
     reason: str = ""
 
 
-def upload(spool: Spool, transport: Transport, *, until: float) -> Upload:
-    """Sends every frame of a spool, oldest first, until a point in (monotonic) time."""
+def upload(spool: Spool, transport: Transport, *, until: float, patience_s: float = 0.0, once: bool = False) -> Upload:
+    """Sends every frame of a spool, oldest first, until a point in (monotonic) time.
+
+    patience_s: so much later than the last answer, where that is later still. once: no second try where no server answers.
+    """
     result = Upload()
     failures = 0
     jitter = random.Random()  # noqa: S311 - a pause, not a secret
@@ -43,6 +49,7 @@ def upload(spool: Spool, transport: Transport, *, until: float) -> Upload:
         if left <= 0:
             result.reason = result.reason or "out of time"
             return result
+        result.away = False
         try:
             body, encoding = packed(encode(spool.frame(outgoing)), loopback=bool(getattr(transport, "loopback", True)))
             answer = judge(transport.post(body, encoding=encoding, deadline_s=min(10.0, left)))
@@ -51,10 +58,13 @@ def upload(spool: Spool, transport: Transport, *, until: float) -> Upload:
             result.refused += 1
             continue
         except ServerUnreachable as error:
-            result.reason, pause = str(error), None
+            result.reason, result.away, pause = str(error), True, None
+            if once:
+                return result
         else:
             if answer.kind == "acked":
                 failures = 0
+                until = max(until, time.monotonic() + patience_s)
                 result.frames += 1
                 result.samples += answer.stored
                 result.duplicate += answer.duplicate
@@ -87,56 +97,101 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 def _sync(arguments: argparse.Namespace) -> int:
     config = AgentConfig.from_env()
-    transport = HttpTransport(config.server, config.api_key)
     given = [Path(folder) for folder in arguments.folders]
-    missing = [folder for folder in given if not folder.is_dir()]
+    missing = [folder for folder in given if not os.path.isdir(folder)]  # noqa: PTH112 - Path's raises where it may not look
     if missing:
-        _say(f"perfagent sync: {missing[0]} is no folder")
+        _say(f"perfagent sync: {missing[0]} is no folder, or may not be looked at")
         return 2
-    sources = _sources(given) if given else folders(config.state_dir / "spool")
-    failed = sent = 0
+    roots = given or [config.state_dir / "spool"]
+    closed = [told for root in roots for told in _closed(root)]
+    for told in closed:
+        _say(told)
+    sources = _sources(given) if given else folders(roots[0])
+    round_ = _Round(config, HttpTransport(config.server, config.api_key), recordings=bool(given), every=arguments.all)
     for folder in sources:
+        round_.send(folder)
+    round_.transport.close()
+    if not sources and not closed:
+        _say("nothing to send")
+    return 1 if round_.failed or closed else 0
+
+
+class _Round:
+    """One call of the command. failed: whether something could not be read or sent."""
+
+    def __init__(self, config: AgentConfig, transport: Transport, *, recordings: bool, every: bool) -> None:
+        self.config, self.transport, self.recordings, self.every = config, transport, recordings, every
+        self.failed = False
+        self._away = False
+
+    def send(self, folder: Path) -> None:
+        """All of one source, and a line about it."""
         try:
-            spool = Spool.open(folder, recording=bool(given))
+            spool = Spool.open(folder, recording=self.recordings)
         except SpoolBusyError:
             _say(f"{folder.name}: still being written by a running process, skipped")
-            continue
+            return
         except OSError as error:
             _say(f"{folder}: {error}")
-            failed += 1
-            continue
-        if not given and spool.header.server not in (None, config.server) and not arguments.all:
-            _say(f"{folder.name}: recorded for {spool.header.server}, skipped (--all sends it to {config.server})")
+            self.failed = True
+            return
+        server = spool.header.server
+        if not self.recordings and server not in (None, self.config.server) and not self.every:
+            _say(f"{folder.name}: recorded for {server}, skipped (--all sends it to {self.config.server})")
             spool.close()
-            continue
-        if not spool.header.run:
+            return
+        if not spool.header.run and spool.waiting:
             # a rank that died before rank 0 told it the run's id: its samples get a run of their own rather than none
             attempt = max(1, int(spool.header.started * 1000))
             own = f"rank-{spool.header.source[:12]}"
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)
-        result = upload(spool, transport, until=time.monotonic() + PATIENCE_S)
-        _say(_told(spool, result))
-        sent += result.frames
-        if not result.complete:
-            failed += 1
-        if result.complete and not given and not result.refused:
+        until = time.monotonic() + PATIENCE_S
+        result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away)
+        self._away = result.away or (self._away and not result.frames)
+        lost = _damage(spool)
+        _say(_told(spool, result) + _torn(spool) + lost)
+        self.failed = self.failed or bool(lost) or not result.complete
+        if result.complete and not self.recordings and not result.refused:
             spool.remove()
         else:
             spool.close()
-    transport.close()
-    if not sources:
-        _say("nothing to send")
-    return 1 if failed else 0
 
 
 def _told(spool: Spool, result: Upload) -> str:
-    text = f"{spool.header.run} rank {spool.header.rank}: {result.frames} frames, {result.samples} samples stored, "
-    text += f"{result.duplicate} there already"
+    who = f"{spool.header.run} rank {spool.header.rank}" if spool.header.run else str(spool.folder)
+    if result.complete and result.duplicate and not result.samples:
+        text = f"{who}: nothing new for this server: {result.frames} frames, {result.duplicate} samples there already"
+    else:
+        text = f"{who}: {result.frames} frames, {result.samples} samples stored, {result.duplicate} there already"
     if result.refused:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():
         text += f"; what the server had refused before is kept in {spool.folder / 'quarantine'}"
     return text if result.complete else f"{text}; not complete: {result.reason}"
+
+
+def _torn(spool: Spool) -> str:
+    """What a kill leaves, and no fault: a record that was just being written."""
+    cut = spool.counters["torn_bytes"]
+    return f"; the last record was written in part only and is left out ({cut} bytes)" if cut else ""
+
+
+def _damage(spool: Spool) -> str:
+    """What could not be read of a source; empty where all could."""
+    text = ""
+    if damaged := spool.counters["corrupt"]:
+        kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
+        where = f"; what could not be read is in {spool.folder}: {kept}" if kept else ""
+        text += f"; {_files(damaged)} damaged{where}"
+    if unread := spool.counters["unreadable"]:
+        text += f"; {_files(unread)} could not be read ({spool.error or 'an error of the disk'})"
+    if gone := spool.counters["dropped"]:
+        text += f"; {gone} samples could not be read back"
+    return text
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
 
 
 def _sources(given: Iterable[Path]) -> list[Path]:
@@ -146,6 +201,29 @@ def _sources(given: Iterable[Path]) -> list[Path]:
         inside = folders(folder)
         found.extend(inside or ([folder] if any(folder.glob("*.ticks")) or any(folder.glob("*.frames")) else []))
     return found
+
+
+def _closed(root: Path) -> list[str]:
+    """A line for each folder, the root or one in it, that this user may not look into."""
+    try:
+        inside = [entry for entry in root.iterdir() if entry.is_dir()]
+    except FileNotFoundError:  # the spool, where nothing was ever left
+        return []
+    except OSError as error:
+        return [_cannot_read(root, error)]
+    told = []
+    for folder in inside:
+        try:
+            next(folder.iterdir(), None)
+        except FileNotFoundError:  # sent meanwhile by a running process
+            continue
+        except OSError as error:
+            told.append(_cannot_read(folder, error))
+    return told
+
+
+def _cannot_read(folder: Path, error: OSError) -> str:
+    return f"{folder}: cannot be read ({error.strerror or error}); nothing of it was sent"
 
 
 def _say(text: str) -> None:

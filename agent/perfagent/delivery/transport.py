@@ -114,7 +114,8 @@ def _reason(reply: Reply) -> str:
     text = ""
     with contextlib.suppress(msgspec.DecodeError, RecursionError, UnicodeDecodeError, TypeError, KeyError):
         text = str(msgspec.json.decode(reply.body)["error"]["message"])[:300]
-    return f"status {reply.status}" + (f": {text}" if text else "")
+    target = reply.headers.get("location", "").partition("?")[0][:200] if 300 <= reply.status < 400 else ""
+    return f"status {reply.status}" + (f" to {target}" if target else "") + (f": {text}" if text else "")
 
 
 def _pause(value: str | None, now: float | None) -> float | None:
@@ -159,9 +160,11 @@ class HttpTransport:
         self._port = address.port or (443 if self._https else 80)
         self._path = address.path.rstrip("/") + "/api/v1/ingest"
         self._host_header = address.netloc.rpartition("@")[2]
-        self._key = api_key
+        self._key = api_key.strip() if api_key else None
         self.idle = idle
         self._connection: http.client.HTTPConnection | None = None
+        self._through = ""
+        """The proxy that is asked, as host:port."""
         self._dialer = Dialer()
         self._context: ssl.SSLContext | None = None
         self.loopback = is_loopback(self._host)
@@ -189,7 +192,14 @@ class HttpTransport:
             raise AssertionError("unreachable")
         except (OSError, http.client.HTTPException, ValueError) as error:
             self.close()
-            raise ServerUnreachable(f"{type(error).__name__}: {error}" if str(error) else type(error).__name__) from error
+            raise ServerUnreachable(self._why(error)) from error
+
+    def _why(self, error: Exception) -> str:
+        """In one line, and never with the key: it is told to people."""
+        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if self._key:
+            text = text.replace(self._key, "[key]").replace(repr(self._key)[1:-1], "[key]")
+        return " ".join(text.split()) + (f", through the proxy {self._through}" if self._through else "")
 
     def _exchange(self, body: bytes, headers: dict[str, str], deadline: float) -> Reply:
         connection = self._connection
@@ -218,6 +228,7 @@ class HttpTransport:
         proxy = self._proxy()
         host, port = (proxy[0], proxy[1]) if proxy else (self._host, self._port)
         self._target, self._proxy_headers = self._path, {}
+        self._through = f"{host}:{port}" if proxy else ""
         if self._https:
             if self._context is None:
                 self._context = ssl.create_default_context()
@@ -251,7 +262,11 @@ class HttpTransport:
 
             login = f"{unquote(parts.username)}:{unquote(parts.password or '')}".encode()
             headers["Proxy-Authorization"] = "Basic " + base64.b64encode(login).decode()
-        return parts.hostname, parts.port or 80, headers
+        try:
+            port = parts.port or 80
+        except ValueError:  # its own message may hold a piece of the password
+            raise ValueError("the proxy that the environment names has no usable port") from None
+        return parts.hostname, port, headers
 
     def close(self) -> None:
         connection, self._connection = self._connection, None

@@ -12,6 +12,7 @@ is one append to a deque or one assignment.
 from __future__ import annotations
 
 import time
+import weakref
 from collections import deque
 from collections.abc import Callable
 from threading import get_ident
@@ -25,7 +26,7 @@ from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.signals.health import Health
 
-__all__ = ["Progress", "now", "state"]
+__all__ = ["Mark", "Progress", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
@@ -57,6 +58,7 @@ class Progress(_EveryStep):
     __slots__ = (
         "account",
         "accumulates",
+        "beside",
         "blocked",
         "by_log",
         "clip_norm",
@@ -78,6 +80,7 @@ class Progress(_EveryStep):
         "on_first_step",
         "on_next_model",
         "on_next_optimizer",
+        "overtaken",
         "pass_ns",
         "primary",
         "reader",
@@ -89,6 +92,7 @@ class Progress(_EveryStep):
         "skipped",
         "steppers",
         "stream",
+        "take_turns",
         "telling_ns",
         "told_phases",
         "unscaled",
@@ -114,6 +118,7 @@ class Progress(_EveryStep):
         self.measure_at = start_step  # gradients are measured when this many steps are completed
         self.completed = start_step
         self.rows = rows
+        Mark.put(rows)
         self.reader = StepReader()
         self.account = self.reader.account
         self.governor = governor
@@ -141,7 +146,10 @@ class Progress(_EveryStep):
         self.skipped = 0
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
-        self.steppers: dict[int, int] = {}  # id of other optimizers -> steps since the primary's last one
+        self.steppers: dict[int, tuple[int, int]] = {}  # id of other optimizers -> completed then, their steps since
+        self.beside: dict[int, Any] = {}  # weak references to other optimizers that stepped, by id; the newest few
+        self.overtaken = 0, 0  # id of the optimizer before this one over the same parameters, and completed when it was left
+        self.take_turns = False  # two over the same parameters step in turn: no stages
         self.blocked = 0
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
@@ -196,6 +204,14 @@ class Progress(_EveryStep):
             self.clip_norm, self.extras = [], []
             self.scaled.clear()
         return rare
+
+    def adopts(self) -> bool:
+        """Whether the calling thread, which is not the one that began the run, becomes the one that trains: it is the first that
+        does anything of a step."""
+        if self.last is not None or self.trace or self.seen_backward:
+            return False
+        self.thread = get_ident()
+        return True
 
     def in_progress(self) -> int:
         """The step that log() takes: n until the step after n starts."""
@@ -256,6 +272,42 @@ class Progress(_EveryStep):
         self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
+
+
+class Mark:
+    """Counts what a full deque of rows drops, at no cost to those who append.
+
+    One lies among the rows and knows how many were handed in before it. Where it is the one that is dropped, as many came after
+    it as the deque holds, and another one takes its place at the end. So whoever takes the rows out meets it and can compare.
+    fresh: put there by who takes the rows out, so that by itself it has nothing to tell. Nobody else may hold on to one.
+    """
+
+    __slots__ = ("_rows", "before", "fresh", "live")
+
+    def __init__(self, rows: weakref.ref[deque[Any]], before: int) -> None:
+        self._rows, self.before = rows, before
+        self.fresh, self.live = False, True
+
+    @classmethod
+    def put(cls, rows: deque[Any]) -> None:
+        """Before any row can have been dropped. A deque without a bound drops none."""
+        if rows.maxlen is not None and len(rows) < rows.maxlen and not any(type(row) is cls for row in rows):
+            rows.append(cls(weakref.ref(rows), len(rows)))
+
+    def renew(self, rows: deque[Any]) -> None:
+        """Takes it out, from the head of the rows, and puts the next one at their end."""
+        self.live = False
+        mark = Mark(self._rows, self.before)
+        mark.fresh = True
+        rows.append(mark)  # first: where the rows are full it is this one that they drop, and nothing else
+        if rows[0] is self:
+            rows.popleft()
+        mark.before += len(rows) - 1
+
+    def __del__(self) -> None:
+        rows = self._rows()
+        if self.live and rows and rows.maxlen:  # not those of a sender that lets go of them all
+            rows.append(Mark(self._rows, self.before + rows.maxlen))
 
 
 class _State:

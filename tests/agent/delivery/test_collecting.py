@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import math
+import threading
 import time
-from collections import Counter
+import weakref
+from collections import Counter, deque
 from pathlib import Path
 from typing import Any
 
@@ -228,3 +230,75 @@ def test_a_step_that_cannot_be_looked_at_costs_itself_and_no_other(sender: Any, 
     assert [note.step for note in notes_of(taken)] == [1, 3]
     assert sender.counters["dropped"] == 1
     assert not sender.rows
+
+
+# ---- rows that came too fast
+
+
+@pytest.fixture
+def bounded(sender: Any) -> Any:
+    sender.rows = deque(maxlen=1000)
+    return sender
+
+
+def logs(count: int) -> list[tuple[Any, ...]]:
+    return [(n, 1.0, 1.0, {"a": 1.0}) for n in range(count)]
+
+
+@pytest.mark.parametrize("burst", [0, 1, 998, 999, 1000, 1001, 1002, 2500, 10_007])
+@pytest.mark.parametrize("before", [0, 10])
+def test_every_row_that_a_burst_drops_is_counted(bounded: Any, burst: int, before: int) -> None:
+    Progress(bounded.rows, Governor(0.5))
+    collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
+    taken = 0
+    for handed in (before, burst, 3, burst):
+        for row in logs(handed):
+            bounded.rows.append(row)
+        taken += collector.collect(1.0, last=False).total
+    while collector.waits:
+        taken += collector.collect(1.0, last=False).total
+    assert taken + bounded.counters["overflows"] == before + 2 * burst + 3
+    if burst < 999:
+        assert bounded.counters["overflows"] == 0
+    assert not collector.waits
+
+
+def test_rows_that_were_dropped_before_the_first_was_taken_are_counted(bounded: Any) -> None:
+    """The sender's thread imports what it needs while a script logs already."""
+    Progress(bounded.rows, Governor(0.5))
+    for row in logs(5000):
+        bounded.rows.append(row)
+    collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
+    assert collector.collect(1.0, last=False).total + bounded.counters["overflows"] == 5000
+
+
+def test_rows_dropped_while_others_are_taken_are_counted(bounded: Any) -> None:
+    """Two threads, as in a training: of what was handed in each row was taken or counted."""
+    Progress(bounded.rows, Governor(0.5))
+    collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
+    handed = 300_000
+    append = bounded.rows.append
+
+    def burst() -> None:
+        for row in logs(handed):
+            append(row)
+
+    thread = threading.Thread(target=burst)
+    thread.start()
+    taken = 0
+    while thread.is_alive() or collector.waits:
+        taken += collector.collect(1.0, last=False).total
+        thread.join(1e-3)
+    assert bounded.counters["overflows"] > 0, "too slow to drop any"
+    assert taken + bounded.counters["overflows"] == pytest.approx(handed, abs=20), "a row more or less where threads meet"
+
+
+def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
+    """In a forked child, and where the agent is switched off."""
+    Progress(bounded.rows, Governor(0.5))
+    bounded.rows.append(logs(1)[0])
+    bounded.rows.clear()
+    assert not bounded.rows
+    gone = weakref.ref(bounded.rows)
+    bounded.rows = None
+    assert gone() is None

@@ -17,11 +17,14 @@ from builders import until
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
+from perfagent.delivery.columns import DROPPED
 from perfagent.delivery.segments import HEADER, TICK, decode_header, records
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.sender import MAX_ROWS, Sender
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
+from perfagent.governor import Governor
+from perfagent.hooks.progress import Progress
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 
@@ -325,6 +328,55 @@ def test_two_thousand_and_one_series_give_one_warning(
     assert sender.counters["refused_series"] == 500
     assert len([r for r in caplog.records if "series" in r.message]) == 1
     sender.close("finished")
+
+
+def test_of_what_the_server_leaves_out_the_first_reason_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    left_out = b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "a b", "reason": "too\\nlong", "count": 7}], "commands": []}'
+    sender = make(tmp_path, RecordingTransport([Reply(200, {}, left_out)] * 2))
+    sender.start()
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        for step in range(2):
+            sender.rows.append(row(step))
+            assert sender.flush(10)
+    (told,) = [record.message for record in caplog.records if "left out" in record.message]
+    assert "samples of a b (too long)" in told
+    assert sender.counters["rejected"] == 14
+    sender.close("finished")
+
+
+@pytest.mark.parametrize(
+    ("step", "values", "word"), [(2**70, {"x": 1.0}, "steps are beyond 64 bits"), (1, {"": 1.0}, "have no name")]
+)
+def test_what_cannot_be_stored_for_its_step_or_name_is_told_once(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture, step: int, values: Any, word: str
+) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        for _ in range(3):
+            sender.rows.append((step, time.time(), time.monotonic(), values))
+        sender.rows.append(row(1))
+        assert sender.flush(10)
+        sender.close("finished")
+    assert len([record for record in caplog.records if word in record.message]) == 1
+
+
+def test_rows_that_came_too_fast_are_counted_one_by_one(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = make(tmp_path, transport)
+    sender.progress = Progress(sender.rows, Governor(0.5))
+    for step in range(MAX_ROWS + 1234):
+        sender.rows.append(row(step))
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+        assert sender.flush(30)
+        sender.close("finished")
+    kept = len(steps(transport.frames))
+    assert kept + sender.counters["overflows"] == MAX_ROWS + 1234
+    told = [value for f in transport.frames for g in f.groups if DROPPED in g.values for value in g.column(DROPPED)]
+    assert told[-1] == sender.counters["overflows"] >= 1234
+    assert len([record for record in caplog.records if "came faster" in record.message]) == 1
 
 
 # ---- A21: trouble of our own

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from perfagent.delivery import segments
 from perfagent.delivery.columns import pack
+from perfagent.delivery.drafts import Draft
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
 from perfagent.wire import Event, Group
 
@@ -524,7 +525,7 @@ def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:
     assert folders(tmp_path / "missing") == []
 
 
-def test_a_recording_is_kept_after_it_was_sent_and_not_sent_twice(tmp_path: Path) -> None:
+def test_a_recording_is_kept_after_it_was_sent_and_goes_to_another_server_under_the_same_numbers(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header(), recording=True)
     for minute in range(3):
         spool.append(rows(3 * minute), [], now=60.0 * minute)
@@ -532,8 +533,55 @@ def test_a_recording_is_kept_after_it_was_sent_and_not_sent_twice(tmp_path: Path
     spool.append(rows(9), [], now=200.0)
     spool.close(final="finished")
     first = Spool.open(tmp_path / "s", recording=True)
-    assert steps_of(*drain(first)) == list(range(12))
+    sent = drain(first)
+    assert steps_of(*sent) == list(range(12))
     first.close()
     assert list((tmp_path / "s").glob("*.frames"))
     second = Spool.open(tmp_path / "s", recording=True)
-    assert drain(second) == []
+    again = {frame.seq: frame for frame in drain(second)}
+    assert again == {frame.seq: frame for frame in sent}, "the ledger of a server that has them drops them by their numbers"
+
+
+def test_what_was_refused_is_set_aside_once_however_often_a_recording_is_sent(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s", header(), recording=True)
+    spool.append(rows(0), [], now=0.0)
+    spool.hold(now=61.0)
+    spool.close(final="finished")
+    sizes = set()
+    for _ in range(2):
+        again = Spool.open(tmp_path / "s", recording=True)
+        frame = again.next()
+        assert frame is not None
+        assert again.quarantine(frame.seq, "status 422: no")
+        again.close()
+        sizes.add((tmp_path / "s" / "quarantine").stat().st_size)
+    assert len(sizes) == 1
+
+
+def test_a_draft_that_was_being_written_is_a_torn_end_and_no_damage(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s", header())
+    spool.append(rows(0), [], now=0.0)
+    spool.draft(Draft([], [[1, 1.0, 1.0, ["a"], [2.0]]], []), now=0.0)
+    crash(spool)
+    (path,) = spool.folder.glob("*.ticks")
+    path.write_bytes(path.read_bytes()[:-5])
+    again = Spool.open(tmp_path / "s")
+    assert again.counters["corrupt"] == 0
+    assert again.counters["torn_bytes"] > 0
+    assert steps_of(*drain(again)) == [0, 1, 2]
+
+
+def test_a_file_that_the_disk_does_not_give_keeps_its_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = sample_spool(tmp_path / "s")
+    read = Path.read_bytes
+
+    def fails(this: Path) -> bytes:
+        if this == path:
+            raise OSError(errno.EIO, "Input/output error")
+        return read(this)
+
+    monkeypatch.setattr(Path, "read_bytes", fails)
+    spool = Spool.open(tmp_path / "s")
+    assert spool.counters["unreadable"] == 1
+    spool.remove()
+    assert path.exists()

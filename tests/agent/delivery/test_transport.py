@@ -53,6 +53,24 @@ def test_without_a_key_no_authorization_is_sent(client: Client) -> None:
     assert "authorization" not in server.headers[0]
 
 
+def test_a_key_with_a_line_break_behind_it_is_sent_without_and_never_told(client: Client) -> None:
+    with IngestServer() as server:
+        assert judge(client(server.url, "pfa_ingest_key\n").post(body())).kind == "acked"
+    assert server.headers[0]["authorization"] == "Bearer pfa_ingest_key"
+    with IngestServer() as server, pytest.raises(ServerUnreachable, match=r"\[key\]") as raised:
+        client(server.url, "pfa_ingest\nkey").post(body())
+    assert "pfa_ingest" not in str(raised.value)
+
+
+def test_a_proxy_without_a_usable_port_is_told_without_its_password(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("http_proxy", "http://user:hun#ter2@proxy:3128")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ServerUnreachable, match="no usable port") as raised:
+        client("http://monitor.invalid:8420").post(body())
+    assert "hun" not in str(raised.value)
+
+
 def test_a_connection_that_the_server_closed_while_idle_is_replaced_at_once(client: Client) -> None:
     port = free_port()
     transport = client(f"http://127.0.0.1:{port}")
@@ -212,6 +230,20 @@ def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(client: Cl
         assert judge(client("http://monitor.invalid:8420").post(body())).kind == "acked"
     assert proxy.headers[0]["host"] == "monitor.invalid:8420"
     assert proxy.headers[0]["proxy-authorization"] == "Basic dXNlcjp3b3Jk"
+
+
+def test_a_proxy_that_is_away_is_named_as_what_did_not_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    monkeypatch.setenv("http_proxy", f"http://user:word@127.0.0.1:{port}")
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(ServerUnreachable, match=f"refused, through the proxy 127.0.0.1:{port}$"):
+        client("http://monitor.invalid:8420").post(body())
+
+
+def test_a_redirect_says_where_to_without_what_it_asks_there() -> None:
+    answer = judge(reply(302, location="https://login.example/start?state=secret"))
+    assert (answer.kind, answer.reason) == ("foreign", "status 302 to https://login.example/start")
 
 
 @pytest.mark.fault

@@ -260,7 +260,7 @@ def waiter_of(pid: int) -> int | None:
     return None
 
 
-def test_recorded_runs_are_complete_and_sync_sends_them_once(tmp_path: Path, server: IngestServer) -> None:
+def test_recorded_runs_are_complete_and_sync_again_stores_nothing_twice(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "train.py").write_text(
         TRAIN.format(end="os.kill(os.getpid(), signal.SIGKILL)").replace("import os,", "import os, signal,")
     )
@@ -284,7 +284,8 @@ def test_recorded_runs_are_complete_and_sync_sends_them_once(tmp_path: Path, ser
     assert stored == list(range(1, len(stored) + 1))
     assert len(stored) >= 30  # the kill came right after the last step: at most the last tick's rows are missing
     assert server.states()[-1] == "killed"
-    assert len(server.frames) == len(server.stored)
+    assert {(frame.source, frame.seq) for frame in server.frames} == set(server.stored), "the same frames under the same numbers"
+    assert "nothing new for this server" in done.stdout
 
 
 def test_runs_one_after_the_other_in_one_script_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:

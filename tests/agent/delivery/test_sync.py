@@ -1,0 +1,163 @@
+"""`perfagent sync`: what it sends, what it says, and the status it ends with."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from builders import free_port
+from ingest_server import IngestServer, Scripted
+
+from perfagent.cli import _main
+from perfagent.delivery import sync
+from perfagent.delivery.spool import Header, Spool
+from perfagent.delivery.transport import RecordingTransport
+from perfagent.wire import Group
+
+Sync = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def run_sync(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> Sync:
+    """(status, what it said) of the command with a server of its own."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+
+    def run(server: str, *words: str | Path) -> tuple[int, str]:
+        monkeypatch.setenv("PERFAGENT_SERVER", server)
+        capsys.readouterr()
+        status = _main(["sync", *map(str, words)])
+        return status, capsys.readouterr().out
+
+    return run
+
+
+def record(folder: Path, source: str = "a" * 32, *, frames: int = 3, run: str | None = "recorded") -> Path:
+    """A recording of some frames of ten rows each; its one file of frames."""
+    spool = Spool(folder / source, Header(source=source, project="p", rank=0, server=None, run=run, attempt=1), recording=True)
+    for minute in range(frames):
+        steps = list(range(10 * minute, 10 * minute + 10))
+        times = [float(step) for step in steps]
+        spool.append([Group(step=steps, time=times, monotonic=times, values={"loss": times})], [], now=60.0 * minute)
+        spool.hold(now=60.0 * minute + 61)
+    spool.close(final="finished")
+    (path,) = (folder / source).glob("*.frames")
+    return path
+
+
+def test_a_recording_goes_to_a_second_server_as_it_went_to_the_first(run_sync: Sync, tmp_path: Path) -> None:
+    record(tmp_path / "record")
+    with IngestServer() as first, IngestServer() as second:
+        for server in (first, second):
+            status, said = run_sync(server.url, tmp_path / "record")
+            assert (status, said) == (0, "recorded rank 0: 3 frames, 30 samples stored, 0 there already\n")
+            assert sorted(server.values("loss")) == list(range(30))
+        status, said = run_sync(second.url, tmp_path / "record")
+        assert status == 0
+        assert "nothing new for this server" in said
+        assert "30 samples there already" in said
+
+
+def test_a_damaged_recording_is_told_with_its_file_and_fails(run_sync: Sync, tmp_path: Path) -> None:
+    path = record(tmp_path / "record")
+    data = bytearray(path.read_bytes())
+    data[-20] ^= 0xFF
+    path.write_bytes(data)
+    with IngestServer() as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+        assert sorted(server.values("loss")) == list(range(20)), "what is whole is sent all the same"
+    assert status == 1
+    assert "1 file damaged" in said
+    assert path.name + ".corrupt" in said
+
+
+def test_a_torn_end_is_told_and_does_not_fail(run_sync: Sync, tmp_path: Path) -> None:
+    path = record(tmp_path / "record")
+    path.write_bytes(path.read_bytes()[:-20])
+    with IngestServer() as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+    assert status == 0
+    assert "20 samples stored" in said
+    assert "written in part only" in said
+
+
+def test_a_folder_without_one_readable_record_makes_no_run(run_sync: Sync, tmp_path: Path) -> None:
+    path = record(tmp_path / "record")
+    path.write_bytes(os.urandom(500))
+    with IngestServer() as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+        assert server.frames == []
+    assert status == 1
+    assert "rank-" not in said
+    assert str(path.parent) in said
+    assert "1 file damaged" in said
+
+
+def test_samples_of_a_rank_that_never_learned_its_run_get_one(run_sync: Sync, tmp_path: Path) -> None:
+    record(tmp_path / "record", run=None)
+    with IngestServer() as server:
+        assert run_sync(server.url, tmp_path / "record")[0] == 0
+        assert {frame.run for frame in server.frames} == {"rank-" + "a" * 12}
+
+
+def test_a_folder_that_may_not_be_read_is_named_and_fails(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "record")
+    closed = tmp_path / "record" / ("a" * 32)
+    look = Path.iterdir
+
+    def refused(path: Path) -> object:
+        if path == closed:  # tests may run as root, who may look everywhere
+            raise PermissionError(13, "Permission denied")
+        return look(path)
+
+    monkeypatch.setattr(Path, "iterdir", refused)
+    status, said = run_sync("http://127.0.0.1:9", tmp_path / "record")
+    assert status == 1
+    assert f"{closed}: cannot be read (Permission denied)" in said
+    assert "nothing to send" not in said
+
+
+def test_an_empty_spool_has_nothing_to_send(run_sync: Sync) -> None:
+    assert run_sync("http://127.0.0.1:9") == (0, "nothing to send\n")
+
+
+def test_patience_begins_anew_with_every_answer(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sync, "PATIENCE_S", 1.0)
+    record(tmp_path / "record", frames=6)
+    with IngestServer(rule=lambda _: Scripted(delay_s=0.3, body=b'{"stored": 10, "duplicate": 0}', store=True)) as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+    assert status == 0, said
+    assert "6 frames" in said
+
+
+def test_a_server_that_is_away_costs_one_wait_and_not_one_a_source(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "PATIENCE_S", 0.5)
+    for letter in "abc":
+        record(tmp_path / "record", letter * 32)
+    tries: list[float] = []
+    post = sync.HttpTransport.post
+
+    def counted(*arguments: object, **more: object) -> object:
+        tries.append(sync.time.monotonic())
+        return post(*arguments, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(sync.HttpTransport, "post", counted)
+    status, said = run_sync(f"http://127.0.0.1:{free_port()}", tmp_path / "record")
+    assert status == 1
+    assert said.count("not complete") == 3
+    assert tries[-1] - tries[0] < 1.0, "the second and third source have one try each"
+
+
+def test_an_upload_with_a_last_moment_keeps_to_it(tmp_path: Path) -> None:
+    """The watcher of `perfagent run` and the end of a process have that much time and no more."""
+    path = record(tmp_path / "record")
+    spool = Spool.open(path.parent, recording=True)
+    transport = RecordingTransport()
+    result = sync.upload(spool, transport, until=sync.time.monotonic() - 1.0)
+    assert (result.complete, transport.frames) == (False, [])
+    spool.close()
