@@ -221,3 +221,9 @@ def test_a_run_that_starts_is_not_said_to_run(site: ServerProcess, tab: OpenTab,
     state = page.page.locator(".run-head .state").inner_text().split()[-1]
     assert state == "starting"
     assert "starting for" in page.page.locator(".facts").inner_text()
+
+
+def test_what_is_not_yet_one_is_not_told_as_one(site: ServerProcess, tab: OpenTab) -> None:
+    page = tab("/")
+    told = page.page.evaluate("[1, 0.9999, -0.99996, 0.9994, 0.5, 1.0001, 0.99999999].map(perfagent.si)")
+    assert told == ["1", "0.9999", "−0.99996", "0.999", "0.500", "1.00", "1.000000"]

@@ -55,7 +55,7 @@
 
   const minus = (text) => text.replace("-", "−");
 
-  /** Three significant digits with an SI prefix: 51.8k, 2.15, 0.0123, 3.00e−5. */
+  /** Three significant digits with an SI prefix: 51.8k, 2.15, 0.0123, 3.00e−5; more just below 1. */
   pa.si = function (value) {
     const special = plain(value);
     if (special !== undefined) return special ?? words.na;
@@ -66,7 +66,10 @@
     }
     if (size === 0) return "0";
     if (size < 1e-3) return minus(value.toExponential(2));
-    return Number.isInteger(value) ? minus(String(value)) : minus(value.toPrecision(3));
+    if (Number.isInteger(value)) return minus(String(value));
+    let digits = 3;
+    while (size < 1 && digits < 7 && Math.abs(value.toPrecision(digits)) === 1) digits++; // an accuracy of 0.9999 is not yet 1
+    return minus(value.toPrecision(digits));
   };
 
   /** 50,321 */
