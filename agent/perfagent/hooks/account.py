@@ -4,7 +4,8 @@ A step's trace is one flat list, since what is in it is looked at on another pro
 kind, so that the last item tells what happened last. What it may hold, in the order in which it happened (time in ns; event: of
 the device clock, or None):
 
-    began, ended, loader, size, DATA        a wait for data; size is None when it only started workers or ended an epoch
+    began, ended, loader, size, DATA        a wait for data; size is None when it only started workers (loader 0) or ended an
+                                            epoch
     began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
     ended, event, holds_loss, RETURNED      it returned
     began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
@@ -14,7 +15,8 @@ the device clock, or None):
     ended, event, OPTIMIZER_END
     began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
                                             ends where the device's time is meant, else None twice
-    began, ended, CLEARED                   zero_grad between the model's call and backward
+    began, ended, CLEARED                   zero_grad between the model's call and backward; or of the gradients of the optimizer
+                                            that counts, after a backward pass
     began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
     began, event, ended, BESIDE             another model was called with gradients, while the root's pass did not run (beside.py)
 
@@ -23,6 +25,7 @@ the device clock, or None):
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -94,7 +97,7 @@ class Account:
     """Reads the traces of one run, one step after the other.
 
     Batches are paired with backward passes first in, first out, by loader: a framework may fetch several ahead, and a loader
-    whose batches are followed by no backward pass (evaluation) adds nothing.
+    whose batches are followed by no backward pass (evaluation) adds nothing, and what a loop skips of the others is left out.
     """
 
     def __init__(self) -> None:
@@ -104,6 +107,11 @@ class Account:
         """Whether the model has an embedding, so that integer matrices are tokens."""
         self._waiting: dict[int, deque[Size]] = {}
         self._loader = 0
+        self._fed: set[int] = set()  # loaders of whose batches one was followed by a backward pass
+        self._over: set[int] = set()  # of those, the ones at their end
+        self._begins = False  # the next batch is the first of its loader
+        self._ahead: int | None = None  # how many batches wait after a step, as a rule
+        self._fetches_in_bursts = False
         self._training_only = False
         self._forward = ForwardPass()
         self.evaluations: Any = None
@@ -121,7 +129,7 @@ class Account:
         backward_at = optimizer_at = 0
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
-        fetches = 0
+        fetches = passes = 0
         for entry in entries:
             kind, at = entry[0], entry[1]
             if kind == DATA:
@@ -130,7 +138,9 @@ class Account:
                 forward.pause(at, entry[2])
                 if optimizer_depth:
                     inside_ns += wait
-                if entry[4] is not None:
+                if entry[4] is None:
+                    self._turn(entry[3])
+                else:
                     fetches += 1
                     self._queue(entry[3], entry[4])
             elif kind == FORWARD:
@@ -167,6 +177,9 @@ class Account:
                     step.forwards += calls
                     if optimizer_depth:
                         inside_ns += spent
+                if not passes:
+                    self._skip(entries, entry)
+                passes += 1
                 batch = self._oldest()
                 if batch is not None:
                     step.batches += 1
@@ -226,13 +239,52 @@ class Account:
     def took(self, loader: int) -> None:
         """Each batch of some steps, all of this loader, was followed by its own backward pass."""
         self._loader = self.feeding = loader
+        self._fed.add(loader)
+        self._ahead, self._begins = 0, False
+
+    def _turn(self, loader: int) -> None:
+        """A loader is at its end, or (0) another one begins: what waits of one that never fed a backward pass waits in vain."""
+        self._ahead = None
+        if not loader:
+            self._begins = True
+            for one in [one for one in self._waiting if one not in self._fed]:
+                del self._waiting[one]
+        elif loader in self._fed:
+            self._over.add(loader)  # what was fetched ahead of it is yet to come
+        else:
+            self._waiting.pop(loader, None)
+
+    def _skip(self, entries: Sequence[Entry], first: Entry) -> None:
+        """Before the first backward pass of a step: leaves out the batches that the loop skipped. They are those by which more
+        wait after this step than after the ones before. Where a loop fetches some, and then none for several steps, that says
+        nothing."""
+        loader, waiting = self._loader, self._waiting.get(self._loader)
+        if waiting is None:
+            return
+        fetched = [entry is not first and entry[0] == DATA and entry[3] == loader and entry[4] is not None for entry in entries]
+        later = sum(fetched[entries.index(first) :])
+        left = max(0, len(waiting) + later - sum(entry[0] == BACKWARD for entry in entries))
+        if self._ahead is not None:
+            self._fetches_in_bursts = self._fetches_in_bursts or (left < self._ahead and not any(fetched))
+            if left > self._ahead and not self._fetches_in_bursts:
+                for _ in range(min(left - self._ahead, len(waiting) - 1)):
+                    waiting.popleft()
+                left = self._ahead
+        self._ahead = left
 
     def _queue(self, loader: int, size: Size) -> None:
         self._loader = loader
+        if self._begins or loader in self._over:  # another one with the id of one that is gone
+            if loader in self._waiting and loader not in self._over:
+                self._waiting[loader].clear()  # the loop broke off
+            self._begins = False
+            self._fed.discard(loader)
+            self._over.discard(loader)
         waiting = self._waiting.get(loader)
         if waiting is None:
             if len(self._waiting) >= _MOST_LOADERS:
                 del self._waiting[next(iter(self._waiting))]
+            self._fed &= self._waiting.keys()
             waiting = self._waiting[loader] = deque(maxlen=_MOST_BATCHES)
         waiting.append(size)
 
@@ -241,6 +293,7 @@ class Account:
         if not waiting:
             return None
         self.feeding = self._loader
+        self._fed.add(self._loader)
         return waiting.popleft()
 
 
@@ -311,15 +364,32 @@ def backward_since(trace: Trace, at: int) -> bool:
 
 
 def roots_of(entries: Sequence[Entry]) -> list[Root]:
-    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since."""
+    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
+
+    Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
+    unless another batch was fetched: then the loop discarded the first ones.
+    """
     roots: list[Root] = []
     earlier: list[Root] = []
+    first: list[Root] = []
+    before = None
     for entry in entries:
-        if entry[0] == BACKWARD and entry[3] is not None:
+        kind = entry[0]
+        if kind == BACKWARD and entry[3] is not None:
             roots.append(Root(entry[3], entry[4]))
-        elif entry[0] == OPTIMIZER_END and roots:
-            roots, earlier = [], roots
-    return roots or earlier
+        elif kind == CLEARED and before == BACKWARD_END:
+            first, roots = first or roots, []
+        elif kind == DATA and entry[4] is not None and first and not roots:
+            first, roots = [], [] if _are_finite(first) else first  # a loss that is no number is told in any case
+        elif kind == OPTIMIZER_END and (first or roots):
+            earlier, first, roots = first or roots, [], []
+        before = kind
+    return first or roots or earlier
+
+
+def _are_finite(roots: Sequence[Root]) -> bool:
+    """False where they are still on a device."""
+    return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:

@@ -28,7 +28,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.backward_depth or p.thread != get_ident():
+        if p is None or p.backward_depth or (p.thread != get_ident() and not p.adopts()):
             return original(tensors, *args, **kwargs)
         began = now()
         outputs = p.outputs
@@ -48,7 +48,7 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
                         if value - value != 0.0:
                             _suspect(p, tensors)
                     else:
-                        _begin(p, tensors, began)
+                        _begin(p, tensors, began, args[0] if args else kwargs.get("grad_tensors"))
                 except Exception as error:  # noqa: BLE001 - it must not reach the training loop
                     failed(_NAME, error)
             return original(tensors, *args, **kwargs)
@@ -64,10 +64,13 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 _NAME = f"{__name__}.backward"
+_MOST_LOSSES = 2**16
+"""Of one vector: so many take 20 µs to add up."""
 
 
 @untraced
-def _begin(p: Progress, tensors: Any, began: int) -> None:
+def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
+    """weights: of the numbers of a root that holds several, the `gradient` that Tensor.backward takes."""
     single = hasattr(tensors, "requires_grad")
     event = begin_pass(p, tensors if single else None)
     root = None
@@ -75,6 +78,8 @@ def _begin(p: Progress, tensors: Any, began: int) -> None:
         if p.entered:  # called by the optimizer's own step, through a closure
             p.inside_roots = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
+        if root is None and single and weights is not None:
+            root = _weighted(p, tensors, weights)
     if root is None:
         p.trace.extend((began, event, None, False, BACKWARD))
     else:
@@ -113,6 +118,21 @@ def _root(p: Progress, tensor: Any) -> Root | None:
     return None if later is None else Root(later, _divided(tensor))
 
 
+def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
+    """A vector of losses with the weight of each: what is minimized is their weighted sum. (With more dimensions it is what a
+    pipeline stage passed on.)"""
+    tensors = sys.modules["torch"].Tensor
+    weights = weights[0] if isinstance(weights, (list, tuple)) and len(weights) == 1 else weights
+    if type(weights) is not tensors or type(tensor) is not tensors or not (tensor.is_cpu and weights.is_cpu):
+        return None
+    if tensor.dim() != 1 or tensor.shape != weights.shape or tensor.numel() > _MOST_LOSSES or not tensor.is_floating_point():
+        return None
+    value = float((tensor.detach() * weights.detach()).sum().item())
+    if value - value != 0.0:
+        _suspect(p, tensor)
+    return Root(value, divided=True)
+
+
 def _suspect(p: Progress, tensor: Any) -> None:
     """A loss that is no number: how many gradients are is measured in this very step, and the cause is looked into."""
     p.measure_at = p.completed
@@ -143,7 +163,7 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
     def scale(self: Any, outputs: Any) -> Any:
         scaled = original(self, outputs)
         p = state.current
-        if p is not None and scaled is not outputs and p.thread == get_ident():
+        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.adopts()):
             remember(p, outputs, scaled)
         return scaled
 

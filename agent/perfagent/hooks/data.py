@@ -45,7 +45,8 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = original(self)
         except BaseException as error:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
-            p.trace.extend((began, now(), 0, None, DATA))
+            p.readers.pop(id(self), None)  # the next iterator may get its id
+            p.trace.extend((began, now(), id(self), None, DATA))
             if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)
             raise
@@ -53,7 +54,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             p.data_depth = 0
         loader = id(self)
         if loader not in p.readers or _GOT in failures or len(p.trace) > MOST_ITEMS:
-            _got(p, loader, batch, began)
+            _got(p, loader, batch, began, self)
             return batch
         try:
             size = p.readers[loader](batch)
@@ -94,8 +95,9 @@ def _fetch_before_training(p: Progress) -> None:
 
 
 @guarded
-def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
-    measure = p.readers.get(loader) or measure_of(p, loader, batch)
+def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None) -> None:
+    sampler = getattr(iterator, "_index_sampler", None)
+    measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
     p.trace.extend((began, now(), loader, size, DATA))  # our own share is in the wait, as it is in a timer round the loader
     if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never steps an optimizer must not grow
@@ -103,11 +105,11 @@ def _got(p: Progress, loader: int, batch: Any, began: int) -> None:
 
 
 @untraced
-def measure_of(p: Progress, loader: int, batch: Any) -> Measure:
+def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> Measure:
     """What tells the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
-    measure = p.readers[loader] = untraced(reader(batch))
+    measure = p.readers[loader] = untraced(reader(batch, batch_size))
     keep_out_of_frames()
     return measure
 

@@ -122,7 +122,7 @@ class StepReader:
         if len(values) <= 1:
             return values[0] if values else None
         average = False
-        if not roots[0].divided:
+        if not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
             account = self.account
             batches = parts.batches or parts.forwards
             if not batches and account.averages is None:

@@ -143,7 +143,8 @@ class StepRow(NamedTuple):
         if p.account.averages is not None:
             return False
         entries = entries_of(self.trace)
-        return not roots_of(entries)[0].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
+        roots = roots_of(entries)
+        return len(roots) > 1 and not roots[-1].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
     def plain(self, p: Progress) -> bool:
         """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
@@ -160,7 +161,7 @@ class StepRow(NamedTuple):
             self.rare.add(rare, p, (self.step, wall, ended / 1e9))
         passes = 0
         if self.roots > 1 and p.last is not None and p.account.averages is None:
-            passes = forward_passes(entries_of(p.last.trace))
+            passes = _passes_as_in(p.last, self.roots)
         p.hooks_ns += steps_ns(1, entry_count(self.trace))
         user_loss = self._user_loss(p) if p.user_losses else None
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
@@ -178,6 +179,12 @@ class StepRow(NamedTuple):
         if type(self.trace) is not list:
             note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace))
         return p.reader.row(note, p.clock)
+
+
+def _passes_as_in(other: StepRow, roots: int) -> int:
+    """Forward passes of a step with so many losses, as another step has them, which may have had fewer of both; 0: not known."""
+    passes = forward_passes(entries_of(other.trace))
+    return roots if passes and passes >= other.roots else passes
 
 
 class LoggedLater:

@@ -15,7 +15,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take
-from perfagent.hooks.account import CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, entries_of, trace_of
+from perfagent.hooks.account import BACKWARD_END, CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, entries_of, trace_of
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
@@ -25,11 +25,14 @@ __all__ = [
     "watch_whole_step",
 ]  # fmt: skip
 
-_CALLED = (FORWARD, RETURNED)
+_CLEARED_AFTER = (FORWARD, RETURNED, BACKWARD_END)
 _PATIENCE = 64
 """Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
 _UNPROVEN = 10
 """The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky 2017)."""
+_SAME = 0.9
+"""Share of the primary's numbers that another one must train to be taken for the next stage of the same training at once: an
+encoder's optimizer beside that of the whole autoencoder steps in turn with it."""
 
 
 @untraced
@@ -51,9 +54,10 @@ def _closure(args: Any, kwargs: Any) -> bool:
 
 def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
     if p.thread != get_ident():
-        if p.completed or p.primary is not None:
+        if p.last is not None:
             return
         p.thread = get_ident()  # the first to step says which thread it is
+        p.trace, p.roots = [], 0  # what another one did is none of its step
     me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.blocked += 1
@@ -172,19 +176,45 @@ def make_primary(p: Progress, optimizer: Any) -> None:
 
 
 def _takes_over(p: Progress, optimizer: Any) -> bool:
-    """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller, or has not stepped for long."""
+    """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller or replaced, or has not stepped for
+    long."""
     primary = p.primary() if p.primary is not None else None
     if primary is not None:
-        steps = p.steppers[id(optimizer)] = p.steppers.get(id(optimizer), 0) + 1
-        larger = steps == 1 and owned(optimizer) > owned(primary)
-        if not larger and steps < (_UNPROVEN if p.last is None else _PATIENCE):
+        known = p.steppers.get(id(optimizer))
+        steps = known[1] + 1 if known is not None and known[0] == p.completed else 1
+        p.steppers[id(optimizer)] = p.completed, steps
+        if known is None:
+            _remember(p, optimizer)
+        at_once = known is None and (owned(optimizer) > owned(primary) or _replaces(p, optimizer, primary))
+        if not at_once and steps < (_UNPROVEN if p.last is None else _PATIENCE):
             return False
-        if p.last is None and not larger:
+        if p.last is None and not at_once:
             _was_alone(p, steps)
+        _remember(p, primary)
     make_primary(p, optimizer)
     p.steppers.clear()
     if primary is None and p.found is not None and p.found() is None:
         _find_next_model(p, optimizer)
+    return True
+
+
+def _remember(p: Progress, optimizer: Any) -> None:
+    """An optimizer beside the primary one: its state takes memory too."""
+    p.beside = {key: one for key, one in p.beside.items() if one() is not None}
+    if len(p.beside) < _PATIENCE:
+        p.beside[id(optimizer)] = weakref.ref(optimizer)
+
+
+def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
+    """Whether it trains what the primary one trained: the next stage. Where the two step in turn, they are no stages, and the
+    one that was there first goes on counting."""
+    before, after = parameters_of(primary), parameters_of(optimizer)
+    shared = sum(before[one].numel() for one in before.keys() & after.keys())
+    if p.take_turns or shared < _SAME * owned(primary):
+        return False
+    first, at = p.overtaken
+    p.take_turns = first == id(optimizer) and p.completed - at < _UNPROVEN
+    p.overtaken = id(primary), p.completed
     return True
 
 
@@ -268,20 +298,32 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
 
 
 def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
-    """zero_grad, watched where it stands between the model's call and backward."""
+    """zero_grad, watched where it stands between the model's call and backward, or discards what a backward pass has left."""
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not p.trace or p.trace[-1] not in _CALLED or p.thread != get_ident():
+        if p is None or not p.trace or p.trace[-1] not in _CLEARED_AFTER or p.thread != get_ident():
             return original(self, *args, **kwargs)
         trace, began = p.trace, now()
+        held = trace[-1] == BACKWARD_END and _holds_gradients(p)
         try:
             return original(self, *args, **kwargs)
         finally:
-            trace.extend((began, now(), CLEARED))
+            if trace[-1] != BACKWARD_END or p.primary_id == id(self) or (held and not _holds_gradients(p)):
+                trace.extend((began, now(), CLEARED))
 
     return zero_grad
+
+
+@untraced
+def _holds_gradients(p: Progress) -> bool:
+    """Whether what is trained has any gradient."""
+    trained = p.primary() if p.primary is not None else None
+    if trained is not None:
+        return _has_gradients(trained)
+    model = p.found() if p.found is not None else None
+    return model is not None and any(parameter.grad is not None for parameter in model.parameters())
 
 
 # mixed precision ---------------------------------------------------------------------------------------------------------
@@ -293,7 +335,7 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not self._enabled or p.scaler_depth or p.thread != get_ident():
+        if p is None or not self._enabled or p.scaler_depth or (p.thread != get_ident() and not p.adopts()):
             return original(self, optimizer, *args, **kwargs)
         p.scaler_depth = 1
         _begin_scaled(p, self, optimizer)

@@ -6,6 +6,9 @@ be, and the dead units are those that were zero in all of them. The hooks on the
 and are off when it returns: outside of it nothing of ours is on a module, so that copies, pickles and torch.compile never meet
 it. Models that are compiled, scripted or replicated over devices are left alone. A functional relu cannot be seen: such a model
 has no such series.
+
+Which dimension the units are in is said by the module that made the tensor: the last one of a Linear, the second of a
+convolution. Where that is not known, an activation of more than two dimensions is left out.
 """
 
 from __future__ import annotations
@@ -13,7 +16,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 from perfagent.device import Reading, collect
 from perfagent.hooks.guard import failed, not_traced
@@ -27,6 +30,11 @@ _MOST_NUMBERS = 2**22
 """Numbers of an output that are looked at: samples beyond that are left out."""
 LEAST_ROWS = 64
 """Samples times positions that a unit must have been zero for. A random network's units: 30 % look dead in 2 rows, none in 64."""
+_MOST_MAKERS = 1024
+"""Modules of which it is noted what they made."""
+_MOST_NODES = 16
+_KEEPS_SHAPE = ("Add", "Sub", "Mul", "Div", "Relu", "Hardtanh", "Pow", "NativeDropout", "Clone", "ToCopy")
+"""How autograd's names of operations begin behind which the units are where they were."""
 _suspects: WeakKeyDictionary[Any, tuple[Any, int]] = WeakKeyDictionary()
 """By module: which units were zero in every row so far (on the device), and how many rows those were; until they are enough."""
 
@@ -52,17 +60,15 @@ def activations_of(model: Any) -> list[tuple[str, Any]]:
 class DeadUnits:
     """Looks at the next training call of the root model, once. done: gets the figures, on the training thread."""
 
-    __slots__ = ("_activations", "_convolved", "_dead", "_done", "_looked_at")
+    __slots__ = ("_activations", "_dead", "_done", "_looked_at", "_made", "_makers")
 
     def __init__(self, model: Any, done: Callable[[DeadShares], None]) -> None:
         self._activations = activations_of(model)
         self._done = done
         self._dead: dict[str, Any] = {}
         self._looked_at: set[str] = set()
-        torch = sys.modules["torch"]
-        modules = list(model.modules()) if self._activations else []
-        self._convolved = {m.out_channels for m in modules if isinstance(m, (torch.nn.Conv1d, torch.nn.ConvTranspose1d))}
-        self._convolved -= {m.out_features for m in modules if isinstance(m, torch.nn.Linear)}
+        self._makers = _makers_of(model) if self._activations else []
+        self._made = _Made()
 
     def __bool__(self) -> bool:
         return bool(self._activations)
@@ -73,6 +79,8 @@ class DeadUnits:
         try:
             for name, module in self._activations:
                 handles.append(module.register_forward_hook(self._watch(name)))
+            for module, last in self._makers:
+                handles.append(module.register_forward_hook(self._made.watch(last)))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         try:
@@ -83,21 +91,22 @@ class DeadUnits:
             self._finish()
 
     def _watch(self, name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 - the signature torch calls
+        def hook(module: Any, inputs: Any, output: Any) -> None:
             try:
                 if name not in self._looked_at and isinstance(output, sys.modules["torch"].Tensor):
                     self._looked_at.add(name)
-                    self._look(name, module, output)
+                    unit = 1 if output.dim() == 2 else self._made.unit_dimension(inputs[0] if inputs else None, output)
+                    if unit is not None:
+                        self._look(name, module, output, unit)
             except Exception as error:  # noqa: BLE001 - it must not reach the training loop
                 failed(_NAME, error)
 
         return not_traced(hook, nor_what_it_calls=True)
 
-    def _look(self, name: str, module: Any, output: Any) -> None:
+    def _look(self, name: str, module: Any, output: Any, unit: int) -> None:
         output = output.detach()
         if output.dim() < 2 or not output.numel():
             return
-        unit = self._unit_dimension(output)
         output = output[: max(1, _MOST_NUMBERS * output.shape[0] // output.numel())]
         rows = output.numel() // output.shape[unit]
         with sys.modules["torch"].no_grad():
@@ -110,12 +119,6 @@ class DeadUnits:
             else:
                 self._dead[name] = dead.float().mean()
 
-    def _unit_dimension(self, output: Any) -> int:
-        """Channels of a convolution, features of anything else."""
-        if output.dim() > 3 or (output.dim() == 3 and output.shape[1] in self._convolved):
-            return 1
-        return int(output.dim()) - 1
-
     def _finish(self) -> None:
         try:
             if self._dead:
@@ -127,10 +130,66 @@ class DeadUnits:
                 self._done(DeadShares([(reading, names) for reading, names in readings if reading is not None]))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
-        self._activations, self._dead = [], {}
+        self._activations, self._dead, self._makers, self._made = [], {}, [], _Made()
 
 
 _NAME = f"{__name__}.DeadUnits"
+
+
+def _makers_of(model: Any) -> list[tuple[Any, bool]]:
+    """The modules that say where units are, and whether that is the last dimension; else it is the second."""
+    nn = sys.modules["torch"].nn
+    last = (nn.Linear, nn.Bilinear, nn.Embedding)
+    second = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
+    found = []
+    for module in model.modules():
+        if isinstance(module, last) or type(module).forward is nn.LayerNorm.forward:  # a LayerNorm of its own may be of channels
+            found.append((module, True))
+        elif isinstance(module, second):
+            found.append((module, False))
+    return found[:_MOST_MAKERS]
+
+
+class _Made:
+    """What modules made in the course of one call, as tensors and as autograd's nodes."""
+
+    __slots__ = ("_nodes", "_tensors")
+
+    def __init__(self) -> None:
+        self._tensors: dict[int, tuple[Any, int]] = {}
+        self._nodes: dict[Any, int] = {}
+
+    def watch(self, last: bool) -> Callable[[Any, Any, Any], None]:
+        def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 - the signature torch calls
+            try:
+                if isinstance(output, sys.modules["torch"].Tensor) and output.dim() > 2:
+                    self._note(module, output, last=last)
+            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+                failed(_NAME, error)
+
+        return not_traced(hook, nor_what_it_calls=True)
+
+    def _note(self, module: Any, output: Any, *, last: bool) -> None:
+        if not last and output.dim() != len(getattr(module, "kernel_size", output.shape[2:])) + 2:
+            return  # a convolution of one sample, without a dimension for more
+        dimension = output.dim() - 1 if last else 1
+        self._tensors[id(output)] = ref(output), dimension
+        if output.grad_fn is not None:
+            self._nodes[output.grad_fn] = dimension
+
+    def unit_dimension(self, taken: Any, output: Any) -> int | None:
+        """Of what an activation took and made. None where it is not known."""
+        made = self._tensors.get(id(taken))
+        if made is not None and made[0]() is taken and taken.dim() == output.dim():
+            return made[1]
+        found, waiting = set(), [output.grad_fn]
+        for _ in range(_MOST_NODES):
+            node = waiting.pop() if waiting else None
+            if node in self._nodes:
+                found.add(self._nodes[node])
+            elif node is not None and type(node).__name__.startswith(_KEEPS_SHAPE):
+                waiting += [after for after, _ in node.next_functions if after is not None]
+        return found.pop() if len(found) == 1 else None
 
 
 class DeadShares:

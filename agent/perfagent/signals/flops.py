@@ -251,6 +251,12 @@ class StepFlops:
             return False
         return bool(size[1]) or (self._is_settled(step) and self._wasted < MOST_SIZES)
 
+    def forget(self) -> None:
+        """What is trained has changed: nothing that was counted holds any longer."""
+        self._known.clear()
+        self._wasted = 0
+        self.tells = True
+
     def has_seen(self, step: int) -> bool:
         """Whether the row of that step has been here."""
         return self._newest is not None and self._newest[0] >= step

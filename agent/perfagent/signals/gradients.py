@@ -41,13 +41,14 @@ class Plan:
     """
 
     __slots__ = (
-        "_order", "_shapes", "copies", "dtype", "faint", "ids", "layers", "names", "same_everywhere", "sharded", "sizes",
+        "_kind", "_order", "_shapes", "copies", "dtype", "faint", "ids", "layers", "names", "same_everywhere", "sharded", "sizes",
         "titles", "uniform", "world",
     )  # fmt: skip
 
     def __init__(self, parameters: Sequence[Any], names: Sequence[str], model: Any) -> None:
         torch = sys.modules["torch"]
         self.ids = list(map(id, parameters))
+        self._kind = _kind(parameters)
         self.names = list(names)
         self.layers = Layers(names)
         self.titles: tuple[str, ...] | None = None
@@ -82,14 +83,18 @@ class Plan:
         return plan
 
     def fits(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the parameters it was made for."""
-        return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids
+        """Whether these are the parameters it was made for. `model.half()` leaves them the same objects."""
+        return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids and _kind(parameters) == self._kind
 
     def order(self, places: list[int]) -> Order:
         """In which order the norms of these are taken; kept until others have a gradient."""
         if self._order is None or self._order.of != places:
             self._order = Order(places, self._shapes)
         return self._order
+
+
+def _kind(parameters: Sequence[Any]) -> tuple[Any, Any] | None:
+    return (parameters[0].dtype, parameters[0].device) if parameters else None
 
 
 def _has_flat_shards(model: Any) -> bool:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.signals.memory import allocator
@@ -70,11 +70,12 @@ class MemoryTable:
         optimizer = p.primary()
         if optimizer is None:
             return
-        found = table(optimizer, self._model())
+        others = [other for one in list(p.beside.values()) if (other := one()) is not None and other is not optimizer]
+        found = table(optimizer, self._model(), others)
         sums = {column: int(found[column]) for column in _COLUMNS}
         device = self._device()
         peak = allocator(device).get("cuda/peak_allocated_bytes") if device is not None else None
-        if peak is not None and not p.steppers:  # another optimizer's state would pass for activations
+        if peak is not None:
             sums["activations_and_other"] = max(0, int(peak) - sum(sums[column] for column in _COLUMNS[:3]))
         if not sums["offloaded"]:
             del sums["offloaded"]
@@ -85,12 +86,22 @@ class MemoryTable:
             self._sender.event("memory", {**sums, "groups": found["groups"]}, step=p.in_progress())
 
 
-def table(optimizer: Any, model: Any = None) -> dict[str, Any]:
+def table(optimizer: Any, model: Any = None, others: Sequence[Any] = ()) -> dict[str, Any]:
     """Bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded` (of all three, on another kind of device than the
     parameters), and `groups`: the same of each parameter group, with its name or index, its learning rate and its `numbers`
-    (how many numbers it trains here). Parameters of `model` that no group holds are frozen: they count as parameters only."""
+    (how many numbers it trains here). Parameters of `model` that no group holds are frozen: they count as parameters only.
+    others: more optimizers, whose groups follow."""
     counter = _Counter()
+    groups = [row for one in (optimizer, *others) for row in _groups(one, counter)]
+    whole: dict[str, Any] = {column: sum(row[column] for row in groups) for column in _COLUMNS}
+    for parameter in list(model.parameters()) if model is not None else ():
+        counter.add(whole, "parameters", parameter)
+    return {**whole, "groups": groups}
+
+
+def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
     state = getattr(optimizer, "state", {})
+    together = not state or isinstance(optimizer, sys.modules["torch"].optim.LBFGS)  # which keeps all with its first parameter
     groups = []
     for index, group in enumerate(list(optimizer.param_groups)):
         row: dict[str, Any] = {"name": str(group.get("name", index)), "numbers": 0, **dict.fromkeys(_COLUMNS, 0)}
@@ -101,30 +112,29 @@ def table(optimizer: Any, model: Any = None) -> dict[str, Any]:
             counter.add(row, "parameters", parameter)
             row["numbers"] += _local(parameter).numel()
             entry = state.get(parameter)
-            if entry or (not state and parameter.requires_grad):  # it is stepped, so that it has a gradient after backward
-                counter.add(row, "gradients", parameter, again=True)
+            if (entry or together) and parameter.requires_grad:  # it is stepped, so that it has a gradient after backward
+                counter.add(row, "gradients", parameter)
             for value in list(entry.values()) if isinstance(entry, dict) else ():
-                counter.add(row, "optimizer_state", value)
+                for tensor in list(value) if isinstance(value, (list, tuple)) else (value,):
+                    counter.add(row, "optimizer_state", tensor)
         groups.append(row)
-    whole: dict[str, Any] = {column: sum(row[column] for row in groups) for column in _COLUMNS}
-    for parameter in list(model.parameters()) if model is not None else ():
-        counter.add(whole, "parameters", parameter)
-    return {**whole, "groups": groups}
+    return groups
 
 
 class _Counter:
-    """Adds up sizes, each tensor once, on the kind of device that the first parameter is on."""
+    """Adds up sizes, each tensor and each gradient once, on the kind of device that the first parameter is on."""
 
     def __init__(self) -> None:
-        self._seen: set[int] = set()
+        self._seen: set[tuple[bool, int]] = set()
         self._kind = ""
         self._tensor: Any = sys.modules["torch"].Tensor
 
-    def add(self, row: dict[str, Any], column: str, tensor: Any, *, again: bool = False) -> None:
-        if not isinstance(tensor, self._tensor) or (id(tensor) in self._seen and not again):
+    def add(self, row: dict[str, Any], column: str, tensor: Any) -> None:
+        """A gradient is as large as its parameter, which stands for it here."""
+        key = column == "gradients", id(tensor)
+        if not isinstance(tensor, self._tensor) or key in self._seen:
             return
-        if not again:
-            self._seen.add(id(tensor))
+        self._seen.add(key)
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
         part = _local(tensor)

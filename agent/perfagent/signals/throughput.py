@@ -1,8 +1,9 @@
 """How many samples and tokens a batch holds, from its shape alone.
 
 Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
-sequence's first batch size; a list of dicts or of tensors of different shapes is one sample an entry; a two-dimensional
-`input_ids`; else the first dimension that all, or most, tensors share. What remains unclear is None: never a guess.
+sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
+that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
+samples. What remains unclear is None: never a guess.
 Tokens count padding. Nothing here reads a tensor's values.
 
 Samples alone do not tell how much a step computes: pictures come in another resolution, recordings in other lengths. So where
@@ -93,6 +94,11 @@ def _of_mapping(batch: Mapping[Any, Any]) -> Size:
                 return int(ids.shape[0]), int(ids.numel()), False
             if ids.dim() == 1:
                 return None, int(ids.numel()), False  # packed into one row: how many samples it holds is not in its shape
+    for inner in batch.values():
+        if isinstance(inner, Mapping):
+            size = _of_mapping(inner)
+            if size[1] is not None:
+                return size
     return _shared_dimension([value for value in batch.values() if _tensor(value)]), None, False
 
 
@@ -104,6 +110,8 @@ def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
         return len(first), None, False  # detection: (list of images, list of targets)
     if isinstance(first, Mapping):
         return _of_mapping(first)
+    if len(batch) == 1 and _tensor(first):
+        return size_of(first)
     tensors = [item for item in batch if _tensor(item)]
     if not tensors:
         return size_of(first) if isinstance(first, (tuple, list)) and first is not batch else NOTHING
@@ -120,12 +128,18 @@ def _shared_dimension(tensors: list[Any]) -> int | None:
     return size if 2 * votes > sum(firsts.values()) else None
 
 
-def reader(batch: Any) -> Measure:
+def reader(batch: Any, batch_size: Any = None) -> Measure:
     """A cheap measure for batches that look like this one: it looks at one tensor only, the largest where no tokens are known.
 
-    It falls back to `size_of` whenever the batch no longer has that tensor.
+    It falls back to `size_of` whenever the batch no longer has that tensor. batch_size: what the loader was told to put together;
+    it decides where the shapes say something else and the batch holds as many entries.
     """
     samples, tokens, embedded = size_of(batch)
+    if samples != batch_size and isinstance(batch, (list, tuple)) and batch:
+        if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # that one may be a whole batch
+            return _of_entries(type(batch))
+        if isinstance(batch[0], (list, tuple)) and len(batch[0]) == batch_size:
+            return _of_first_entries(type(batch), type(batch[0]))
     if _tensor(batch) and samples is not None:
         return _of_tensor(batch)
     key = None if samples is None else _largest(batch, samples) if tokens is None else _with_tokens(batch, samples)
@@ -140,9 +154,11 @@ def _of_tokens(kind: Any, key: Any, *, embedded: bool) -> Measure:
             return _unclear(later)
         if inputs.latest is not None:
             inputs.turn_to(None)
-        shape = later[key].shape
-        rows = shape[0]
-        return rows, rows * shape[1], embedded
+        try:
+            rows, length = later[key].shape
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return _unclear(later)
+        return rows, rows * length, embedded
 
     return measure
 
@@ -160,11 +176,37 @@ def _of_largest(kind: Any, key: Any) -> Measure:
             seen = later[key].shape
             if seen != shape:
                 shape, size = seen, (seen[0], None, False)
-        except (AttributeError, IndexError, KeyError):
+        except (AttributeError, IndexError, KeyError, TypeError):
             return _unclear(later)
         if inputs.latest is not shape:
             inputs.turn_to(shape)
         return size
+
+    return measure
+
+
+def _of_entries(kind: Any) -> Measure:
+    """For a loader whose batch lists its samples."""
+
+    def measure(later: Any) -> Size:
+        if type(later) is not kind:
+            return _unclear(later)
+        if inputs.latest is not None:
+            inputs.turn_to(None)
+        return len(later), None, False
+
+    return measure
+
+
+def _of_first_entries(kind: Any, inner: Any) -> Measure:
+    """For a loader whose batch holds lists, of images and of targets."""
+
+    def measure(later: Any) -> Size:
+        if type(later) is not kind or not later or type(later[0]) is not inner:
+            return _unclear(later)
+        if inputs.latest is not None:
+            inputs.turn_to(None)
+        return len(later[0]), None, False
 
     return measure
 

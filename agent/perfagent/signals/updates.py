@@ -34,7 +34,8 @@ class Weights:
     def __init__(self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS) -> None:
         self._plan = plan
         self._trained = [parameter.grad is not None for parameter in parameters]  # afterwards the step may have dropped them
-        self._share = _share(list(compress(plan.sizes, self._trained)), most)
+        sizes = [size * (1 + parameter.is_complex()) for size, parameter in zip(plan.sizes, parameters, strict=True)]
+        self._share = _share(list(compress(sizes, self._trained)), most)
         self._factors = [1.0] * len(plan.sizes)
         self._before = self._take(parameters)
 
@@ -46,6 +47,8 @@ class Weights:
         with torch.no_grad():
             for place, parameter in compress(enumerate(parameters), self._trained):
                 weights = local(parameter)
+                if weights.is_complex():
+                    weights = torch.view_as_real(weights.resolve_conj())
                 if type(weights) not in plain or not weights.is_floating_point() or not weights.numel():
                     continue  # quantized weights and other kinds of their own
                 sample = self._sample(weights, place)

@@ -51,6 +51,35 @@ def test_accumulated_losses_are_averaged_whether_the_script_divides_or_not(recor
         assert loss == pytest.approx(math.fsum(micro) / ACCUMULATE, rel=1e-6 if divide else 1e-15)
 
 
+def accumulate_windows(model, windows, *, divide):
+    """Trains without a loader, windows of so many micro-batches, and answers the mean loss of each."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    means = []
+    for window in windows:
+        losses = []
+        for _ in range(window):
+            loss = cross_entropy(model, torch.randn(6, 8))
+            losses.append(loss.item())
+            (loss / window if divide else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        means.append(math.fsum(losses) / window)
+    return means
+
+
+def test_divided_losses_add_up_after_a_window_of_one_micro_batch(record, model):
+    recorded = record(model)
+    means = accumulate_windows(model, [4, 4, 1, 4, 4, 1, 4], divide=True)
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(means, rel=1e-6)
+
+
+@pytest.mark.parametrize("last", [1, 2])
+def test_the_first_step_of_an_accumulating_loop_may_be_read_after_a_short_window(record, model, last):
+    recorded = record(model)
+    means = accumulate_windows(model, [4, 4, last], divide=False)
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(means, rel=1e-15)
+
+
 def test_several_losses_of_one_batch_add_up(record, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
@@ -87,6 +116,66 @@ def test_autograd_backward_and_a_list_of_roots_are_seen(record, model):
     torch.autograd.backward([first, second])
     optimizer.step()
     assert recorded.of("loss") == [(1, first.item() + second.item())]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_a_vector_of_losses_counts_with_its_weights(record, model, named):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    printed = []
+    for _ in range(3):
+        losses = model(torch.randn(5, 8)).square().mean(1)
+        weights = torch.rand(5)
+        optimizer.zero_grad()
+        losses.backward(gradient=weights) if named else torch.autograd.backward([losses], [weights])
+        optimizer.step()
+        printed.append((losses * weights).sum().item())
+    assert [loss for _, loss in recorded.of("loss")] == (printed if named else [])
+
+
+def test_what_a_pipeline_stage_passes_on_is_no_loss(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    out = model(torch.randn(5, 8))
+    out.backward(torch.rand(5, 4))
+    optimizer.step()
+    assert recorded.of("loss") == []
+
+
+@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+@pytest.mark.parametrize("told", ["optimizer", "model"])
+def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(record, model, loader, told):
+    """Sharpness-aware minimization: the second pass is at other weights."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer if told == "optimizer" else None)
+    batches = torch.randn(5, 6, 8)
+    printed = []
+    for x in torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches:
+        loss = cross_entropy(model, x)
+        loss.backward()
+        printed.append(loss.item())
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.add_(parameter.grad, alpha=0.05)
+        model.zero_grad()
+        cross_entropy(model, x).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [loss for _, loss in recorded.of("loss")] == printed
+
+
+def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer)
+    printed = []
+    for number, x in enumerate(torch.utils.data.DataLoader(torch.randn(8, 6, 8), batch_size=None)):
+        loss = cross_entropy(model, x)
+        loss.backward()
+        if number % 4 != 2:
+            optimizer.step()
+            printed.append(loss.item())
+        optimizer.zero_grad()
+    assert [loss for _, loss in recorded.of("loss")] == printed
 
 
 def test_checkpointing_calls_backward_inside_and_counts_once(record, model):

@@ -7,6 +7,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -59,7 +60,7 @@ class Loop:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    made = Progress([], Governor(0.5))  # type: ignore[arg-type]
+    made = Progress(deque(), Governor(0.5))
     monkeypatch.setattr(state, "current", made)
     return Loop(made)
 

@@ -260,6 +260,80 @@ def test_steps_on_another_thread_do_not_mix_in(record):
     assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1)]
 
 
+@pytest.mark.parametrize("told", ["model and optimizer", "model", "nothing"])
+def test_training_on_another_thread_than_attach_is_seen_from_its_first_step(record, told):
+    import threading
+
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(None if told == "nothing" else model, optimizer=optimizer if "optimizer" in told else None)
+    thread = threading.Thread(target=train, args=(model, optimizer, 3))
+    thread.start()
+    thread.join()
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [1, 2, 3]
+    assert all("loss" in values for _, values in steps)
+
+
+def test_the_first_scaled_loss_on_another_thread_is_the_true_one(record):
+    import threading
+
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    recorded = record(model, optimizer=optimizer)
+    losses = []
+
+    def step():
+        loss = model(torch.randn(4, 8)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(loss.item())
+
+    thread = threading.Thread(target=step)
+    thread.start()
+    thread.join()
+    assert recorded.of("loss") == [(1, losses[0])]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_another_optimizer_over_the_same_parameters_takes_over_at_once(record, told):
+    """Adam first, then SGD, and the script keeps both."""
+    model = small()
+    first, second = torch.optim.Adam(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.2)
+    recorded = record(model, optimizer=first if told else None)
+    for optimizer in (first, second, first):
+        train(model, optimizer, 12)
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == list(range(1, 37))
+    assert [values["lr"] for _, values in steps] == [0.1] * 12 + [0.2] * 12 + [0.1] * 12
+
+
+def test_of_two_optimizers_that_step_the_same_parameters_in_turn_one_counts(record):
+    model = small()
+    first, second = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.2)
+    recorded = record(model)
+    for _ in range(20):
+        train(model, first, 1)
+        train(model, second, 1)
+    rates = [values["lr"] for _, values in recorded.steps()]
+    assert rates == [0.1, 0.2] + [0.1] * 19, "the second one is taken for a new stage, once"
+
+
+def test_a_critic_that_steps_with_every_step_of_the_generator_never_counts(record):
+    generator, critic = nn.Linear(8, 16), nn.Linear(16, 1)
+    big, little = torch.optim.SGD(generator.parameters(), lr=0.1), torch.optim.SGD(critic.parameters(), lr=0.2)
+    recorded = record()
+    for _ in range(70):
+        fake = generator(torch.randn(4, 8))
+        critic(fake.detach()).mean().backward()
+        little.step()
+        critic(fake).mean().backward()
+        big.step()
+    assert [values["lr"] for _, values in recorded.steps()] == [0.1] * 70
+
+
 @pytest.mark.parametrize("named", [False, True])
 def test_the_next_model_of_a_process_is_watched_like_the_first(record, named):
     """The folds of a cross-validation, the trials of a search: each with a model and an optimizer of its own."""

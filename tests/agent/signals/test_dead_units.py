@@ -147,3 +147,62 @@ def test_a_module_that_is_called_twice_is_looked_at_once():
     activation = nn.ReLU()
     model = nn.Sequential(nn.Linear(32, 32), activation, nn.Linear(32, 32), activation)
     assert small_batches(model, 40, 2)[0] == {}
+
+
+class _Block(nn.Module):
+    """A residual block: the sum of two convolutions goes through the activation."""
+
+    def __init__(self, *, inplace):
+        super().__init__()
+        self.first, self.second = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 1)
+        self.act = nn.ReLU(inplace=inplace)
+
+    def forward(self, x):
+        return self.act(self.first(x) + self.second(x))
+
+
+class _Unknown(nn.Module):
+    """Nothing tells where the units are: attention's product, reshaped."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.act = nn.Parameter(torch.randn(8, 8)), nn.ReLU()
+
+    def forward(self, x):
+        return self.act(torch.einsum("bchw,cd->bdhw", x, self.weight))
+
+
+def _half_dead(*modules, bias):
+    with torch.no_grad():
+        bias[: len(bias) // 2] = -1e3
+    return nn.Sequential(*modules)
+
+
+def _looked_at(model, x):
+    told = []
+    DeadUnits(model, told.append).call(model, (x,), {})
+    return told[0].shares() if told else {}
+
+
+def test_units_of_a_linear_are_in_the_last_of_four_dimensions():
+    linear = nn.Linear(8, 32)
+    shares = _looked_at(_half_dead(linear, nn.ReLU(), bias=linear.bias), torch.randn(8, 6, 6, 8))
+    assert shares == {"1": pytest.approx(0.5, abs=0.1)}
+
+
+def test_channels_of_a_convolution_are_the_second_dimension_whatever_linears_there_are():
+    convolution = nn.Conv1d(1, 64, 3, padding=1)
+    model = _half_dead(convolution, nn.ReLU(), nn.Flatten(), nn.Linear(64 * 40, 64), nn.ReLU(), bias=convolution.bias)
+    assert _looked_at(model, torch.randn(32, 1, 40))["1"] == pytest.approx(0.5, abs=0.1)
+
+
+@pytest.mark.parametrize("inplace", [False, True])
+def test_a_sum_has_its_units_where_its_parts_have_them(inplace):
+    block = _Block(inplace=inplace)
+    with torch.no_grad():
+        block.first.bias[:4] = -1e3
+    assert _looked_at(block, torch.randn(4, 3, 8, 8)) == {"act": pytest.approx(0.5)}
+
+
+def test_where_nothing_says_which_dimension_the_units_are_in_nothing_is_told():
+    assert _looked_at(_Unknown(), torch.randn(4, 8, 8, 8)) == {}

@@ -299,6 +299,19 @@ def test_a_plan_is_made_anew_for_other_parameters():
     assert not plan.fits([p for group in optimizer.param_groups for p in group["params"]])
 
 
+def test_a_plan_is_made_anew_when_the_model_changes_its_type():
+    """In half precision a norm above 65504 is Inf, so it is taken in single: the type of the norms follows the parameters'."""
+    weight = nn.Parameter(torch.ones(4, dtype=torch.float64))
+    plan = Plan([weight], ["weight"], None)
+    layer = nn.Module()
+    layer.weight = weight
+    layer.half()
+    assert layer.weight is weight
+    assert not plan.fits([weight])
+    norm, _ = result([torch.full((4,), 5e4, dtype=torch.float16)], Plan([weight], ["weight"], None))
+    assert norm == pytest.approx(1e5, rel=1e-3)
+
+
 def test_a_sparse_gradient_in_a_model_of_plain_parameters():
     model = nn.Sequential(nn.Embedding(10, 2, sparse=True), nn.Linear(2, 1))
     model(torch.tensor([3, 3])).sum().backward()

@@ -82,6 +82,23 @@ def tower(record):
     return record(model), model, torch.optim.SGD(model.parameters(), lr=0.01)
 
 
+def test_operations_are_counted_anew_when_layers_are_unfrozen(record):
+    model = nn.Sequential(nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    model[0].requires_grad_(False)
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=1.0))
+    x = torch.randn(16, 64)
+
+    def counted():
+        train(recorded, model, optimizer, x, 30)
+        return looks.flops.of(looks.flops._newest[0] + 1, 16, 0)
+
+    assert counted() == 16 * 2 * (64 * 128 + 2 * 128)
+    model[0].requires_grad_(True)
+    assert counted() == 16 * 2 * (64 * 128 * 2 + 3 * 128)
+
+
 def test_operations_per_second_come_by_themselves_and_stay(tower):
     recorded, model, optimizer = tower
     train(recorded, model, optimizer, torch.randn(16, 64), 30)

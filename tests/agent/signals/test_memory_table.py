@@ -4,6 +4,7 @@ import gc
 import subprocess
 import sys
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,7 @@ class Sender:
     """What the table needs of a sender."""
 
     def __init__(self) -> None:
-        self.rows: list[Any] = []
+        self.rows: deque[Any] = deque()
         self.events: list[tuple[str, dict[str, Any], int | None]] = []
 
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
@@ -138,7 +139,7 @@ def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]
         from perfagent.hooks.step import make_primary
 
         sender, now = Sender(), [100.0]
-        progress = Progress(sender.rows, Governor(0.5))  # type: ignore[arg-type]
+        progress = Progress(sender.rows, Governor(0.5))
         make_primary(progress, optimizer)
         made = MemoryTable(sender, progress, lambda: model, lambda: None, clock=lambda: now[0])  # type: ignore[arg-type]
         return made, sender, progress, now
@@ -150,7 +151,7 @@ def test_rows_come_once_a_minute_and_the_event_only_with_news(polled: Any) -> No
     model, optimizer = trained()
     made, sender, progress, now = polled(model, optimizer)
     made.poll()
-    assert sender.rows == []  # nothing is known before the second step
+    assert not sender.rows  # nothing is known before the second step
     progress.completed = 2
     for _ in range(6):
         made.poll()
@@ -183,3 +184,41 @@ def test_a_run_tells_its_table(record: Any) -> None:
     ((_, told, _),) = [event for event in recorded.sender.events if event[0] == "memory"]
     assert told["parameters"] == BODY + HEAD
     assert "activations_and_other" not in told  # no allocator to ask on the CPU
+
+
+def test_what_was_frozen_after_it_was_trained_keeps_its_state_and_has_no_gradient() -> None:
+    model, optimizer = trained()
+    model[0].requires_grad_(False)
+    told = table(optimizer, model)
+    assert told["gradients"] == HEAD
+    assert told["optimizer_state"] == 2 * (BODY + HEAD) + COUNTERS
+
+
+def test_the_state_of_other_optimizers_counts_and_each_gradient_once() -> None:
+    model, optimizer = trained()
+    second = torch.optim.SGD(model[0].parameters(), lr=0.1, momentum=0.9)
+    model(torch.ones(2, 10)).sum().backward()
+    second.step()
+    told = table(optimizer, model, [second])
+    assert told["parameters"] == told["gradients"] == BODY + HEAD
+    assert told["optimizer_state"] == 2 * (BODY + HEAD) + COUNTERS + BODY
+    assert len(told["groups"]) == 3
+
+
+def test_tensors_in_lists_of_an_optimizers_state_count() -> None:
+    layer = torch.nn.Linear(10, 10)
+    optimizer = torch.optim.LBFGS(layer.parameters(), history_size=5)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = layer(torch.ones(2, 10)).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(2):
+        optimizer.step(closure)  # type: ignore[arg-type]
+    values = [one for value in optimizer.state[layer.weight].values() for one in (value if isinstance(value, list) else [value])]
+    told = table(optimizer, layer)
+    tensors = {id(one): one for one in values if isinstance(one, torch.Tensor)}
+    assert told["optimizer_state"] == sum(one.numel() * one.element_size() for one in tensors.values())
+    assert told["gradients"] == 4 * 110

@@ -29,6 +29,8 @@ BATCHES = {
     "packed into one row": ({"input_ids": torch.zeros(100, dtype=torch.long), "cu_seqlens": torch.zeros(4)}, (None, 100)),
     "a packed sequence": (torch.nn.utils.rnn.pack_sequence([torch.zeros(5, 2), torch.zeros(3, 2)]), (2, None)),
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
+    "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
+    "token ids in a mapping in a mapping": ({"inputs": {"input_ids": IDS}, "labels": torch.zeros(4)}, (4, 64)),
     "a scalar": (torch.tensor(1.0), (None, None)),
     "text": ("hello", (None, None)),
     "nothing": ([], (None, None)),
@@ -47,6 +49,38 @@ def test_a_cheap_reader_follows_the_batch():
     measure = reader({"input_ids": IDS})
     assert measure({"input_ids": IDS[:3, :10]})[:2] == (3, 30)
     assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None), "another kind of batch is measured afresh"
+
+
+def test_a_reader_of_tokens_follows_a_loader_with_batches_of_two_kinds():
+    measure = reader({"input_ids": IDS})
+    assert measure({"x": torch.zeros(5, 12)})[:2] == (5, None)
+    assert measure({"input_ids": torch.zeros(100, dtype=torch.long)})[:2] == (None, 100)
+    assert reader((IDS, IDS))(("text", IDS))[:2] == (4, None)
+
+
+LISTS = {
+    "images and targets, as torchvision's references collate them": tuple(zip(*[(torch.zeros(3, 8, 8), {})] * 5, strict=True)),
+    "a list of images": [torch.zeros(3, 8, 8)] * 5,
+    "a list of sequences": [torch.zeros(length, dtype=torch.long) for length in (7, 7, 7, 4, 9)],
+    "a list of pairs": [(torch.zeros(3, 8, 8), 1)] * 5,
+}
+
+
+@pytest.mark.parametrize("name", LISTS)
+def test_where_a_batch_lists_its_samples_the_loaders_batch_size_says_so(name):
+    batch = LISTS[name]
+    measure = reader(batch, 5)
+    assert measure(batch)[:2] == (5, None)
+    smaller = tuple(part[:3] for part in batch) if name.startswith("images and") else batch[:3]
+    assert measure(smaller)[:2] == (3, None), "the last batch of an epoch"
+    assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None) or type(batch) is tuple
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 4, 6, 99])
+@pytest.mark.parametrize("batch", [[IMAGES], [IMAGES, torch.zeros(6)], (IMAGES, torch.zeros(6), torch.zeros(6))])
+def test_a_batch_size_that_says_nothing_of_the_batch_changes_nothing(batch, batch_size):
+    if batch_size != len(batch) or batch_size == 1:
+        assert reader(batch, batch_size)(batch)[:2] == (6, None)
 
 
 class TestInputs:

@@ -47,6 +47,22 @@ def test_changes_of_half_precision_weights_are_not_rounded_again(dtype):
     assert list(layers.values()) == pytest.approx(true, rel=1e-4)
 
 
+def test_complex_weights_count_like_all_others():
+    torch.manual_seed(0)
+    model = nn.ParameterList([torch.randn(40, dtype=torch.complex64), torch.randn(30), torch.randn(5, 2, dtype=torch.complex128)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    parameters = with_gradients(list(model.parameters()))
+    before = [parameter.detach().clone() for parameter in parameters]
+    kept = Weights(parameters, Plan.of(optimizer, model))
+    optimizer.step()
+    total, layers = kept.compare(parameters).rows()
+    changes = [float((now.detach() - old).norm()) for now, old in zip(parameters, before, strict=True)]
+    weights = [float(old.norm()) for old in before]
+    true = [change / weight for change, weight in zip(changes, weights, strict=True)]
+    assert list(layers.values()) == pytest.approx(true, rel=1e-5)
+    assert total == pytest.approx(math.hypot(*changes) / math.hypot(*weights), rel=1e-5)
+
+
 def test_a_large_model_is_sampled_within_bounds():
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(300, 300), nn.Linear(300, 10))

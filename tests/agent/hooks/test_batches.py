@@ -1,0 +1,111 @@
+"""What comes out of a loader, and which steps it is counted for."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+
+def samples_of(recorded, name="samples_per_s"):
+    """Samples of each step from the second on, the first that has a rate."""
+    return {step: round(values[name] * values["step_time_s"]) for step, values in recorded.steps() if name in values}
+
+
+def train_on(model, optimizer, loss):
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def test_batches_of_two_kinds_from_one_loader_are_all_seen(record):
+    class Tasks(IterableDataset):
+        def __iter__(self):
+            for number in range(12):
+                yield {"input_ids": torch.zeros(4, 6, dtype=torch.long)} if number % 4 else {"x": torch.zeros(3, 8)}
+
+    model = nn.ModuleDict({"words": nn.Embedding(9, 8), "head": nn.Linear(8, 1)})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for batch in DataLoader(Tasks(), batch_size=None):
+        inputs = model["words"](batch["input_ids"]) if "input_ids" in batch else batch["x"]
+        train_on(model, optimizer, model["head"](inputs).mean())
+    assert samples_of(recorded) == {step: 4 if (step - 1) % 4 else 3 for step in range(2, 13)}
+
+
+def test_a_loader_that_collates_into_lists_tells_its_samples(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    items = [(torch.randn(3, 8 + number % 3, 8), {}) for number in range(18)]
+    for images, _ in DataLoader(items, batch_size=4, collate_fn=lambda batch: tuple(zip(*batch, strict=True))):
+        train_on(model, optimizer, sum(model(image).mean() for image in images))
+    assert samples_of(recorded) == {2: 4, 3: 4, 4: 4, 5: 2}
+
+
+def loaders_of(*sizes):
+    """Loaders of 16 rows each, by batch size."""
+    return [DataLoader(torch.randn(16, 8), batch_size=size) for size in sizes]
+
+
+def test_a_loader_that_feeds_no_backward_pass_shifts_no_sizes(record):
+    """Statistics between the epochs: the next iterator gets the id of one that is gone."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training, other = loaders_of(4, 8)
+    recorded = record(model)
+    for _ in range(5):
+        for batch in training:
+            train_on(model, optimizer, model(batch).mean())
+        for batch in other:
+            batch.mean()
+    assert samples_of(recorded) == dict.fromkeys(range(2, 21), 4)
+
+
+def test_a_batch_that_the_loop_skips_is_none_of_a_step(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    rows = [2, 3, 9, 4, 5, 9, 9, 6, 7]
+    recorded = record(model)
+    for batch in DataLoader([torch.randn(size, 8) for size in rows], batch_size=None):
+        if len(batch) < 9:
+            train_on(model, optimizer, model(batch).mean())
+    assert list(samples_of(recorded).values()) == [3, 4, 5, 6, 7]
+
+
+def test_what_was_fetched_before_a_loop_broke_off_is_none_of_the_next_epoch(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for size in (2, 3, 4, 5, 6):
+        for number, batch in enumerate(loaders_of(size)[0]):
+            if number == 2:
+                break
+            train_on(model, optimizer, model(batch).mean())
+    assert list(samples_of(recorded).values()) == [2, 3, 3, 4, 4, 5, 5, 6, 6]
+
+
+def test_batches_that_are_fetched_one_ahead_keep_their_order(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        source = iter(DataLoader([torch.randn(size, 8) for size in (2, 3, 4)], batch_size=None))
+        batch = next(source)
+        while batch is not None:
+            following = next(source, None)
+            train_on(model, optimizer, model(batch).mean())
+            batch = following
+    assert list(samples_of(recorded).values()) == [3, 4, 2, 3, 4, 2, 3, 4]
+
+
+def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
+    """Some are fetched together and sorted; the steps that follow fetch none."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    source = iter(DataLoader([torch.randn(2 + number, 8) for number in range(9)], batch_size=None))
+    for _ in range(3):
+        for batch in [next(source) for _ in range(3)]:
+            train_on(model, optimizer, model(batch).mean())
+    assert list(samples_of(recorded).values()) == [3, 4, 5, 6, 7, 8, 9, 10]
