@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import subprocess
 import sys
@@ -119,7 +120,14 @@ def test_a_closed_standard_stream_changes_nothing_and_the_end_is_told(tmp_path: 
     done = subprocess.run(["sh", "-c", shell], cwd=tmp_path, env=environment, timeout=60, check=False)
     assert done.returncode == 4
     record = tmp_path / "record"
-    states = until(lambda: record.is_dir() and Recording(record).events("state"), within_s=30, why="nobody told the end")
+    states: list[dict[str, object]] = []
+
+    def told() -> bool:
+        with contextlib.suppress(OSError):  # it is being written
+            states[:] = Recording(record).events("state")
+        return bool(states)
+
+    until(told, within_s=30, why="nobody told the end")
     assert [(state["state"], state["reason"]) for state in states] == [("failed", "exit code 4")]
 
 

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -78,9 +80,9 @@ class DeadUnits:
         handles: list[Any] = []
         try:
             for name, module in self._activations:
-                handles.append(module.register_forward_hook(self._watch(name)))
+                handles.append(module.register_forward_hook(_Hook(partial(self._activated, name))))
             for module, last in self._makers:
-                handles.append(module.register_forward_hook(self._made.watch(last)))
+                handles.append(module.register_forward_hook(_Hook(partial(self._made.note, last))))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         try:
@@ -90,18 +92,13 @@ class DeadUnits:
                 handle.remove()
             self._finish()
 
-    def _watch(self, name: str) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:
-            try:
-                if name not in self._looked_at and isinstance(output, sys.modules["torch"].Tensor):
-                    self._looked_at.add(name)
-                    unit = 1 if output.dim() == 2 else self._made.unit_dimension(inputs[0] if inputs else None, output)
-                    if unit is not None:
-                        self._look(name, module, output, unit)
-            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-                failed(_NAME, error)
-
-        return not_traced(hook, nor_what_it_calls=True)
+    def _activated(self, name: str, module: Any, inputs: Any, output: Any) -> None:
+        if name in self._looked_at or not isinstance(output, sys.modules["torch"].Tensor):
+            return
+        self._looked_at.add(name)
+        unit = 1 if output.dim() == 2 else self._made.unit_dimension(inputs[0] if inputs else None, output)
+        if unit is not None:
+            self._look(name, module, output, unit)
 
     def _look(self, name: str, module: Any, output: Any, unit: int) -> None:
         output = output.detach()
@@ -136,6 +133,28 @@ class DeadUnits:
 _NAME = f"{__name__}.DeadUnits"
 
 
+class _Hook:
+    """On a module for one call. Where the model copies or pickles itself in the midst of it, what takes its place does nothing,
+    and is of the standard library, so that the copy can be read where perfagent is not."""
+
+    __slots__ = ("_look",)
+
+    def __init__(self, look: Callable[[Any, Any, Any], None]) -> None:
+        self._look = look
+
+    def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        try:
+            self._look(module, inputs, output)
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(_NAME, error)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (nullcontext(), "__exit__")
+
+
+not_traced(_Hook.__call__, nor_what_it_calls=True)
+
+
 def _makers_of(model: Any) -> list[tuple[Any, bool]]:
     """The modules that say where units are, and whether that is the last dimension; else it is the second."""
     nn = sys.modules["torch"].nn
@@ -159,17 +178,9 @@ class _Made:
         self._tensors: dict[int, tuple[Any, int]] = {}
         self._nodes: dict[Any, int] = {}
 
-    def watch(self, last: bool) -> Callable[[Any, Any, Any], None]:
-        def hook(module: Any, inputs: Any, output: Any) -> None:  # noqa: ARG001 - the signature torch calls
-            try:
-                if isinstance(output, sys.modules["torch"].Tensor) and output.dim() > 2:
-                    self._note(module, output, last=last)
-            except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-                failed(_NAME, error)
-
-        return not_traced(hook, nor_what_it_calls=True)
-
-    def _note(self, module: Any, output: Any, *, last: bool) -> None:
+    def note(self, last: bool, module: Any, _inputs: Any, output: Any) -> None:
+        if not isinstance(output, sys.modules["torch"].Tensor) or output.dim() <= 2:
+            return
         if not last and output.dim() != len(getattr(module, "kernel_size", output.shape[2:])) + 2:
             return  # a convolution of one sample, without a dimension for more
         dimension = output.dim() - 1 if last else 1

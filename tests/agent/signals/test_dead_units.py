@@ -206,3 +206,22 @@ def test_a_sum_has_its_units_where_its_parts_have_them(inplace):
 
 def test_where_nothing_says_which_dimension_the_units_are_in_nothing_is_told():
     assert _looked_at(_Unknown(), torch.randn(4, 8, 8, 8)) == {}
+
+
+class CopiesItself(nn.Sequential):
+    """In the midst of its call."""
+
+    def forward(self, x):
+        self.made = pickle.dumps(list(self)), copy.deepcopy(list(self))
+        return super().forward(x)
+
+
+def test_a_model_may_copy_and_pickle_its_parts_in_the_midst_of_the_call():
+    model = CopiesItself(dead(nn.Linear(8, 10), 5), nn.ReLU(), nn.Linear(10, 4))
+    found, output = looked_at(model, torch.ones(LEAST_ROWS, 8))
+    pickled, copied = model.made
+    assert found["1"] >= 0.5
+    assert b"perfagent" not in pickled
+    for parts in (pickle.loads(pickled), copied):
+        assert torch.equal(nn.Sequential(*parts)(torch.ones(LEAST_ROWS, 8)), output)
+    assert not guard.failures
