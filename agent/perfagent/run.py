@@ -255,10 +255,9 @@ class Run:
     def ended(self) -> bool:
         return self._ended
 
-    def activity(self) -> tuple[int, ...]:
-        """What changes when the training goes on."""
-        p = self._progress
-        return p.completed, p.opened, p.early_step + len(p.early)  # those that wait for their step get the next ones
+    @property
+    def steps_done(self) -> int:
+        return self._progress.completed
 
     @property
     def inherited(self) -> bool:

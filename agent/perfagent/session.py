@@ -11,7 +11,6 @@ import dataclasses
 import logging
 import os
 import sys
-import threading
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -19,6 +18,7 @@ from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, 
 from perfagent.config import AgentConfig
 from perfagent.hooks.progress import state
 from perfagent.launch import options as launched
+from perfagent.leaving import Leaving
 from perfagent.run import Run
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
@@ -30,8 +30,7 @@ _launched: Run | None = None
 _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
 _resumed: tuple[str | None, int] | None = None
-_exit_status: Any = None
-_active_at_exit: tuple[int, ...] | None = None
+_leaving = Leaving(lambda: None if _current is None else _current.steps_done)
 _watched = False
 _watched_worker = 0
 """The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""
@@ -218,7 +217,7 @@ def _watch_process() -> None:
         _watched = True
         os.register_at_fork(after_in_child=_forked)
         atexit.register(_at_exit)
-        _watch_exit()
+        _leaving.watch()
     _watch_worker()
 
 
@@ -249,25 +248,8 @@ def _forked() -> None:
     state.current = None
 
 
-def _watch_exit() -> None:
-    """sys.exit's argument is nowhere to be seen at exit, so it is noted on the way; the function is otherwise the same.
-
-    Where steps or logs follow, somebody has caught it: then it says nothing of the end.
-    """
-    original = sys.exit
-
-    def exit(status: Any = None, /) -> None:  # noqa: A001 - it stands for sys.exit
-        global _exit_status, _active_at_exit
-        if threading.current_thread() is threading.main_thread():
-            _exit_status, _active_at_exit = status, None if _current is None else _current.activity()
-        original(status)
-
-    exit.__doc__ = original.__doc__
-    sys.exit = exit  # type: ignore[assignment]
-
-
 def _at_exit() -> None:
     """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
     with contextlib.suppress(KeyboardInterrupt):  # again, while the last of the run is delivered: then it stays in the spool
         if _current is not None:
-            _current.at_exit(_exit_status if _current.activity() == _active_at_exit else None)
+            _current.at_exit(_leaving.status)

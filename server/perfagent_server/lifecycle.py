@@ -23,8 +23,9 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent_server.ingest.limits import whole
 from perfagent_server.store.prepared import Prepared
-from perfagent_server.store.starts import UNDECIDED, Starts, whole
+from perfagent_server.store.starts import UNDECIDED, Starts
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import run as runs
 from perfagent_server.store.tables import source as sources

@@ -255,16 +255,48 @@ def test_a_log_after_the_end_is_left_out_and_that_is_said_once(tmp_path: Path) -
 # ---- the end
 
 
-def test_an_exit_that_somebody_caught_is_not_the_end(tmp_path: Path) -> None:
+LEAVES = {
+    "sys.exit": ("sys.exit(3)", "failed", "exit code 3"),
+    "with words": ("sys.exit('no data')", "failed", "exit code 1: no data"),
+    "exit()": ("exit(4)", "failed", "exit code 4"),
+    "quit() in a function": ("(lambda: quit(5))()", "failed", "exit code 5"),
+    "well": ("sys.exit(0)", "finished", ""),
+    "a log in finally": ("try:\n    sys.exit(3)\nfinally:\n    perfagent.log({'x': 2}, step=2)", "failed", "exit code 3"),
+    "a log at exit": ("atexit.register(lambda: perfagent.log({'x': 2}, step=2))\nsys.exit(3)", "failed", "exit code 3"),
+    "caught": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass\nperfagent.log({'x': 2}, step=2)", "finished", ""),
+    "caught, and nothing follows": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    pass", "finished", ""),
+    "caught and raised again": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    raise", "failed", "exit code 2"),
+    "raised again, held": ("try:\n    sys.exit(2)\nexcept SystemExit as e:\n    held = e\n    raise", "failed", "exit code 2"),
+    "caught, then another": ("try:\n    sys.exit(2)\nexcept SystemExit:\n    sys.exit(6)", "failed", "exit code 6"),
+    "in another thread": ("t = threading.Thread(target=sys.exit, args=(7,))\nt.start()\nt.join()", "finished", ""),
+}
+
+
+@pytest.mark.parametrize("case", LEAVES)
+def test_how_a_process_leaves(tmp_path: Path, case: str) -> None:
+    statement, state, reason = LEAVES[case]
+    body = f"import atexit, sys, threading, perfagent\nperfagent.init()\nperfagent.log({{'x': 1}}, step=1)\n{statement}\n"
+    code = run(tmp_path, body).returncode
+    assert code == (int(reason.split()[2].rstrip(":")) if reason else 0), "as without us"
+    assert ends(tmp_path) == [(state, reason)]
+
+
+def test_an_exit_that_was_caught_and_kept_is_not_the_end_where_training_goes_on(tmp_path: Path) -> None:
     body = """
-        import sys, perfagent
-        perfagent.init()
-        perfagent.log({"x": 1}, step=1)
-        try:
-            sys.exit(2)
-        except SystemExit:
-            pass
-        perfagent.log({"x": 2}, step=2)
+        import sys, torch, perfagent
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        perfagent.attach(model, optimizer)
+        kept = []
+        for step in range(4):
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            try:
+                sys.exit(2)
+            except SystemExit as error:
+                kept.append(error)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
     """
     assert run(tmp_path, body).returncode == 0
     assert ends(tmp_path) == [("finished", "")]

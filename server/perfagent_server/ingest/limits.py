@@ -10,7 +10,7 @@ from perfagent.errors import WireError
 from perfagent.naming import identity_problem
 from perfagent.wire import MAX_NAME_BYTES, Frame
 
-__all__ = ["MAX_NAMES_PER_RUN", "MAX_STEP", "check_frame", "name_problem"]
+__all__ = ["MAX_NAMES_PER_RUN", "MAX_STEP", "check_frame", "name_problem", "whole"]
 
 MAX_NAMES_PER_RUN = 2000
 MAX_STEP = 2**53  # JSON numbers, and so the page, hold no larger integer exactly
@@ -30,6 +30,13 @@ def check_frame(frame: Frame) -> None:
     for event in frame.events:
         if event.step is not None and not 0 <= event.step <= MAX_STEP:
             raise WireError(f"the step of an event ({event.kind[:80]}) must be from 0 to {MAX_STEP}, not {event.step}")
+
+
+def whole(value: object) -> int | None:
+    """A step, rank or count that an event tells, or None where it is no whole number that the tables and pages can hold."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value <= MAX_STEP else None
 
 
 def name_problem(name: str) -> str | None:

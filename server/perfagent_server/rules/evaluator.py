@@ -18,6 +18,7 @@ from perfagent.wire import LOSS, SEVERITIES, Event, Finding, loss_kind
 from perfagent_server.alerts.grouping import group
 from perfagent_server.alerts.life import Change, Life, Machine
 from perfagent_server.diagnosis import causes
+from perfagent_server.ingest.limits import whole
 from perfagent_server.rules.catalogue import RULES, Rule
 from perfagent_server.rules.window import PATIENCE_S, TERMINAL, UTILIZATION, End, Window
 from perfagent_server.store.interface import Stored
@@ -34,7 +35,6 @@ _SAID_S = 3600.0  # after that a user's alert may make room for another: it is a
 _MAX_ENDS = 64
 _NOTED = ("loss", "lr")  # the window itself takes a note of each of their steps
 _LEVELS = {"warn": "warning", "error": "critical"}
-_LARGEST = 2**53  # of the steps and ranks that events tell: what the tables and the pages can hold
 
 _encoder = msgspec.msgpack.Encoder()
 
@@ -149,7 +149,7 @@ class Evaluator:
 
     def _begin(self, event: Event) -> None:
         window = self.window
-        world_size, start_step = event.data.get("world_size"), _whole(event.data.get("start_step"))
+        world_size, start_step = event.data.get("world_size"), whole(event.data.get("start_step"))
         if isinstance(world_size, int) and 0 < world_size <= 1_000_000:
             window.world_size = max(world_size, 1)
         if start_step is not None and start_step > window.start_step:
@@ -163,7 +163,7 @@ class Evaluator:
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
-        self._note_end(End(state, stored.rank, self._time_told(event), _whole(event.step), **words))
+        self._note_end(End(state, stored.rank, self._time_told(event), whole(event.step), **words))
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
         changes += self._judge_ready(window.close(list(window.tracks)))
@@ -358,7 +358,7 @@ class Evaluator:
 
     def _step_told(self, *told: object) -> int:
         """The first of these that is a step; else the newest step of the run."""
-        return next((step for one in told if (step := _whole(one)) is not None), self.window.step)
+        return next((step for one in told if (step := whole(one)) is not None), self.window.step)
 
     def _reported(self, stored: Stored, event: Event) -> list[Change]:
         data = event.data
@@ -366,7 +366,7 @@ class Evaluator:
         if not rule or severity not in SEVERITIES:
             return []
         ranks = data.get("ranks")
-        named = [rank for rank in ranks if _whole(rank) is not None] if isinstance(ranks, list) else []
+        named = [rank for rank in ranks if whole(rank) is not None] if isinstance(ranks, list) else []
         evidence = data.get("evidence")
         gain = data.get("gain_pct")
         found = Finding(
@@ -448,10 +448,3 @@ class Evaluator:
         judge.window = Window.restore(state["window"])
         judge.machines = {key: Machine.restore(entry) for key, entry in state["machines"].items()}
         return judge
-
-
-def _whole(value: object) -> int | None:
-    """A step or rank that an event tells, or None where it is none that can be kept."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= _LARGEST else None

@@ -7,17 +7,15 @@ before the first step is done; nor do those of POST /log, which may tell of any 
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 from sqlalchemy import Connection, bindparam, insert, select, update
 
-from perfagent_server.ingest.limits import MAX_STEP
+from perfagent_server.ingest.limits import MAX_STEP, whole
 from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.tables import attempt as attempts
 from perfagent_server.store.tables import event
 
-__all__ = ["UNDECIDED", "Starts", "whole"]
+__all__ = ["UNDECIDED", "Starts"]
 
 UNDECIDED = MAX_STEP + 1
 """The start of an attempt that has no rows yet: after every step."""
@@ -102,10 +100,3 @@ class Starts:
         if told:
             self._told.add((run, attempt))
         return told
-
-
-def whole(value: Any) -> int | None:
-    """A whole number that fits the tables, or None."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        return None
-    return value if 0 <= value <= MAX_STEP else None

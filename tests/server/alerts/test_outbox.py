@@ -14,6 +14,7 @@ from pathlib import Path
 import httpcore
 import pytest
 from builders import Receiver, until
+from engine_bench import NOW, Clock
 from sqlalchemy import insert, select
 from standardwebhooks import Webhook
 
@@ -25,16 +26,6 @@ from perfagent_server.database import Database, open_database
 from perfagent_server.security.outbound import Guard, Reply
 from perfagent_server.settings import Settings
 from perfagent_server.store.tables import alert, channel, delivery, run
-
-NOW = 1_700_000_000.0
-
-
-class Clock:
-    def __init__(self, at: float) -> None:
-        self.at = at
-
-    def __call__(self) -> float:
-        return self.at
 
 
 @pytest.fixture
