@@ -36,6 +36,8 @@ ORDER: tuple[str, ...] = (
     "throttling", "throughput_regression", "step_time_tail", "low_gpu_utilization",
 )  # fmt: skip
 _PLACE = {rule: place for place, rule in enumerate(ORDER)}
+_FEW_STEPS = 10
+"""So many steps no rule about speed or learning has seen enough of."""
 _SAID_BY_PEOPLE = len(ORDER)  # rules that are not in the tree come before the user's own alerts, and both after it
 
 
@@ -131,7 +133,13 @@ def _figures(judge: Evaluator) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    return f"Nothing {'held' if window.ended else 'holds'} this run back: {', '.join(parts)}.{_new_level(judge)}"
+    if window.ended:
+        said = "Nothing held this run back"
+    elif window.step - window.start_step < _FEW_STEPS:
+        said = "Too early to tell, nothing wrong so far"
+    else:
+        said = "Nothing holds this run back"
+    return f"{said}: {', '.join(parts)}.{_new_level(judge)}"
 
 
 def _new_level(judge: Evaluator) -> str:

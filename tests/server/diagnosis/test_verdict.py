@@ -22,6 +22,14 @@ def test_a_nan_whose_alert_somebody_closed_does_not_make_a_run_healthy(name: str
     assert found.message == f"{'The loss' if name == 'loss' else name} is NaN or infinite since step 51."
 
 
+@pytest.mark.parametrize(
+    ("steps", "said"), [(1, "Too early to tell, nothing wrong so far"), (9, "Too early"), (10, "Nothing holds this run back")]
+)
+def test_few_steps_are_no_proof_of_health(steps: int, said: str) -> None:
+    _, judge = judge_series({"loss": [3.0] * steps})
+    assert verdict(judge).message.startswith(said)
+
+
 def test_a_run_whose_newest_step_the_scaler_skipped_is_healthy_by_its_last_finite_loss() -> None:
     series = {"loss": [3.0] * 49 + [math.nan], "amp/scale": [1024.0] * 49 + [512.0], "amp/skipped": [0.0] * 49 + [1.0]}
     changes, judge = judge_series(series)
