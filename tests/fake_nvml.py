@@ -29,14 +29,16 @@ class Running:
 
 @dataclass(eq=False)
 class FakeGpu:
-    """One board. Values are in NVML's own units (mW, mJ, KiB). unsupported: functions that this device refuses; lost: every call
-    fails as if the device had fallen off the bus; hanging: every call waits for `release`."""
+    """One board. Values are in NVML's own units (mW, mJ, KiB). memory: used by processes, and all there is; reserved: what the
+    driver keeps for itself, which the first version of the question counts as used. unsupported: functions that this device
+    refuses; lost: every call fails as if the device had fallen off the bus; hanging: every call waits for `release`."""
 
     uuid: str = "GPU-11111111-2222-3333-4444-555555555555"
     name: str = "NVIDIA H200"
     pci: str = "00000000:3B:00.0"
     utilization: tuple[int, int] = (50, 20)
     memory: tuple[int, int] = (8 << 30, 140 << 30)
+    reserved: int = 0
     power_mw: int = 400_000
     energy_mj: int = 1_000_000
     temperature: int = 55
@@ -64,6 +66,7 @@ class FakeSlice:
     instance: int
     compute: int = 0
     memory: tuple[int, int] = (1 << 30, 18 << 30)
+    reserved: int = 0
     gpm: dict[int, float] | None = None
     processes: list[Running] = field(default_factory=list)
 
@@ -77,6 +80,8 @@ class FakeNvml:
         self.events: deque[tuple[FakeGpu, int]] = deque()
         self.registered: list[FakeGpu] = []
         self.clock = 0
+        self.down = False
+        """Whether the script shut NVML down behind our back."""
 
     def __getattr__(self, name: str) -> Any:
         value = getattr(pynvml, name)  # a name that pynvml does not have is no name here
@@ -86,10 +91,13 @@ class FakeNvml:
 
     def load(self) -> tuple[Any, str]:
         """As the sampler starts the library."""
+        self.down = False
         return self, ""
 
     def _of(self, name: str, handle: Any) -> Any:
         self.calls[name] += 1
+        if self.down:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_UNINITIALIZED)
         board = handle if isinstance(handle, FakeGpu) else next(gpu for gpu in self.gpus if handle in gpu.slices)
         if board.hanging:
             board.entered.set()
@@ -116,6 +124,7 @@ class FakeNvml:
         return "580.65.06"
 
     def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
+        self._of("nvmlDeviceGetHandleByIndex", self.gpus[index])
         return self.gpus[index]
 
     def nvmlDeviceGetName(self, handle: Any) -> str:
@@ -135,9 +144,17 @@ class FakeNvml:
         return rates
 
     def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = None) -> Any:
-        memory = pynvml.c_nvmlMemory_t()
-        memory.used, memory.total = self._of("nvmlDeviceGetMemoryInfo", handle).memory
-        memory.free = memory.total - memory.used
+        found = self._of("nvmlDeviceGetMemoryInfo", handle)
+        if version is not None:
+            assert version == pynvml.nvmlMemory_v2
+            self._of("nvmlDeviceGetMemoryInfo_v2", handle)
+        memory = pynvml.c_nvmlMemory_t() if version is None else pynvml.c_nvmlMemory_v2_t()
+        memory.used, memory.total = found.memory
+        memory.free = memory.total - memory.used - found.reserved
+        if version is None:
+            memory.used += found.reserved
+        else:
+            memory.reserved = found.reserved
         return memory
 
     def nvmlDeviceGetPowerUsage(self, handle: Any) -> int:

@@ -123,24 +123,28 @@ def _machine(stage: Stage) -> dict[str, Any]:
     told["commit"] = version.read_text("utf-8").strip() if version.exists() else _commit()
     if not stage.dry:
         told["device"], told["cuda"] = torch.cuda.get_device_name(), torch.version.cuda
-        asked = ["nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader"]
-        told["driver"] = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        told["driver"] = _said("nvidia-smi", "-i", "0", "--query-gpu=driver_version", "--format=csv,noheader")
     words = [
         told["device"],
         f"driver {told['driver']}" if told.get("driver") else "",
         f"CUDA {told['cuda']}" if "cuda" in told else "",
     ]
     words += [f"torch {told['torch']}", f"Python {told['python']}", f"{told['cores']} cores", f"perfagent {told['perfagent']}"]
-    told["words"] = ", ".join(words) + (f" ({told['commit']})" if told["commit"] else "")
+    told["words"] = ", ".join(filter(None, words)) + (f" ({told['commit']})" if told["commit"] else "")
     return told
 
 
 def _commit() -> str:
-    asked = ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"]
+    return _said("git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD")
+
+
+def _said(*command: str) -> str:
+    """What a program prints; nothing where it fails or is missing."""
     try:
-        return subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError:
         return ""
+    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def put(page: Path, section: str) -> None:

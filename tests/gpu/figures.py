@@ -43,12 +43,14 @@ def check(stage: Stage) -> list[Result]:
         child.ask("load 1")
         child.end()
         return [not_checked(name, "no GPU") for name in (*PLAIN, "gpu/energy_per_step_j", *GPM)]
+    board = _board()
+    fields = [field for field, *_ in PLAIN.values() if list(_rows(_query(board, [field]), _cells))]  # an older driver knows fewer
     child.ask(f"load {WARM_UP_S}")
     child.tell(f"load {WATCHED_S}")
     time.sleep(1.0)  # into the steady part of the load
-    plain, gpm = _watched(WATCHED_S - 3)
+    plain, gpm = _watched(board, fields, WATCHED_S - 4)
     told = child._answer()
-    span = (told["begin"] + 1.0, told["begin"] + WATCHED_S - 2.0)
+    span = (told["begin"] + 1.0, told["begin"] + WATCHED_S - 3.0)
     child.end()
     recording = recorded(folder)
     return [
@@ -58,14 +60,20 @@ def check(stage: Stage) -> list[Result]:
     ]
 
 
-def _watched(seconds: int) -> tuple[dict[str, list[float]], dict[int, list[float]]]:
+def _board() -> str:
+    """The training's GPU as nvidia-smi names it: it counts by PCI address, and boards that this process does not see too."""
+    import torch
+
+    return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
+
+
+def _watched(board: str, fields: list[str], seconds: int) -> tuple[dict[str, list[float]], dict[int, list[float]]]:
     """Readings of nvidia-smi twice a second, and of its GPM columns once a second."""
     plain: dict[str, list[float]] = {}
     gpm: dict[int, list[float]] = {}
-    fields = [field for field, *_ in PLAIN.values() if list(_rows(_query([field]), _cells))]  # an older driver knows fewer
     numbers = [number for number, _ in GPM.values()]
     metrics = ",".join(map(str, numbers))
-    watch = ["nvidia-smi", "dmon", "-i", "0", "-s", "p", f"--gpm-metrics={metrics}", "-d", "1", "-c", str(seconds)]
+    watch = ["nvidia-smi", "dmon", "-i", board, "-s", "p", f"--gpm-metrics={metrics}", "-d", "1", "-c", str(seconds)]
 
     def dmon() -> None:
         for row in _rows(watch, str.split):
@@ -78,8 +86,8 @@ def _watched(seconds: int) -> tuple[dict[str, list[float]], dict[int, list[float
     thread = threading.Thread(target=dmon)
     thread.start()
     until = time.monotonic() + seconds
-    while time.monotonic() < until:
-        for row in _rows(_query(fields), _cells):
+    while fields and time.monotonic() < until:
+        for row in _rows(_query(board, fields), _cells):
             for field, cell in zip(fields, row, strict=True):
                 if (value := _number(cell)) is not None:
                     plain.setdefault(field, []).append(value)
@@ -88,8 +96,8 @@ def _watched(seconds: int) -> tuple[dict[str, list[float]], dict[int, list[float
     return plain, gpm
 
 
-def _query(fields: list[str]) -> list[str]:
-    return ["nvidia-smi", "-i", "0", f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
+def _query(board: str, fields: list[str]) -> list[str]:
+    return ["nvidia-smi", "-i", board, f"--query-gpu={','.join(fields)}", "--format=csv,noheader,nounits"]
 
 
 def _cells(line: str) -> list[str]:
@@ -97,7 +105,10 @@ def _cells(line: str) -> list[str]:
 
 
 def _rows(command: list[str], split: Callable[[str], list[str]]) -> Iterator[list[str]]:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    except FileNotFoundError:  # a container without it
+        return
     if done.returncode == 0:
         for line in done.stdout.splitlines():
             if line.strip() and not line.startswith("#"):

@@ -76,6 +76,74 @@ def test_figures_that_must_agree(checks):
     assert report.compared("idle", float("nan"), 1.0, unit="%", within=2.5).status == "FAIL"
 
 
+def _launched(correlation: int, at: float, begin: float, *, thread: int = 1) -> list[dict[str, object]]:
+    """A kernel of 2 µs as the profiler's trace tells it."""
+    both = {"args": {"correlation": correlation}}
+    call = {"cat": "cuda_runtime", "name": "cudaLaunchKernel", "tid": thread, "ts": at, "dur": 1, **both}
+    return [call, {"cat": "kernel", "name": "k", "tid": 7, "ts": begin, "dur": 2, **both}]
+
+
+def test_a_phase_on_the_device_is_what_any_thread_launched_meanwhile(monkeypatch):
+    monkeypatch.syspath_prepend(str(HERE))
+    timing = importlib.import_module("timing")
+    events = [
+        {"cat": "user_annotation", "name": "check backward", "tid": 1, "ts": 100, "dur": 50},
+        {"cat": "gpu_user_annotation", "name": "check backward", "tid": 7, "ts": 1000, "dur": 2},
+        {"cat": "user_annotation", "name": "check backward", "tid": 1, "ts": 300, "dur": 50},
+        *_launched(1, 99, 990),  # forward's last
+        *_launched(2, 101, 1000),
+        *_launched(3, 149, 1030, thread=2),
+        *_launched(4, 310, 1100, thread=2),
+        {"cat": "cpu_op", "name": "aten::mm", "tid": 2, "ts": 120, "dur": 3, "args": {"External id": 5}},
+    ]
+    assert timing.device_spans(events, "backward") == [(1000.0, 1032.0), (1100.0, 1102.0)]
+    assert timing.host_spans(events, "backward") == [(100.0, 150.0), (300.0, 350.0)]
+    assert timing.device_spans(events, "optimizer") == []
+
+
+def test_nvidia_smi_is_asked_of_the_training_s_board_and_what_it_knows_before_the_load_begins(monkeypatch, tmp_path):
+    monkeypatch.syspath_prepend(str(HERE))
+    figures, stage = importlib.import_module("figures"), importlib.import_module("stage")
+    done: list[str] = []
+
+    class Child:
+        def __init__(self, *_arguments: object, **_options: object) -> None: ...
+
+        def ask(self, order: str) -> None:
+            done.append(order)
+
+        def tell(self, order: str) -> None:
+            done.append(order)
+
+        def _answer(self) -> dict[str, float]:
+            return {"begin": 0.0, "end": 20.0, "wall_s": 20.0, "steps": 10}
+
+        def end(self) -> None: ...
+
+    def rows(command: list[str], _split: object) -> list[list[str]]:
+        assert command[command.index("-i") + 1] == "GPU-3f"
+        done.append(command[3])
+        return [["1"]]
+
+    monkeypatch.setattr(figures, "Child", Child)
+    monkeypatch.setattr(figures, "_board", lambda: "GPU-3f")
+    monkeypatch.setattr(figures, "_rows", rows)
+    monkeypatch.setattr(figures, "_watched", lambda board, fields, _seconds: done.append(f"{board} {len(fields)}") or ({}, {}))
+    monkeypatch.setattr(figures.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(figures, "recorded", lambda _folder: figures.Recording({}, []))
+    assert {one.status for one in figures.check(stage.Stage(tmp_path))} == {"not checked"}
+    asked, load = len(figures.PLAIN), f"load {figures.WATCHED_S}"
+    assert done[asked:] == [f"load {figures.WARM_UP_S}", load, f"GPU-3f {asked}"]
+
+
+def test_a_machine_without_nvidia_smi_keeps_its_results(checks, monkeypatch, tmp_path):
+    check, _ = checks
+    figures = importlib.import_module("figures")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert check._said("nvidia-smi", "-L") == ""
+    assert list(figures._rows(["nvidia-smi", "-L"], str.split)) == []
+
+
 def test_a_section_takes_the_place_of_the_same_machine_and_date_only(checks, tmp_path):
     check, report = checks
     page = tmp_path / "gpu.md"

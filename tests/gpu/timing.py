@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,7 @@ def check(stage: Stage) -> list[Result]:
 
 
 def _profiled(training: Training, stage: Stage, steps: int) -> dict[str, float]:
-    """Seconds of each phase by the profiler: on a GPU from its first kernel to the end of its last. A mean without the first."""
+    """Seconds of each phase by the profiler. A mean without the first."""
     profiler: Any = training.torch.profiler
     kinds = [profiler.ProfilerActivity.CPU] + ([] if stage.dry else [profiler.ProfilerActivity.CUDA])
     with profiler.profile(activities=kinds) as profile:
@@ -68,15 +67,40 @@ def _profiled(training: Training, stage: Stage, steps: int) -> dict[str, float]:
     profile.export_chrome_trace(str(path))
     events = json.loads(Path(path).read_text("utf-8"))["traceEvents"]
     path.unlink()
-    category = "user_annotation" if stage.dry else "gpu_user_annotation"
-    spent: Counter[str] = Counter()
+    found = {}
     for phase in PHASES:
-        mine = [event for event in events if event.get("cat") == category and event.get("name") == f"check {phase}"]
-        mine.sort(key=lambda event: float(event["ts"]))
-        if len(mine) != steps:
-            raise RuntimeError(f"the profiler's trace has {len(mine)} spans of {phase}, not {steps}")
-        spent[phase] = sum(float(event["dur"]) for event in mine[1:])
-    return {phase: total / 1e6 / (steps - 1) for phase, total in spent.items()}
+        spans = host_spans(events, phase) if stage.dry else device_spans(events, phase)
+        if len(spans) != steps:
+            raise RuntimeError(f"the profiler's trace has {len(spans)} spans of {phase}, not {steps}")
+        found[phase] = _mean([end - begin for begin, end in spans[1:]]) / 1e6
+    return found
+
+
+def host_spans(events: list[dict[str, Any]], phase: str) -> list[tuple[float, float]]:
+    """(begin, end) of what the training called by that name, in microseconds."""
+    mine = [event for event in events if event.get("cat") == "user_annotation" and event.get("name") == f"check {phase}"]
+    return sorted((float(event["ts"]), float(event["ts"]) + float(event["dur"])) for event in mine)
+
+
+def device_spans(events: list[dict[str, Any]], phase: str) -> list[tuple[float, float]]:
+    """From the first kernel that was launched meanwhile to the end of the last. The profiler's own `gpu_user_annotation` knows
+    only what the annotating thread launched, and backward launches from a thread of its own (pytorch/kineto issue 1132)."""
+    launched = {
+        event["args"]["correlation"]: float(event["ts"])
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    work = sorted(
+        (launched[event["args"]["correlation"]], float(event["ts"]), float(event["ts"]) + float(event["dur"]))
+        for event in events
+        if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset") and event["args"].get("correlation") in launched
+    )
+    spans = []
+    for begin, end in host_spans(events, phase):
+        mine = [(first, last) for at, first, last in work if begin <= at <= end]
+        if mine:
+            spans.append((min(first for first, _ in mine), max(last for _, last in mine)))
+    return spans
 
 
 def _mean(values: list[float]) -> float:

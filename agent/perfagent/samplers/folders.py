@@ -39,8 +39,10 @@ class FolderSampler:
 def _space(path: str, asked: dict[int, tuple[float, float] | None]) -> tuple[float, float] | None:
     """Bytes that an ordinary user may still write, and the share in use as df counts it; None where it cannot be asked.
 
-    A path that is not there (yet, or any more) stands for the nearest folder above it.
+    A path that is not there (yet, or any more) stands for the nearest folder above it; an address (s3://...) is on no disk.
     """
+    if "://" in path:
+        return None
     for folder in (Path(path), *Path(path).absolute().parents):
         try:
             device = os.stat(folder).st_dev  # noqa: PTH116 - beside statvfs, which pathlib does not have

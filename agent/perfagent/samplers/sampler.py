@@ -128,7 +128,8 @@ class Sampler:
             return {}
         from perfagent.signals.memory import allocator
 
-        return allocator(device, free_bytes=None if self._gpus is None else self._gpus.free_bytes)
+        known = self._gpus is not None and not self._gpu_hung
+        return allocator(device, free_bytes=self._gpus.free_bytes if known else None)
 
     def _tell_if_hung(self, now: float) -> None:
         hung = 0.0 < self._gpu_since < now - HUNG_S

@@ -20,17 +20,24 @@ _SIZES = (
     ("cuda/peak_reserved_bytes", "reserved_bytes", "peak"),
 )
 _COUNTS = (("cuda/alloc_retries", "num_alloc_retries"), ("cuda/ooms", "num_ooms"))
-
-
 def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, float]:
     """`cuda/*` values of a device by its ordinal; empty where CUDA was never used in this process, and on other devices.
 
-    free_bytes: memory of the device that nobody uses, where it is known.
+    free_bytes: memory of the device that nobody uses, where it is known. The headroom is not more than what
+    `torch.cuda.set_per_process_memory_fraction` leaves this process.
     """
     torch: Any = sys.modules.get("torch")
     if torch is None or not torch.cuda.is_initialized():
         return {}
-    return measured(torch.cuda.memory_stats_as_nested_dict(device), free_bytes)
+    try:
+        values = measured(torch.cuda.memory_stats_as_nested_dict(device), free_bytes)
+        if "cuda/headroom_bytes" in values and (share := torch.cuda.get_per_process_memory_fraction(device)) < 1.0:
+            allowed = share * torch.cuda.get_device_properties(device).total_memory
+            left = max(0.0, allowed - values["cuda/allocated_bytes"])
+            values["cuda/headroom_bytes"] = min(values["cuda/headroom_bytes"], left)
+        return values
+    except RuntimeError:  # an allocator of another library in its place (RMM) counts nothing
+        return {}
 
 
 def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[str, float]:
@@ -38,7 +45,7 @@ def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[
     them is left out.
 
     cuda/fragmentation: share of the reserved memory that no live tensor uses. cuda/headroom_bytes: what tensors could still take:
-    memory of the device that nobody uses, and what the allocator holds in reserve (as far as it is not in splinters).
+    memory of the device that nobody uses, and what the allocator holds in reserve, splinters too.
     """
     values: dict[str, float] = {}
     for name, key, which in _SIZES:

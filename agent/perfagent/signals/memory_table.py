@@ -4,14 +4,17 @@ Worked out once a minute on the sender's thread from the sizes that tensors tell
 a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 4 ms of CPU
 a minute; the GIL is let go of every 64 tensors. Gradients count with the size of their parameters and are never touched: while
 backward runs without the GIL, `parameter.grad` from another thread takes a reference to what autograd is replacing, and the
-process dies of a corrupted heap. Of sharded tensors the part of this rank counts; what is offloaded to the host counts apart.
+process dies of a corrupted heap. Those of an embedding with `sparse=True` are as large as the rows that a batch used, which
+nobody knows here: they do not count. Of sharded tensors the part of this rank counts, of quantized ones what they are made of;
+what is offloaded to the host counts apart, and what is not there yet (on `meta`, lazy) not at all.
 """
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfagent.signals.memory import allocator
@@ -26,6 +29,7 @@ EVERY_S = 60.0
 FROM_STEP = 2
 """State exists from the first step on; from the second on a loop has seen its peak."""
 _AT_ONCE = 64
+_DEEPEST = 4
 _CHANGED = 0.01
 _COLUMNS = ("parameters", "gradients", "optimizer_state", "offloaded")
 _SERIES = {
@@ -73,10 +77,10 @@ class MemoryTable:
         others = [other for one in list(p.beside.values()) if (other := one()) is not None and other is not optimizer]
         found = table(optimizer, self._model(), others)
         sums = {column: int(found[column]) for column in _COLUMNS}
-        device = self._device()
-        peak = allocator(device).get("cuda/peak_allocated_bytes") if device is not None else None
-        if peak is not None:
-            sums["activations_and_other"] = max(0, int(peak) - sum(sums[column] for column in _COLUMNS[:3]))
+        peak = self._peak(found["devices"]) if self._device() is not None else None
+        known = sum(sums[column] for column in _COLUMNS[:3])
+        if peak is not None and peak >= known:  # else the script began a new peak, with gradients that are given up at once
+            sums["activations_and_other"] = int(peak) - known
         if not sums["offloaded"]:
             del sums["offloaded"]
         names = tuple(_SERIES[column] for column in sums)
@@ -86,17 +90,35 @@ class MemoryTable:
             self._sender.event("memory", {**sums, "groups": found["groups"]}, step=p.in_progress())
 
 
+    @staticmethod
+    def _peak(devices: Iterable[int]) -> float | None:
+        """Of all CUDA devices that this process has parameters on; None where there is none, or one does not tell."""
+        peaks = [allocator(device).get("cuda/peak_allocated_bytes") for device in devices]
+        told = [peak for peak in peaks if peak is not None]
+        return sum(told) if told and len(told) == len(peaks) else None
+
+
 def table(optimizer: Any, model: Any = None, others: Sequence[Any] = ()) -> dict[str, Any]:
-    """Bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded` (of all three, on another kind of device than the
-    parameters), and `groups`: the same of each parameter group, with its name or index, its learning rate and its `numbers`
-    (how many numbers it trains here). Parameters of `model` that no group holds are frozen: they count as parameters only.
-    others: more optimizers, whose groups follow."""
-    counter = _Counter()
+    """Bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded` (of all three, on the host where other parameters are
+    on a device), `devices`: the CUDA devices that the rest is on, and `groups`: the same of each parameter group, with its name
+    or index, its learning rate and its `numbers` (how many numbers it trains here). Parameters of `model` that no group holds are
+    frozen: they count as parameters only. others: more optimizers, whose groups follow."""
+    of_model = list(model.parameters()) if model is not None else []
+    trained = [group["params"] for one in (optimizer, *others) for group in list(one.param_groups)]
+    counter = _Counter(chain(*trained, of_model))
+    counter.leave_out("gradients", _of_sparse_embeddings(model))
     groups = [row for one in (optimizer, *others) for row in _groups(one, counter)]
     whole: dict[str, Any] = {column: sum(row[column] for row in groups) for column in _COLUMNS}
-    for parameter in list(model.parameters()) if model is not None else ():
+    for parameter in of_model:
         counter.add(whole, "parameters", parameter)
-    return {**whole, "groups": groups}
+    return {**whole, "devices": sorted(counter.devices), "groups": groups}
+
+
+def _of_sparse_embeddings(model: Any) -> Iterator[Any]:
+    nn = sys.modules["torch"].nn
+    for module in list(model.modules()) if model is not None else ():
+        if isinstance(module, (nn.Embedding, nn.EmbeddingBag)) and module.sparse:
+            yield module.weight
 
 
 def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
@@ -110,38 +132,72 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
             row["lr"] = lr
         for parameter in list(group["params"]):
             counter.add(row, "parameters", parameter)
-            row["numbers"] += _local(parameter).numel()
+            row["numbers"] += counter.numbers(parameter)
             entry = state.get(parameter)
             if (entry or together) and parameter.requires_grad:  # it is stepped, so that it has a gradient after backward
                 counter.add(row, "gradients", parameter)
-            for value in list(entry.values()) if isinstance(entry, dict) else ():
-                for tensor in list(value) if isinstance(value, (list, tuple)) else (value,):
-                    counter.add(row, "optimizer_state", tensor)
+            for tensor in _tensors_in(entry):
+                counter.add(row, "optimizer_state", tensor)
         groups.append(row)
     return groups
 
 
-class _Counter:
-    """Adds up sizes, each tensor and each gradient once, on the kind of device that the first parameter is on."""
+def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """What an optimizer keeps of a parameter: tensors by name, in lists (LBFGS, SOAP), by name once more (Shampoo)."""
+    if isinstance(value, (dict, list, tuple)):
+        if depth < _DEEPEST:
+            for part in list(value.values() if isinstance(value, dict) else value):
+                yield from _tensors_in(part, depth + 1)
+    else:
+        yield value
 
-    def __init__(self) -> None:
+
+class _Counter:
+    """Adds up sizes, each tensor and each gradient once. parameters: all there are, of which one that is not on the
+    host tells the kind of device that the training is on. devices: those of CUDA that something is on."""
+
+    def __init__(self, parameters: Iterable[Any]) -> None:
+        self.devices: set[int] = set()
         self._seen: set[tuple[bool, int]] = set()
-        self._kind = ""
-        self._tensor: Any = sys.modules["torch"].Tensor
+        torch = sys.modules["torch"]
+        self._tensor, self._lazy = torch.Tensor, torch.nn.parameter.UninitializedTensorMixin
+        self._plain = {torch.Tensor, torch.nn.Parameter}
+        kinds = (parameter.device.type for parameter in parameters)
+        self._kind = next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
+
+    def leave_out(self, column: str, tensors: Iterable[Any]) -> None:
+        self._seen.update((column == "gradients", id(tensor)) for tensor in tensors)
+
+    def numbers(self, parameter: Any) -> int:
+        """How many this rank holds."""
+        return 0 if isinstance(parameter, self._lazy) else int(_local(parameter).numel())
 
     def add(self, row: dict[str, Any], column: str, tensor: Any) -> None:
         """A gradient is as large as its parameter, which stands for it here."""
-        key = column == "gradients", id(tensor)
-        if not isinstance(tensor, self._tensor) or key in self._seen:
+        gradient = column == "gradients"
+        key = gradient, id(tensor)
+        if not isinstance(tensor, self._tensor) or key in self._seen or isinstance(tensor, self._lazy):
             return
         self._seen.add(key)
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
-        part = _local(tensor)
-        kind = part.device.type
-        self._kind = self._kind or kind
-        size = part.numel() * part.element_size()
-        row[column if kind == self._kind or part.dim() == 0 else "offloaded"] += size
+        plain = type(tensor) in self._plain
+        for part in (tensor,) if plain else (_local(tensor),) if gradient else self._made_of(tensor):
+            device, size = part.device, part.numel() * part.element_size()
+            if device.type == "meta":
+                continue
+            if device.type == "cuda":
+                self.devices.add(device.index)
+            row[column if device.type == self._kind or part.dim() == 0 else "offloaded"] += size
+
+    def _made_of(self, tensor: Any) -> list[Any]:
+        """The tensors that hold its numbers: of a sharded one our part, of one with codes and scales (8-bit state) these."""
+        tensor = _local(tensor)
+        flatten = getattr(tensor, "__tensor_flatten__", None)
+        if flatten is None:
+            return [tensor]
+        held = [getattr(tensor, name) for name in flatten()[0]]  # a mesh may be among them
+        return [part for one in held if isinstance(one, self._tensor) for part in self._made_of(one)]
 
 
 def _local(tensor: Any) -> Any:

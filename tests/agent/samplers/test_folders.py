@@ -29,6 +29,13 @@ def test_free_space_of_the_folders_that_count(tmp_path: Path) -> None:
     assert rows[-1].keys() - CATALOGUE.keys() == set()
 
 
+def test_checkpoints_that_go_to_an_address_are_on_no_disk(tmp_path: Path) -> None:
+    rows: list[dict[str, float]] = []
+    folders.saved_to.append("s3://bucket/run/last.pt")
+    FolderSampler(rows.append, tmp_path).poll()
+    assert not any(name.startswith("disk/checkpoint") for name in rows[0])
+
+
 def test_a_file_system_without_a_size_is_absent(tmp_path: Path) -> None:
     rows: list[dict[str, float]] = []
     FolderSampler(rows.append, Path("/proc/self")).poll()

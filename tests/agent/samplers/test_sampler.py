@@ -5,6 +5,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +72,42 @@ def test_rows_of_one_shape_share_one_tuple_of_names(tmp_path: Path) -> None:
     shapes = [row[3] for row in rows]  # the kernel's clock ticks every 10 ms: between two ticks there is no host/cpu_pct
     assert len(set(shapes)) < len(shapes)
     assert all(one is other for one in shapes for other in shapes if one == other)
+
+
+class Cuda:
+    """Stands for torch.cuda where it is in use."""
+
+    is_initialized = staticmethod(lambda: True)
+
+    @staticmethod
+    def memory_stats_as_nested_dict(device: int) -> dict[str, Any]:
+        return {"allocated_bytes": {"all": {"current": 3}}, "reserved_bytes": {"all": {"current": 5}}}
+
+    @staticmethod
+    def get_per_process_memory_fraction(device: int) -> float:
+        return 1.0
+
+
+def test_headroom_needs_a_driver_that_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    gpu = FakeGpu(memory=(40, 100))
+    sampler, sender, clock = make(tmp_path, gpu)
+    sampler.poll_gpu()
+    monkeypatch.setattr(torch, "cuda", Cuda)
+    sampler.poll()
+    assert latest(sender)["cuda/headroom_bytes"] == 60.0 + 2.0
+    gpu.hanging = True
+    thread = threading.Thread(target=sampler.poll_gpu)
+    thread.start()
+    assert gpu.entered.wait(20)
+    clock.now += 3.0
+    sampler.poll()
+    told = latest(sender)
+    gpu.release.set()
+    thread.join()
+    assert told["cuda/allocated_bytes"] == 3.0
+    assert "cuda/headroom_bytes" not in told
 
 
 def test_gpus_are_told_in_rows_of_their_own_with_the_moment_they_were_read(tmp_path: Path) -> None:

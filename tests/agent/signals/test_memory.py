@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -43,6 +44,37 @@ def test_what_the_allocator_does_not_tell_is_absent_and_never_zero() -> None:
     assert measured({}, free_bytes=1.0) == {}
     assert "cuda/fragmentation" not in measured(stats(0, 0))
     assert "cuda/headroom_bytes" not in measured(stats(1, 2))
+
+
+def test_an_allocator_of_another_library_that_counts_nothing_leaves_a_gap(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    class Elsewhere:
+        is_initialized = staticmethod(lambda: True)
+
+        @staticmethod
+        def memory_stats_as_nested_dict(device: int) -> dict[str, Any]:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+
+    monkeypatch.setattr(torch, "cuda", Elsewhere)
+    assert allocator(0, free_bytes=1.0) == {}
+
+
+@pytest.mark.parametrize(("share", "headroom"), [(1.0, 5400.0), (0.5, 4400.0), (0.05, 0.0)])
+def test_a_process_that_may_use_a_part_of_the_device_has_the_rest_of_that_part(
+    monkeypatch: pytest.MonkeyPatch, share: float, headroom: float
+) -> None:
+    import torch
+
+    class Shared:
+        is_initialized = staticmethod(lambda: True)
+        memory_stats_as_nested_dict = staticmethod(lambda device: stats(600, 1000))
+        get_per_process_memory_fraction = staticmethod(lambda device: share)
+        get_device_properties = staticmethod(lambda device: SimpleNamespace(total_memory=10_000))
+
+    assert set(vars(Shared)) - {"__module__", "__dict__", "__weakref__", "__doc__"} <= set(dir(torch.cuda)), "as torch has them"
+    monkeypatch.setattr(torch, "cuda", Shared)
+    assert allocator(0, free_bytes=5000.0)["cuda/headroom_bytes"] == headroom
 
 
 def test_a_process_that_never_used_cuda_has_no_allocator_and_starts_none() -> None:

@@ -70,12 +70,69 @@ def test_an_optimizer_without_state_has_gradients_of_what_it_trains() -> None:
     assert (told["parameters"], told["gradients"], told["optimizer_state"]) == (4 * (9 + 25), 4 * 9, 0)
 
 
-def test_what_is_kept_on_another_device_counts_apart() -> None:
-    parameter = torch.nn.Parameter(torch.zeros(8, device="meta"))
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-    optimizer.state[parameter]["momentum_buffer"] = torch.zeros(8)
+class OnGpu(torch.nn.Parameter):
+    """A parameter that says that it is on the second GPU."""
+
+    device = torch.device("cuda:1")
+
+
+def test_what_is_kept_on_the_host_counts_apart_whichever_parameter_comes_first() -> None:
+    table_of_words, layer = torch.nn.Parameter(torch.zeros(8)), OnGpu(torch.zeros(100))
+    optimizer = torch.optim.SGD([table_of_words, layer], lr=0.1, momentum=0.9)
+    for parameter in (table_of_words, layer):
+        optimizer.state[parameter]["momentum_buffer"] = torch.zeros(parameter.numel())
     told = table(optimizer)
-    assert (told["parameters"], told["optimizer_state"], told["offloaded"]) == (32, 0, 32)
+    assert (told["parameters"], told["gradients"], told["optimizer_state"]) == (400, 400, 0)
+    assert told["offloaded"] == 2 * 32 + 32 + 400
+    assert told["devices"] == [1]
+
+
+def test_what_is_not_there_yet_does_not_count() -> None:
+    model = torch.nn.ModuleList([torch.nn.Linear(3, 3, device="meta"), torch.nn.LazyLinear(7), torch.nn.Linear(5, 5, bias=False)])
+    told = table(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert (told["parameters"], told["gradients"], told["offloaded"]) == (100, 100, 0)
+
+
+class InEightBits(torch.Tensor):
+    """As torchao keeps an optimizer's state: it says float32 and holds codes and scales."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, size: int) -> InEightBits:
+        made = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes, made.scales = torch.zeros(size, dtype=torch.uint8), torch.zeros(size // 256)
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError("nothing may be computed with it here")
+
+
+def test_of_a_quantized_tensor_its_codes_and_scales_count() -> None:
+    layer = torch.nn.Linear(32, 32, bias=False)
+    optimizer = torch.optim.AdamW(layer.parameters())
+    optimizer.state[layer.weight] = {"step": torch.zeros(()), "exp_avg": InEightBits(1024), "exp_avg_sq": InEightBits(1024)}
+    assert table(optimizer)["optimizer_state"] == 4 + 2 * (1024 + 4 * 4)
+
+
+def test_state_that_is_kept_by_name_once_more_counts() -> None:
+    layer = torch.nn.Linear(10, 10, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=0.1)
+    statistics = {"left": torch.zeros(10, 10), "right": [torch.zeros(5), (torch.zeros(5),)], "every": 10}
+    optimizer.state[layer.weight] = {"statistics": statistics, "momentum": torch.zeros(100)}
+    statistics["itself"] = statistics
+    assert table(optimizer)["optimizer_state"] == 400 + 20 + 20 + 400
+
+
+def test_gradients_of_a_sparse_embedding_are_not_taken_for_its_size() -> None:
+    model = torch.nn.ModuleDict({"words": torch.nn.Embedding(1000, 16, sparse=True), "head": torch.nn.Linear(16, 2, bias=False)})
+    told = table(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    assert (told["parameters"], told["gradients"]) == (64_000 + 128, 128)
 
 
 def test_the_part_of_this_rank_counts_of_a_sharded_tensor() -> None:
@@ -83,6 +140,24 @@ def test_the_part_of_this_rank_counts_of_a_sharded_tensor() -> None:
         _local_tensor = torch.zeros(3, dtype=torch.bfloat16)
 
     assert table(torch.optim.SGD([Sharded(torch.zeros(12))], lr=0.1))["parameters"] == 6
+
+
+def test_the_part_of_this_rank_counts_of_torchs_own_sharded_tensors() -> None:
+    from torch import distributed
+    from torch.distributed.tensor import Shard, distribute_tensor, init_device_mesh
+
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = init_device_mesh("cpu", (1,))
+        layer = torch.nn.Linear(8, 8, bias=False)
+        layer.weight = torch.nn.Parameter(distribute_tensor(layer.weight, mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD(layer.parameters(), lr=0.1, momentum=0.9)
+        layer.weight.sum().backward()
+        optimizer.step()
+        told = table(optimizer, layer)
+    finally:
+        distributed.destroy_process_group()
+    assert (told["parameters"], told["gradients"], told["optimizer_state"]) == (256, 256, 256)
 
 
 def test_nothing_is_kept_alive() -> None:
@@ -132,16 +207,49 @@ def test_looking_while_another_thread_trains_does_not_corrupt_its_memory() -> No
     assert int(done.stdout) > 50
 
 
+class Allocator:
+    """Stands for torch.cuda: peak of each device, or no answer, as with another library's allocator."""
+
+    def __init__(self, *peaks: int) -> None:
+        self.peaks = peaks
+
+    def is_initialized(self) -> bool:
+        return True
+
+    def memory_stats_as_nested_dict(self, device: int) -> dict[str, Any]:
+        if not self.peaks:
+            raise RuntimeError("CUDAPluggableAllocator does not yet support getDeviceStats.")
+        return {"allocated_bytes": {"all": {"current": 0, "peak": self.peaks[device]}}}
+
+
+@pytest.mark.parametrize(
+    ("peaks", "rest"),
+    [((9_000, 1_000), 200), ((9_000, 799), None), ((), None)],
+    ids=["of the device that it is on", "the script began a new peak", "another allocator"],
+)
+def test_activations_are_what_is_left_of_the_peak(polled: Any, monkeypatch: Any, peaks: Any, rest: int | None) -> None:
+    monkeypatch.setattr(torch, "cuda", Allocator(*peaks))
+    layer = OnGpu(torch.zeros(100))
+    optimizer = torch.optim.SGD([layer], lr=0.1)
+    made, sender, progress, _ = polled(None, optimizer, device=0)
+    progress.completed = 2
+    made.poll()
+    _, _, _, names, values = sender.rows[0]
+    told = dict(zip(names, values, strict=True))
+    assert told["memory/gradients_bytes"] == 400.0
+    assert told.get("memory/activations_and_other_bytes") == rest
+
+
 @pytest.fixture
 def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]:
-    def make(model: Any, optimizer: Any) -> tuple[MemoryTable, Sender, Progress, list[float]]:
+    def make(model: Any, optimizer: Any, device: int | None = None) -> tuple[MemoryTable, Sender, Progress, list[float]]:
         from perfagent.governor import Governor
         from perfagent.hooks.step import make_primary
 
         sender, now = Sender(), [100.0]
         progress = Progress(sender.rows, Governor(0.5))
         make_primary(progress, optimizer)
-        made = MemoryTable(sender, progress, lambda: model, lambda: None, clock=lambda: now[0])  # type: ignore[arg-type]
+        made = MemoryTable(sender, progress, lambda: model, lambda: device, clock=lambda: now[0])  # type: ignore[arg-type]
         return made, sender, progress, now
 
     return make

@@ -4,8 +4,8 @@ Readings of a device are rare and cheap (utilization 2.5 µs, memory 12 µs as m
 device's controller and cost more). Counters that change once a day are read every ten seconds in one call. Process lists take
 milliseconds under the driver's lock and are read every half minute (processes.py).
 
-A MIG slice tells its memory and its GPM figures. Power, energy and utilization belong to the whole board and would be counted
-once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are told by each slice.
+A MIG slice tells its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board and would be
+counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are told by each slice.
 """
 
 from __future__ import annotations
@@ -62,22 +62,28 @@ class Gpu:
         self._door = Door(library)
         self.index, self.handle, self._slice = index, handle, slice_handle
         self.board = text_of(self._door.ask("nvmlDeviceGetUUID", handle)) or f"GPU-{index}"
-        self.uuid = self.board if slice_handle is None else text_of(library.nvmlDeviceGetUUID(slice_handle))
+        self.uuid = self.board if slice_handle is None else text_of(self._door.ask("nvmlDeviceGetUUID", slice_handle))
         self.name = text_of(self._door.ask("nvmlDeviceGetName", handle))
         pci = self._door.ask("nvmlDeviceGetPciInfo", handle)
         self.pci = text_of(getattr(pci, "busId", "")).lower()
         self.instance = self._number("nvmlDeviceGetGpuInstanceId", slice_handle) if slice_handle is not None else None
         self.compute = self._number("nvmlDeviceGetComputeInstanceId", slice_handle) if slice_handle is not None else None
         self.processes = Processes(self._door, slice_handle if slice_handle is not None else handle)
-        self._gpm: Gpm | None = Gpm(self._door, handle, self.instance)
+        whole_or_numbered = slice_handle is None or self.instance is not None
+        self._gpm: Gpm | None = Gpm(self._door, handle, self.instance) if whole_or_numbered else None
         self._fields = dict(FIELDS)
         self._links = dict(LINK_FIELDS)
         self._sent: tuple[float, dict[str, float]] | None = None
+        self.free_bytes: float | None = None
+        """Memory that nobody uses, as of the last reading."""
+        version = getattr(library, "nvmlMemory_v2", None)
+        self._versioned = (version,) if version is not None and self._memory(version) is not None else ()
 
     def readings(self) -> dict[str, float]:
         """Several times a second: what is worth a mean, a minimum and a maximum. Throttling is 0 or 100 at each reading."""
         values: dict[str, float] = {}
-        memory = self._door.ask("nvmlDeviceGetMemoryInfo", self._slice if self._slice is not None else self.handle)
+        memory = self._memory(*self._versioned)
+        self.free_bytes = None if memory is None else float(memory.free)
         if memory is not None:
             values["memory_used_bytes"], values["memory_total_bytes"] = float(memory.used), float(memory.total)
         if self._slice is None:
@@ -126,7 +132,7 @@ class Gpu:
         values: dict[str, float] = {}
         plain = (
             ("fan_pct", "nvmlDeviceGetFanSpeed", 1.0),
-            ("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 1e-3),
+            *((("power_limit_w", "nvmlDeviceGetEnforcedPowerLimit", 1e-3),) if self._slice is None else ()),
             ("pcie_link_width", "nvmlDeviceGetCurrPcieLinkWidth", 1.0),
             ("pcie_link_generation", "nvmlDeviceGetCurrPcieLinkGeneration", 1.0),
         )
@@ -147,7 +153,7 @@ class Gpu:
 
     def describe(self) -> dict[str, Any]:
         """What does not change while training runs; for people to read."""
-        memory = self._door.ask("nvmlDeviceGetMemoryInfo", self._slice if self._slice is not None else self.handle)
+        memory = self._memory(*self._versioned)
         told = {
             "index": self.index,
             "uuid": self.uuid,
@@ -161,6 +167,12 @@ class Gpu:
             "gpm": self._gpm is not None and self._gpm.supported,
         }
         return {key: value for key, value in told.items() if value is not None}
+
+    def _memory(self, *version: int) -> Any:
+        """total, free and used: in the second version what processes hold, as nvidia-smi tells it. The first, all that drivers
+        before 510 have and WSL answers, counts the driver's own reserve as used (0.3 to 0.9 GB)."""
+        handle = self._slice if self._slice is not None else self.handle
+        return self._door.ask("nvmlDeviceGetMemoryInfo", handle, *version, what=f"memory {version}")
 
     def _link_traffic(self, values: dict[str, float], now: float) -> None:
         """Rates over NVLink from its counters; a counter that went back (a reset) leaves a gap."""

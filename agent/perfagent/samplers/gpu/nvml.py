@@ -2,7 +2,8 @@
 
 A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per device and
 never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only that. A call that hangs
-hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py).
+hangs the courier's thread, which is given two seconds and then replaced (delivery/courier.py). Where the script itself shut NVML
+down, once more than it had started it, NotStarted says so: it can be started again.
 
 Error codes are NVML's own and part of its ABI: nvmlReturn_t in nvml.h.
 """
@@ -15,12 +16,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-__all__ = ["DeviceLost", "Door", "Library", "load"]
+__all__ = ["DeviceLost", "Door", "Library", "NotStarted", "load"]
 
 _FOR_GOOD = frozenset((2, 3, 4, 13, 25, 26))
 """Invalid argument, not supported, no permission, function not found, argument version mismatch, deprecated."""
-_GONE = frozenset((1, 9, 15, 16, 18, 28))
-"""Uninitialized, driver not loaded, GPU is lost, reset required, library and driver differ, GPU not found."""
+_NOT_STARTED, _NOT_FOUND = 1, 6
+_GONE = frozenset((9, 15, 16, 18, 28))
+"""Driver not loaded, GPU is lost, reset required, library and driver differ, GPU not found."""
 _DRIVER_FILES = ("/dev/nvidiactl", "/proc/driver/nvidia/version", "/dev/dxg")
 
 Library = Any
@@ -29,6 +31,10 @@ Library = Any
 
 class DeviceLost(Exception):  # noqa: N818 - what happened, as the driver says it
     """The device fell off the bus, needs a reset, or its driver is gone. The message is NVML's."""
+
+
+class NotStarted(DeviceLost):
+    """The library is not started (any more): no device of it can be asked."""
 
 
 class Door:
@@ -41,10 +47,10 @@ class Door:
         self._error: type[Exception] = library.NVMLError
         self._refused: set[str] = set()
 
-    def ask(self, name: str, *arguments: Any, what: str = "") -> Any:
+    def ask(self, name: str, *arguments: Any, what: str = "", nothing: Any = None) -> Any:
         """The answer of a function of the library; None when the device does not tell. Raises DeviceLost.
 
-        what: names the question where one function answers several.
+        what: names the question where one function answers several. nothing: the answer where there is nothing to tell of.
         """
         if (key := what or name) in self._refused:
             return None
@@ -56,11 +62,15 @@ class Door:
             return function(*arguments)
         except self._error as error:
             code = getattr(error, "value", 0)
+            if code == _NOT_STARTED:
+                raise NotStarted(str(error)) from None
             if code in _GONE:
                 raise DeviceLost(str(error)) from None
+            if code == _NOT_FOUND:
+                return nothing
             if code in _FOR_GOOD:
                 self._refused.add(key)
-        except (AttributeError, ctypes.ArgumentError, OSError):  # a library that is older, newer or broken
+        except (AttributeError, ctypes.ArgumentError, OSError, UnicodeDecodeError):  # a library that is older, newer or broken
             self._refused.add(key)
         return None
 

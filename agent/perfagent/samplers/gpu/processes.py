@@ -28,6 +28,7 @@ class Processes:
         self._pids = pids if pids is not None else _own()
         self._memory_at = self._utilization_at = 0.0
         self._seen = 0
+        self._listed = False
 
     def read(self, now: float) -> dict[str, float]:
         """process_memory_bytes, other_memory_bytes, other_processes, process_utilization_pct, as far as they are told."""
@@ -55,13 +56,17 @@ class Processes:
                 values[name] = float(sum(used))
 
     def _utilization(self, values: dict[str, float]) -> None:
-        samples = self._door.ask("nvmlDeviceGetProcessUtilization", self._handle, self._seen)
-        if not samples:
+        samples = self._door.ask("nvmlDeviceGetProcessUtilization", self._handle, self._seen, nothing=())
+        if samples is None:
             return
-        since, self._seen = self._seen, max(self._seen, *(int(one.timeStamp) for one in samples))
-        mine = [float(one.smUtil) for one in samples if one.pid in self._pids and one.timeStamp > since and one.smUtil <= 100]
-        if mine:
-            values["process_utilization_pct"] = sum(mine) / len(mine)
+        since, self._seen = self._seen, max([self._seen, *(int(one.timeStamp) for one in samples)])
+        mine = [one for one in samples if one.pid in self._pids]
+        self._listed = self._listed or bool(mine)
+        valid = [float(one.smUtil) for one in mine if one.timeStamp > since and one.smUtil <= 100]
+        if valid:
+            values["process_utilization_pct"] = sum(valid) / len(valid)
+        elif self._listed and not mine:  # a process whose kernels did not run is not among the samples
+            values["process_utilization_pct"] = 0.0
 
 
 def _own() -> frozenset[int]:

@@ -15,7 +15,7 @@ from typing import Any
 from perfagent.samplers.gpu.claims import Claims
 from perfagent.samplers.gpu.device import Gpu, slices, text_of
 from perfagent.samplers.gpu.interval import Interval
-from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library, load
+from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library, NotStarted, load
 from perfagent.samplers.gpu.visible import visible, with_uuid
 from perfagent.samplers.gpu.xid import MEANINGS, Xid, XidEvents
 
@@ -63,13 +63,17 @@ class GpuSampler:
         self._events: XidEvents | None = None
         self._energy: dict[str, float] = {}
         self._energy_mark: tuple[float, float, int] | None = None
-        self._next = self._next_rare = 0.0
+        self._next = self._next_rare = self._not_before = 0.0
+        self._described = False
         self.free_bytes: float | None = None
         """Memory of the own device that nobody uses, as of the last reading."""
 
     def poll(self) -> bool:
         """False where there is no GPU that could be asked: it need not be polled again."""
+        now = self._clock()
         if self._found is None:
+            if now < self._not_before:
+                return True
             self._probe()
         if not self._found:
             return False
@@ -77,8 +81,8 @@ class GpuSampler:
             self._own = self._choose()
             if self._own is not None:
                 self._claims.claim(self._own.board)
-        now = self._clock()
-        report, rare = now >= self._next, now >= self._next_rare
+        report = now >= self._next
+        rare = report and now >= self._next_rare
         if report:
             period = self._period_s()
             self._next = self._next + period if self._next + period > now else now + period
@@ -87,10 +91,17 @@ class GpuSampler:
         values: dict[str, float] = {}
         watched = self._watched(now)
         for gpu, prefix in watched:
+            if gpu.board in self._lost:
+                continue
             try:
                 self._read(gpu, prefix, values, now, report=report, rare=rare)
+            except NotStarted:  # whoever shut it down did so for all of this process
+                self._begin_again(now)
+                return True
             except DeviceLost as error:
                 self._lost.add(gpu.board)
+                if gpu is self._own:
+                    self.free_bytes = None
                 self._tell({"what": "lost", "index": gpu.index, "uuid": gpu.uuid, "reason": str(error)})
         if self._events is not None:
             self._events.watch([gpu for gpu, _ in watched])
@@ -107,23 +118,42 @@ class GpuSampler:
             self._tell({"what": "unavailable", "reason": reason})
             return
         found: list[Gpu] = []
+        door = Door(library)
         count = 0
-        with contextlib.suppress(library.NVMLError):
-            count = int(library.nvmlDeviceGetCount())
+        with contextlib.suppress(DeviceLost):
+            count = int(door.ask("nvmlDeviceGetCount") or 0)
         for index in range(count):
-            with contextlib.suppress(library.NVMLError, DeviceLost):  # one device that is gone must not hide the others
-                gpu = Gpu(library, index, library.nvmlDeviceGetHandleByIndex(index))
-                self._slices[index] = slices(library, gpu)
-                found.append(gpu)
+            try:
+                handle = door.ask("nvmlDeviceGetHandleByIndex", index, what=f"device {index}")
+                if handle is not None:  # else a container that was not given this one, though it is counted
+                    gpu = Gpu(library, index, handle)
+                    self._slices[index] = slices(library, gpu)
+                    found.append(gpu)
+            except DeviceLost as error:  # one device that is gone must not hide the others
+                self._tell({"what": "lost", "index": index, "reason": str(error)})
         self._visible = visible(found, self._environ, self._slices_of)
         self._events = XidEvents(library)
         self._found = found
+        if self._described:
+            return
         shown = [part for gpu in found for part in (self._slices_of(gpu) or [gpu])]
         if not shown:
             self._tell({"what": "unavailable", "reason": "the NVIDIA driver shows no device"})
             return
-        driver = text_of(Door(library).ask("nvmlSystemGetDriverVersion"))
-        self._tell({"what": "found", "driver": driver, "gpus": [gpu.describe() for gpu in shown]})
+        described = []
+        for gpu in shown:
+            with contextlib.suppress(DeviceLost):  # it is told when it is read
+                described.append(gpu.describe())
+        self._tell({"what": "found", "driver": text_of(door.ask("nvmlSystemGetDriverVersion")), "gpus": described})
+        self._described = True
+
+    def _begin_again(self, now: float) -> None:
+        """NVML counts who started it: a script that shuts it down more often than it started it takes ours along. Handles and the
+        set of events are of no use then."""
+        self._found, self._own, self._events, self.free_bytes = None, None, None, None
+        self._slices.clear()
+        self._intervals.clear()
+        self._not_before = now + RARE_EVERY_S
 
     def _slices_of(self, gpu: Gpu) -> list[Gpu]:
         return self._slices.get(gpu.index, [])
@@ -140,10 +170,10 @@ class GpuSampler:
         return self._visible[ordinal] if 0 <= ordinal < len(self._visible) else None
 
     def _watched(self, now: float) -> list[tuple[Gpu, str]]:
-        """Devices and the prefix of their names."""
-        watched = [(self._own, "gpu/")] if self._own is not None and self._own.board not in self._lost else []
+        """Devices and the prefix of their names; those that were lost too, of which the reason may be heard later."""
+        watched = [(self._own, "gpu/")] if self._own is not None else []
         if self._elected():
-            taken = {gpu.board for gpu in self._of_ranks()} | self._claims.taken(now) | self._lost
+            taken = {gpu.board for gpu in self._of_ranks()} | self._claims.taken(now)
             if self._own is not None:
                 taken.add(self._own.board)
             watched += [(gpu, f"node_gpu{gpu.index}/") for gpu in self._found or [] if gpu.board not in taken]
@@ -162,8 +192,8 @@ class GpuSampler:
             interval = self._intervals[prefix] = Interval(spread=own)
         readings = gpu.readings()
         interval.add(readings)
-        if own and "memory_total_bytes" in readings:
-            self.free_bytes = readings["memory_total_bytes"] - readings["memory_used_bytes"]
+        if own:
+            self.free_bytes = gpu.free_bytes
         if not report:
             return
         told = interval.take() | gpu.second(now)
@@ -195,10 +225,9 @@ class GpuSampler:
 
     def _tell_xid(self, xid: Xid, watched: list[tuple[Gpu, str]], values: dict[str, float]) -> None:
         told: dict[str, Any] = {"what": "xid", "code": xid.code, "meaning": MEANINGS.get(xid.code, "")}
-        for gpu, prefix in watched:
-            if gpu is xid.gpu:
-                values[prefix + "xid"] = float(xid.code)
-                told |= {"index": gpu.index, "uuid": gpu.uuid}
+        if xid.gpu is not None:
+            told |= {"index": xid.gpu.index, "uuid": xid.gpu.uuid}
+        values.update((prefix + "xid", float(xid.code)) for gpu, prefix in watched if gpu is xid.gpu)
         self._tell(told)
 
 

@@ -1,16 +1,18 @@
 """Xid errors: what the NVIDIA driver reports when something goes wrong with a GPU.
 
-NVML's event set is polled with no time to wait. Where events cannot be registered (some containers, vGPU), the kernel's log is
-read instead, if it may be. Codes and their meaning: NVIDIA's catalogue of Xid errors (docs.nvidia.com/deploy/xid-errors).
+NVML's event set is polled with no time to wait. Where events cannot be registered (some containers, vGPU), and once a lost GPU
+has ended them for all, the kernel's log is read instead, if it may be. Codes and their meaning: NVIDIA's catalogue of Xid errors
+(docs.nvidia.com/deploy/xid-errors).
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
 import re
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from perfagent.samplers.gpu.device import Gpu, text_of
 from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library
@@ -44,7 +46,7 @@ MEANINGS = {
 }
 _XID_EVENT = 0x8
 _MOST_A_POLL = 16
-_LINE = rb"NVRM: Xid \(PCI:([0-9a-fA-F:.]+)\): (\d+)"
+_LINE = rb"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)"
 
 
 class Xid(NamedTuple):
@@ -59,7 +61,9 @@ class XidEvents:
 
     def __init__(self, library: Library, log: KernelLog | None = None) -> None:
         self._door, self._library = Door(library), library
-        self._set = self._door.ask("nvmlEventSetCreate")
+        self._set: Any = None
+        with contextlib.suppress(DeviceLost):
+            self._set = self._door.ask("nvmlEventSetCreate")
         self._watched: list[Gpu] = []
         self._registered = False
         self._log = log if log is not None else KernelLog()
@@ -80,22 +84,46 @@ class XidEvents:
 
     def poll(self) -> list[Xid]:
         """What happened since the last call. Never waits."""
+        logged = self._log.poll()  # read on where events tell the same: it is to stand in from here on, not from its beginning
         if not self._registered:
-            return [Xid(self._by_pci(pci), code) for pci, code in self._log.poll()]
+            return [Xid(self._by_pci(pci), code) for pci, code in logged]
         found: list[Xid] = []
-        with contextlib.suppress(DeviceLost):
-            while len(found) < _MOST_A_POLL:
+        while len(found) < _MOST_A_POLL:
+            try:
                 data = self._door.ask("nvmlEventSetWait_v2", self._set, 0)
-                if data is None:  # a timeout: nothing waits there
-                    break
-                if data.eventType & _XID_EVENT:
-                    uuid = text_of(self._door.ask("nvmlDeviceGetUUID", data.device))
-                    found.append(Xid(next((gpu for gpu in self._watched if gpu.board == uuid), None), int(data.eventData)))
+            except DeviceLost:  # of any device in the set, and from now on at every call
+                self._registered = False
+                known = {xid.code for xid in found}
+                return found + [Xid(self._by_pci(pci), code) for pci, code in logged if code not in known]
+            if data is None:  # a timeout: nothing waits there
+                break
+            if data.eventType & _XID_EVENT:
+                found.append(Xid(self._of(data.device), int(data.eventData)))
         return found
 
+    def _of(self, handle: Any) -> Gpu | None:
+        """By its handle, which NVML gives each device once: one that fell off the bus does not tell its UUID any more."""
+        address = _address(handle)
+        for gpu in self._watched:
+            if _address(gpu.handle) == address:
+                return gpu
+        with contextlib.suppress(DeviceLost):
+            uuid = text_of(self._door.ask("nvmlDeviceGetUUID", handle))
+            return next((gpu for gpu in self._watched if gpu.board == uuid), None)
+        return None
+
     def _by_pci(self, pci: str) -> Gpu | None:
-        """The log writes 0000:3b:00, NVML 00000000:3b:00.0."""
-        return next((gpu for gpu in self._watched if pci and pci.lower().partition(".")[0] in gpu.pci), None)
+        """The log writes 0000:3b:00, NVML 00000000:3b:00.0; of a domain of five digits the log writes all."""
+        return next((gpu for gpu in self._watched if pci and _place(pci) == _place(gpu.pci)), None)
+
+
+def _place(pci: str) -> str:
+    return pci.lower().partition(".")[0].lstrip("0")
+
+
+def _address(handle: Any) -> int:
+    """Where a handle points to: every call gives another Python object for the same device."""
+    return ctypes.addressof(handle.contents) if handle and hasattr(handle, "contents") else id(handle)
 
 
 class KernelLog:
@@ -103,6 +131,11 @@ class KernelLog:
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
         self._path, self._fd, self._tried = path, -1, False
+
+    def __del__(self) -> None:
+        if self._fd >= 0:  # a search of many runs in one process would come to its limit of open files
+            with contextlib.suppress(OSError, AttributeError, TypeError):  # at the very end of the process modules are empty
+                os.close(self._fd)
 
     def poll(self) -> list[tuple[str, int]]:
         """(PCI address, code) of each Xid since the last call."""

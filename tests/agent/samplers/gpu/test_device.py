@@ -91,6 +91,29 @@ def test_readings_are_in_our_units() -> None:
     }
 
 
+def test_memory_is_what_processes_hold_as_nvidia_smi_tells_it_and_what_is_free_is_free() -> None:
+    fake = FakeGpu(memory=(8 << 30, 140 << 30), reserved=600 << 20)
+    gpu, library = the(fake)
+    assert gpu.readings()["memory_used_bytes"] == float(8 << 30)
+    assert gpu.free_bytes == float((132 << 30) - (600 << 20))
+    old, library = the(FakeGpu(memory=(8 << 30, 140 << 30), reserved=600 << 20, unsupported={"nvmlDeviceGetMemoryInfo_v2"}))
+    for _ in range(3):
+        assert old.readings()["memory_used_bytes"] == float((8 << 30) + (600 << 20))
+    assert old.free_bytes == gpu.free_bytes
+    assert library.calls["nvmlDeviceGetMemoryInfo_v2"] == 1  # at the start
+
+
+def test_where_the_second_version_of_memory_fails_the_first_is_asked() -> None:
+    class Wsl(FakeNvml):
+        def nvmlDeviceGetMemoryInfo(self, handle: Any, version: Any = None) -> Any:
+            if version is not None:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_UNKNOWN)
+            return super().nvmlDeviceGetMemoryInfo(handle)
+
+    fake = FakeGpu(memory=(3, 10), reserved=2)
+    assert Gpu(Wsl(fake), 0, fake).readings()["memory_used_bytes"] == 5.0
+
+
 def test_throttle_reasons_are_told_by_name_under_both_names_of_the_function() -> None:
     old = {"nvmlDeviceGetCurrentClocksEventReasons"}
     for unsupported in (set(), old):
@@ -209,10 +232,24 @@ def test_a_slice_tells_its_own_memory_and_leaves_out_what_belongs_to_the_board()
     assert (told["memory_used_bytes"], told["memory_total_bytes"]) == (5.0, 18.0)
     assert not {"power_w", "utilization_pct"} & told.keys()
     assert found.energy_j() is None
+    assert not {"power_limit_w", "pcie_sent_bytes_per_s"} & found.rare().keys()
     found.second(1.0)
     assert found.second(2.0)["sm_active_pct"] == 12.0
     assert library.calls["nvmlGpmSampleGet"] == 0
     assert found.describe()["mig"] is True
+
+
+def test_a_slice_that_does_not_tell_its_number_has_no_gpm_of_the_whole_board() -> None:
+    class Nameless(FakeNvml):
+        def nvmlDeviceGetGpuInstanceId(self, device: Any) -> int:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+
+    board = FakeGpu(slices=[FakeSlice("MIG-aaaa", instance=2)], gpm={2: 99.0})
+    library = Nameless(board)
+    (found,) = slices(library, Gpu(library, 0, board))
+    found.second(1.0)
+    assert "sm_active_pct" not in found.second(2.0)
+    assert found.describe()["gpm"] is False
 
 
 # ---- processes
@@ -231,6 +268,24 @@ def test_own_and_foreign_processes_are_told_apart() -> None:
     assert processes.read(101.0) == {}
     assert set(processes.read(106.0)) == {"process_utilization_pct"}
     assert library.calls["nvmlDeviceGetComputeRunningProcesses"] == 1
+
+
+def test_a_process_that_waits_uses_nothing_once_it_was_seen_to_use_something() -> None:
+    fake = FakeGpu(processes=[Running(12, 10, 90)])
+    processes = Processes(Door(FakeNvml(fake)), fake, pids=frozenset({11}))
+    told = lambda now: processes.read(now).get("process_utilization_pct")  # noqa: E731
+    assert told(0.0) is None  # its id may be another one here
+    fake.processes.append(Running(11, 10, 60))
+    assert told(3.0) is None  # not due
+    assert told(5.0) == 60.0
+    fake.processes[1].sm = 4_000_000_000  # what some drivers tell now and then
+    assert told(10.0) is None
+    fake.processes.pop()
+    assert told(15.0) == 0.0
+    fake.processes.clear()
+    assert told(20.0) == 0.0
+    fake.unsupported.add("nvmlDeviceGetProcessUtilization")
+    assert told(25.0) is None
 
 
 def test_where_the_driver_tells_ids_of_another_namespace_nothing_is_claimed() -> None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml, FakeSlice, Running
 
@@ -24,6 +25,7 @@ class Watch:
         environ: Mapping[str, str] | None = None,
         folder: Path | None = None,
         key: str = "job",
+        period_s: float = 1.0,
     ) -> None:
         self.now, self.step, self.ordinal = 100.0, 1, ordinal
         self.rows: list[dict[str, float]] = []
@@ -34,7 +36,7 @@ class Watch:
             ordinal=lambda: self.ordinal,
             step=lambda: self.step,
             elected=lambda: elected,
-            period_s=lambda: 1.0,
+            period_s=lambda: period_s,
             environ=environ or {},
             claims=Claims(folder or Path(), key if folder else None),
             library=library.load,
@@ -68,6 +70,17 @@ def test_counters_come_every_ten_seconds() -> None:
     watch = Watch(FakeNvml(FakeGpu(fields={4: 2})))
     watch.poll(45)
     assert sum("gpu/ecc_uncorrected_volatile" in row for row in watch.rows) == 3
+
+
+def test_counters_are_not_passed_over_where_polls_and_seconds_do_not_meet() -> None:
+    watch = Watch(FakeNvml(FakeGpu(fields={4: 2})))
+    for number in range(240):  # one poll is late, as behind a request: ten seconds from there lie between two reports
+        watch.now = 100.0 + 0.5 * number + (0.1 if number == 20 else 0.0)
+        watch.sampler.poll()
+    assert sum("gpu/ecc_uncorrected_volatile" in row for row in watch.rows) >= 11
+    watch = Watch(FakeNvml(FakeGpu(fields={4: 2})), period_s=3.0)
+    watch.poll(240)
+    assert sum("gpu/ecc_uncorrected_volatile" in row for row in watch.rows) == 10  # every fourth report
 
 
 def test_energy_is_told_since_the_start_and_by_step() -> None:
@@ -166,8 +179,68 @@ def test_a22_a_lost_gpu_is_left_out_told_once_and_the_others_go_on() -> None:
 
 @pytest.mark.fault
 def test_a22_a_gpu_that_was_lost_before_we_came_hides_no_other() -> None:
-    row = Watch(FakeNvml(FakeGpu(lost=True), FakeGpu(uuid="GPU-b")), ordinal=None).poll()
+    watch = Watch(FakeNvml(FakeGpu(lost=True), FakeGpu(uuid="GPU-b")), ordinal=None)
+    row = watch.poll()
     assert {name.partition("/")[0] for name in row} == {"node_gpu1"}
+    assert watch.told[0] == {"what": "lost", "index": 0, "reason": "GPU is lost"}
+    assert [gpu["index"] for gpu in watch.told[1]["gpus"]] == [1]
+
+
+@pytest.mark.fault
+def test_a22_the_xid_of_a_gpu_that_fell_off_the_bus_is_told_though_it_answers_no_more() -> None:
+    lost = FakeGpu(uuid="GPU-a")
+    library = FakeNvml(lost, FakeGpu(uuid="GPU-b"))
+    watch = Watch(library)
+    watch.poll(2)
+    lost.lost = True
+    watch.poll()
+    library.events.append((lost, 79))
+    assert watch.poll()["gpu/xid"] == 79.0
+    assert [(told["what"], told["index"], told["uuid"]) for told in watch.told[1:]] == [("lost", 0, "GPU-a"), ("xid", 0, "GPU-a")]
+    assert watch.told[-1]["meaning"] == "GPU has fallen off the bus"
+
+
+@pytest.mark.fault
+def test_a22_memory_of_a_lost_gpu_is_not_told_from_memory() -> None:
+    gpu = FakeGpu(memory=(3, 10), reserved=2)
+    watch = Watch(FakeNvml(gpu))
+    watch.poll()
+    assert watch.sampler.free_bytes == 5.0
+    gpu.lost = True
+    watch.poll()
+    assert watch.sampler.free_bytes is None
+
+
+@pytest.mark.fault
+def test_a22_a_script_that_shuts_nvml_down_once_too_often_leaves_a_gap_of_seconds() -> None:
+    gpu = FakeGpu(energy_mj=5_000)
+    library = FakeNvml(gpu)
+    watch = Watch(library)
+    watch.poll(4)
+    before = len(watch.rows)
+    library.down = True
+    watch.poll(2)
+    assert len(watch.rows) == before
+    gpu.energy_mj += 7_000
+    watch.poll(24)
+    assert watch.rows[-1]["gpu/energy_j"] == 7.0
+    assert len(watch.rows) > before
+    library.events.append((gpu, 31))
+    assert watch.poll()["gpu/xid"] == 31.0
+    assert [told["what"] for told in watch.told] == ["found", "xid"]
+
+
+@pytest.mark.fault
+def test_a22_a_container_that_was_not_given_all_boards_names_no_loss() -> None:
+    class Partly(FakeNvml):
+        def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:  # noqa: N802
+            if index == 0:
+                raise pynvml.NVMLError(pynvml.NVML_ERROR_NO_PERMISSION)
+            return super().nvmlDeviceGetHandleByIndex(index)
+
+    watch = Watch(Partly(FakeGpu(uuid="GPU-a"), FakeGpu(uuid="GPU-b")), ordinal=None)
+    assert {name.partition("/")[0] for name in watch.poll()} == {"node_gpu1"}
+    assert [told["what"] for told in watch.told] == ["found"]
 
 
 @pytest.mark.fault
