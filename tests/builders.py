@@ -281,7 +281,7 @@ class RecordingSender:
         self.disabled, self.cpu_s = False, 0.0
         self.closing_at: float | None = None
         self.closed = threading.Event()
-        self.spool = SimpleNamespace(backlog=False)
+        self.spool = SimpleNamespace(backlog=False, read_drafts=lambda: None)
         self.ended: dict[str, Any] | None = None
 
     def start(self) -> None: ...

@@ -3,6 +3,7 @@ turns exit code 130 into 1."""
 
 from __future__ import annotations
 
+import errno
 import linecache
 import tokenize  # noqa: F401 - linecache imports it when it reads a file
 
@@ -37,6 +38,8 @@ def out_of_memory(error: BaseException) -> bool:
     names = {kind.__name__ for kind in type(error).__mro__}
     if names & {"OutOfMemoryError", "MemoryError"}:
         return True
+    if isinstance(error, OSError):  # a fork or a mapping that the kernel refused
+        return error.errno == errno.ENOMEM
     if not isinstance(error, RuntimeError):
         return False
     text = text_of(error).lower()

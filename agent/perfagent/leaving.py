@@ -13,6 +13,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
 
 __all__ = ["Leaving"]
@@ -22,11 +23,12 @@ class Leaving:
     """Watches the ways to leave; `status` is what the process leaves with.
 
     progress: changes when the training goes on. It decides where the exception is still held when the process ends (`saved =
-    error`, a cycle), so that its mark tells nothing.
+    error`, a cycle), so that its mark tells nothing. on_failure: is shown the function that leaves with a status that tells of
+    failure, while its variables are still there.
     """
 
-    def __init__(self, progress: Callable[[], object]) -> None:
-        self._progress = progress
+    def __init__(self, progress: Callable[[], object], on_failure: Callable[[FrameType], None]) -> None:
+        self._progress, self._on_failure = progress, on_failure
         self._held: weakref.ref[_Mark] | None = None
         self._newest = 0
         self._left: Any = None
@@ -53,6 +55,8 @@ class Leaving:
             except SystemExit as error:
                 if threading.current_thread() is threading.main_thread():  # another thread's ends that thread
                     self._mark(error)
+                    if error.code not in (None, 0):
+                        self._on_failure(sys._getframe(1))
                 raise
 
         exit.__doc__ = original.__doc__

@@ -30,7 +30,10 @@ _launched: Run | None = None
 _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
 _resumed: tuple[str | None, int] | None = None
-_leaving = Leaving(lambda: None if _current is None else _current.steps_done)
+_leaving = Leaving(
+    lambda: None if _current is None else _current.steps_done,
+    lambda frame: None if _current is None else _current.left_from(frame),
+)
 _watched = False
 _watched_worker = 0
 """The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+
 import pytest
 
 from perfagent.ending import cause, out_of_memory, text_of
@@ -52,3 +54,8 @@ def test_memory_that_ran_out_is_known_by_the_words_of_what_allocates(text: str) 
 def test_other_errors_of_the_same_libraries_are_none() -> None:
     assert not out_of_memory(RuntimeError("CUDA error: CUBLAS_STATUS_EXECUTION_FAILED"))
     assert cause(RuntimeError("shapes cannot be multiplied"))[:2] == ("failed", "RuntimeError: shapes cannot be multiplied")
+
+
+def test_memory_that_the_kernel_refused_is_known_by_the_number_of_the_error() -> None:
+    assert cause(OSError(errno.ENOMEM, "Cannot allocate memory"))[0] == "oom"
+    assert not out_of_memory(OSError(errno.ENOSPC, "No space left on device"))

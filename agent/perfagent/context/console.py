@@ -24,6 +24,7 @@ __all__ = ["Console"]
 LINES_PER_S = 200
 LINE_CHARACTERS = 4000
 """What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
+MOST_PIECES = 5000
 KEY_LINES = 200
 STATE_S = 10.0
 """So often the state of a line that is being rewritten (a progress bar) is told before it ends."""
@@ -86,7 +87,7 @@ class _Stream:
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self._target = name, target
-        self.pieces: deque[str] = deque(maxlen=5000)
+        self.pieces: deque[str] = deque(maxlen=MOST_PIECES)
         self.rest = ""
         """What has no end of line yet."""
         self._state, self._state_at = "", 0.0
@@ -150,14 +151,18 @@ class _Stream:
         """Whole lines, and now and then the state of one that is being rewritten; last: what has no end is a line too."""
         if "\r" not in self.rest:
             self._state_at = now
-        parts = [self.rest]
+        torn = len(self.pieces) == MOST_PIECES
+        parts = [] if torn else [self.rest]
         while self.pieces:
             parts.append(self.pieces.popleft())
-        *whole, self.rest = "".join(parts).split("\n")
-        if len(self.rest) > 100_000:
-            self.rest = self.rest[-1000:]
+        text = "".join(parts)
+        if torn:  # pieces may be missing before this: the end of a line alone may be the end of a secret, and hides nothing
+            text = text.partition("\n")[2]
+        *whole, self.rest = text.split("\n")
         if "\r" in self.rest:  # one of them stays: it tells that the line is being rewritten
             self.rest = self.rest[max(self.rest.rstrip("\r").rfind("\r"), 0) :]
+        if len(self.rest) > 2 * LINE_CHARACTERS:
+            self.rest = self.rest[:LINE_CHARACTERS]  # its beginning is what is shown; half a secret is known by nothing
         if last:
             whole, self.rest = [*whole, self.rest], ""
         lines = [self._without_key(_as_shown(line)) for line in whole]

@@ -3,8 +3,8 @@
 Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for counts.
 And twice, when a run starts and when its first step is over, the variables of the functions that are being executed are looked
 through for objects that are known to be configuration: Hugging Face's TrainingArguments, hydra's DictConfig, a Lightning
-module's hparams, DeepSpeed's engine; and, in the script's own functions, a dict, dataclass or namespace that is called `config`,
-`args`, `hparams` or the like.
+module's hparams, DeepSpeed's engine, what click and absl parsed; and, in the script's own functions, what is called `config`,
+`args`, `hparams` or the like: a dict, a dataclass, a namespace, a model of pydantic, a class of constants or an object of one.
 
 Only references are kept here; they are read on the sender's thread, later (structure.py of redaction says how).
 """
@@ -14,13 +14,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import enum
 import functools
 import os
 import re
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from perfagent.context.techniques import of_variable
@@ -35,7 +36,8 @@ _NAMED = re.compile(
     r"|\w+_(?:args|arguments|config|cfg|hparams)",
     re.IGNORECASE,
 )
-_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path)
+_PLAIN = (str, int, float, bool, type(None), list, tuple, dict, Path, enum.Enum, type, FunctionType)
+MAX_SETTINGS = 500
 _LIBRARIES = re.compile(r"[/\\](?:site|dist)-packages[/\\]|^<frozen ")
 _STDLIB = os.path.dirname(os.__file__) + os.sep  # noqa: PTH120 - compared with the names of files as code objects have them
 _OURS = os.path.dirname(os.path.dirname(__file__)) + os.sep  # noqa: PTH120
@@ -44,7 +46,8 @@ OF_A_MODEL = ("PretrainedConfig", "PreTrainedConfig")
 
 
 class Hyperparameters:
-    """What was found so far: by source (`argparse`, `huggingface`, `hydra`, `lightning`, `deepspeed`), or by variable."""
+    """What was found so far: by source (`argparse`, `click`, `absl`, `huggingface`, `hydra`, `lightning`, `deepspeed`), or by
+    variable."""
 
     def __init__(self) -> None:
         self._found: dict[str, Any] = {}
@@ -69,8 +72,8 @@ class Hyperparameters:
     def _consider(self, name: str, value: Any, *, script: bool) -> None:
         kind = type(value)
         if kind.__module__ == "builtins":
-            if script and kind is dict and _NAMED.fullmatch(name) and _is_settings(value):
-                self._found.setdefault(name, value)
+            if script and kind in (dict, type) and _NAMED.fullmatch(name):
+                self._keep(name, _settings(value) if kind is dict else _constants(value))
             return
         for base in kind.__mro__[:-1]:
             if base.__name__ in OF_A_MODEL:
@@ -78,13 +81,17 @@ class Hyperparameters:
             take = _KNOWN.get(base.__name__)
             if take is not None and base.__module__.partition(".")[0] in take[0]:
                 settings = take[2](value)
-                if settings is not None and (take[1] != "argparse" or script):
-                    self._found.setdefault(take[1], settings)
+                if take[1] != "argparse" or script:
+                    self._keep(take[1], settings)
                 return
         if script:
             self.techniques |= of_variable(name, value)
-        if script and _NAMED.fullmatch(name) and (dataclasses.is_dataclass(kind) or kind is SimpleNamespace):
-            self._found.setdefault(name, value)
+        if script and _NAMED.fullmatch(name):
+            self._keep(name, value if _is_record(kind) else _settings_of(value, kind))
+
+    def _keep(self, name: str, settings: Any) -> None:
+        if settings is not None:
+            self._found.setdefault(name, settings)
 
     def watch_argparse(self) -> None:
         """From here on the script's last result of `parse_args` or `parse_known_args` is kept."""
@@ -145,8 +152,68 @@ def is_script(file: str) -> bool:
     return not (_LIBRARIES.search(file) or file.startswith((_STDLIB, _OURS)))
 
 
-def _is_settings(values: dict[Any, Any]) -> bool:
-    return 0 < len(values) <= 500 and all(type(key) is str and isinstance(value, _PLAIN) for key, value in list(values.items()))
+def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:
+    """The dict itself where all of it is settings, most of it where most is; None where it holds something else, as tensors."""
+    if not 0 < len(values) <= MAX_SETTINGS:
+        return None
+    told = {key: value for key, value in list(values.items()) if type(key) in (str, int) and _is_setting(value)}
+    if len(told) == len(values):
+        return values
+    return told if 2 * len(told) > len(values) else None
+
+
+def _is_setting(value: Any) -> bool:
+    kind = type(value)
+    return (
+        isinstance(value, _PLAIN)
+        or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"))
+        or (kind.__module__ == "numpy" and any(base.__name__ == "generic" for base in kind.__mro__))
+    )
+
+
+def _is_record(kind: type) -> bool:
+    """Whether objects of this class are their fields, and redaction knows how to read them."""
+    named_tuple = issubclass(kind, tuple) and hasattr(kind, "_fields")
+    validated = "__pydantic_fields__" in vars(kind) or "__attrs_attrs__" in vars(kind)
+    return dataclasses.is_dataclass(kind) or kind is SimpleNamespace or named_tuple or validated
+
+
+def _settings_of(value: Any, kind: type) -> dict[Any, Any] | None:
+    """Of an object that is configuration by its name alone: a dict with attributes, or what the script's own class holds."""
+    if issubclass(kind, dict):
+        return _settings(dict(dict.items(value)))
+    if not _is_of_script(kind) or any(base.__module__.partition(".")[0] == "torch" for base in kind.__mro__):
+        return None
+    try:
+        own = object.__getattribute__(value, "__dict__")
+    except AttributeError:  # slots
+        own = {}
+    return _settings({**(_constants(kind) or {}), **{name: item for name, item in own.items() if not name.startswith("_")}})
+
+
+def _is_of_script(kind: type) -> bool:
+    module = sys.modules.get(kind.__module__)
+    if module is None or kind.__module__ == "__main__":  # what was executed without being imported, as in a notebook
+        return True
+    file = getattr(module, "__file__", None)
+    return isinstance(file, str) and is_script(file)
+
+
+def _constants(kind: type) -> dict[Any, Any] | None:
+    """What a class is made of that is only there to hold settings, `class CFG: lr = 1e-3`; its methods do not count."""
+    if not _is_of_script(kind) or _is_record(kind):
+        return None
+    held = {name: item for base in reversed(kind.__mro__[:-1]) for name, item in vars(base).items() if not name.startswith("_")}
+    return _settings({name: item for name, item in held.items() if not callable(item) and not hasattr(type(item), "__get__")})
+
+
+def _flags(values: Any) -> dict[str, Any] | None:
+    """What absl parsed of the script's flags; those of its own modules are left out."""
+    by_module = _attributes(values).get("__flags_by_module")
+    if not isinstance(by_module, dict):
+        return None
+    every = [flag for module, flags in list(by_module.items()) if not str(module).startswith("absl.") for flag in flags]
+    return _settings({str(_attributes(flag).get("name")): _attributes(flag).get("_value") for flag in every})
 
 
 def _attributes(value: Any) -> Mapping[str, Any]:
@@ -173,6 +240,8 @@ def _itself(value: Any) -> Any:
 _KNOWN: dict[str, tuple[tuple[str, ...], str, Callable[[Any], Any]]] = {
     "Namespace": (("argparse",), "argparse", _itself),
     "TrainingArguments": (("transformers",), "huggingface", _itself),
+    "Context": (("click", "typer"), "click", lambda context: _settings(_attributes(context).get("params") or {})),
+    "FlagValues": (("absl",), "absl", _flags),
     "DictConfig": (("omegaconf",), "hydra", _itself),
     "LightningModule": (("lightning", "pytorch_lightning"), "lightning", lambda module: _attributes(module).get("_hparams")),
     "DeepSpeedEngine": (

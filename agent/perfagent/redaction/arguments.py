@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, random_looking, secret_key, stands_for
+from perfagent.redaction.remembered import learn, learn_environment
+from perfagent.redaction.said import is_short_password
 from perfagent.redaction.text import may_begin_with_a_dash, may_have_more, redacted_text
 
 __all__ = ["TAKES_PAIRS", "CommandLine", "redacted_arguments"]
@@ -17,11 +19,13 @@ TAKES_PAIRS = frozenset(("opt", "opts", "set", "override", "overrides", "cfg-opt
 _HEADER = r"(?i)(?:proxy-)?authorization|x-[a-z-]*(?:key|token)|(?:set-)?cookie"
 _SAYS_SOMETHING = frozenset(("curl", "authorization", "Authorization", "AUTHORIZATION", "cookie", "Cookie", "COOKIE"))
 """Words without a dash that tell of the next one."""
+_NAMES_A_USER = frozenset(("-u", "-U", "-l", "--user", "--username", "--login"))
 _ENDS_LIKE_A_KEY = r"(?i)(?:^|[._-])(?:key|api|wandb|(?:re)?login)$"
 
 
 def redacted_arguments(arguments: Iterable[str]) -> list[str]:
     """A command line without secrets: `--api-key=X` and `--api-key X` by name, long random words by their entropy."""
+    learn_environment()
     words = list(arguments)
     line = CommandLine(words)
     return [line.word(word) for word in words]
@@ -61,7 +65,9 @@ class CommandLine:
             return None
         if may_have_more(name):
             self._name = name
-        return word if secret_key(name) and may_stay(name, word) else stands_for(name, word)
+        if name == "p":
+            return HIDDEN if is_short_password(word, user=self._names_a_user()) else None
+        return word if secret_key(name) and may_stay(name, word) else _learned(name, word)
 
     def _other(self, word: str) -> str:
         head, equals, value = word.partition("=")
@@ -78,7 +84,7 @@ class CommandLine:
             return HIDDEN
         if len(value) >= 32 and compiled(HEX).fullmatch(value) and compiled(_ENDS_LIKE_A_KEY).search(name):
             return HIDDEN if self._beside_a_login() else stands_for(name, value)
-        return stands_for(name, value)
+        return _learned(name, value)
 
     def _notice(self, word: str, bare: str) -> None:
         """Remembers what the word says about the next one."""
@@ -100,8 +106,19 @@ class CommandLine:
         named = bool(before) and compiled(_ENDS_LIKE_A_KEY).search(before[-1].lstrip("-")) is not None
         return named and self._beside_a_login()
 
+    def _names_a_user(self) -> bool:
+        return any(isinstance(word, str) and word.partition("=")[0] in _NAMES_A_USER for word in self._words)
+
     def _beside_a_login(self) -> bool:
         if self._login is None:
             says = compiled("wandb|login", re.IGNORECASE)
             self._login = any(isinstance(word, str) and says.search(word) is not None for word in self._words)
         return self._login
+
+
+def _learned(name: str, value: str) -> str | None:
+    """As `stands_for`; what is hidden is known from then on."""
+    shown = stands_for(name, value)
+    if shown == HIDDEN:
+        learn(name, value, digits=False)
+    return shown

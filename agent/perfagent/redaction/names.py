@@ -14,7 +14,9 @@ HIDDEN = "[redacted]"
 # as a word of its own: tokenizer, max_tokens and tokens_per_batch are ordinary settings of a training run. Each kind has a piece
 # that is in every such name, in lower case: together they take 4 ms to compile, and most runs meet few of them.
 _KINDS = (
-    ("passw", r"passw(?:or)?d"),
+    ("passw", r"passw(?:or)?d|passwort"),
+    ("passe", r"mot[._ -]?de[._ -]?passe"),
+    ("contrase", r"contrase[nñ]a"),
     ("passphrase", r"passphrase"),
     ("pwd", r"(?<![a-z])pwd(?![a-z])|mysql_pwd"),
     (
@@ -22,7 +24,7 @@ _KINDS = (
         r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
         r"|(?:^|[._-])(?:db|my|user|ftp|smtp|imap|mail|root|admin|sudo|mysql|pg|http|proxy|ssh|vpn|ldap|redis|mongo)pass$",
     ),
-    ("pw", r"(?:^|[._ -])pw$"),
+    ("pw", r"(?:^|[._ -])(?:db|root|user|admin|my|sudo)?pw$"),
     ("bearer", r"(?<![a-z])bearer(?![a-z])"),
     ("licen", r"licen[sc]e[._ -]?(?:key|code)"),
     ("secret", r"secret"),
@@ -61,13 +63,18 @@ _PASSES = (
     r"|compile|compiler|optimization|inductor|quant|sample|decode|prefill|inner|outer|full|low|high|band|all|by|whole|entire"
     r"|\d+|\d*(?:1st|2nd|3rd|\dth)"
 )
+# Those of a tokenizer or a model: what a loop that generates text prints, and learned vectors.
+_TOKENS = (
+    r"pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start|next|first|last|prev|previous|current|predicted|pred"
+    r"|generated|sampled|target|class|dist|register|prompt|query|latent|visual|vision|reg|learnable|padding"
+)
 _ORDINARY = (
-    r"(?:pad|eos|bos|unk|mask|sep|cls|image|special|stop|start|end|decoder_start)[._-]?token(?:_id)?s?$"
+    rf"(?:^|[^a-z])(?:{_TOKENS})[._ -]?token(?:_id)?s?$|(?:error|exception|warning|loss)s?$"
     rf"|(?:^|[^a-z0-9]|(?-i:(?<=[a-z])(?=[A-Z])))(?:{_PASSES})[._ -]?pass$|(?:conv|bn|dw)\d*[._-]pw$"
 )
-_WEAK = r"(?:^|[._\s-])(?:key|tokens?|creds?|pat|code|sig|signature|salt|nonce|value)$|[a-z]Key$"
+_WEAK = r"(?i:(?:^|[._\s-])(?:key|tokens?|creds?|pat|code|sig|signature|salt|nonce|value)$)|[a-z]Key$"
 _WEAK_ENDS = (
-    "key", "token", "tokens", "cred", "creds", "pat", "code", "sig", "signature", "salt", "nonce", "value", "Key",
+    "key", "token", "tokens", "cred", "creds", "pat", "code", "sig", "signature", "salt", "nonce", "value",
 )  # fmt: skip
 _SWEEP = r"pass$"
 _SAID_OF_A_SWEEP = r"(?i)[\d.,:/]+(?:%|x|[mnu]?s|min|h)?|ok|done|pass(?:ed)?|fail(?:ed)?|skip(?:ped)?|started|finished|completed?"
@@ -77,11 +84,14 @@ _LICENCE = r"(?:^|[._\s-])licen[sc]e$"
 _WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
 _NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
 _EVEN_NUMBERS = r"passw|passphrase|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
-_SAYS_NOTHING = frozenset(("none", "null", "true", "false", "yes", "no", "on", "off", ""))
+_SAYS_NOTHING = frozenset((
+    "none", "null", "true", "false", "yes", "no", "on", "off", "", "disabled", "enabled", "required", "optional", "missing",
+    "invalid", "unset",
+))  # fmt: skip
 WORDS = (
     "pass", "pw", "secret", "credential", "key", "auth", "cookie", "session", "srf", "jwt", "ssn", "security",
     "card", "webhook", "dsn", "otp", "mnemonic", "phrase", "token", "conn", "pat", "bearer", "basic", "code", "sig", "salt",
-    "nonce", "user", "login", "prox", "licen", "wandb", "biases",
+    "nonce", "contrase", "user", "login", "prox", "licen", "wandb", "biases",
 )  # fmt: skip
 """In lower case; a name that holds none of these is no secret. (A quick look: most lines of output hold none.)"""
 
@@ -104,7 +114,9 @@ def secret_key(key: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def weak_key(key: str) -> bool:
     """Whether what stands under this name may be a secret: it is one if it looks like a random word."""
-    return key.removesuffix("\n").endswith(_WEAK_ENDS) and compiled(_WEAK).search(key) is not None
+    if key.isascii() and not key.removesuffix("\n").lower().endswith(_WEAK_ENDS):
+        return False
+    return compiled(_WEAK).search(key) is not None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -164,6 +176,8 @@ def _is_licence_key(value: str) -> bool:
 def may_stay(key: str, value: str) -> bool:
     """Whether a value under a secret name tells nothing: a switch or, except for passwords, a number (`max_token=5`)."""
     if value.lower() in _SAYS_NOTHING:
+        return True
+    if value.startswith(("/", "~")) and key.lower() in ("pwd", "oldpwd"):  # of a shell
         return True
     if len(value) > 12:
         return False

@@ -17,6 +17,7 @@ from typing import Any
 
 from perfagent.redaction.arguments import TAKES_PAIRS, CommandLine, redacted_arguments
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, noted, random_looking, secret_key, stands_for
+from perfagent.redaction.remembered import learn, learn_environment
 from perfagent.redaction.text import redacted_lines, redacted_text
 
 __all__ = ["redacted"]
@@ -38,6 +39,7 @@ _KEY = r"(?:^|[._-])(?:key|api)$"
 
 def redacted(value: Any) -> Any:
     """The same structure without secrets; large ones are shortened, objects become their fields or the name of their type."""
+    learn_environment()
     return _Walk().value(value, 0)
 
 
@@ -110,6 +112,8 @@ class _Walk:
         if isinstance(item, str):
             text = str.__str__(item)
             shown = HIDDEN if self._logs_in(name, text, siblings) else stands_for(name, text)
+            if shown == HIDDEN:
+                learn(name, text, digits=False)
             return self.value(item, depth + 1) if shown is None else redacted_text(shown)
         if noted(name) and _hides(name, item):
             return HIDDEN

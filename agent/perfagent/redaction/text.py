@@ -1,4 +1,5 @@
-"""Text and command lines without secrets. First what looks like one (values.py), then what is assigned to a secret name."""
+"""Text without secrets. First what looks like one (values.py) or is known to be one (remembered.py), then what is assigned to a
+secret name, and what is told of one in other ways (said.py)."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import string
 from collections.abc import Iterable
 
 from perfagent.redaction.names import HEX, HIDDEN, WORDS, compiled, may_stay, noted, random_looking, secret_key, stands_for
+from perfagent.redaction.remembered import hide_remembered
+from perfagent.redaction.said import hide_said, hide_short_options
 from perfagent.redaction.values import hide_known
 
 __all__ = ["may_begin_with_a_dash", "may_have_more", "redacted_lines", "redacted_text"]
@@ -19,16 +22,26 @@ MAX_READ = 200_000
 """Characters of one text that are looked at; of what is longer, the beginning and the end are."""
 
 _USERINFO = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}):[^\s/'\"]+@"
+_WITH_SLASHES = (
+    r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)(?P<user>[^\s/@:'\"]{0,200}|\[redacted\])"
+    r":(?!\d{1,5}[/?#]|\[redacted\])[^\s@:'\"]{1,200}/[^\s@:'\"]{0,200}@(?=[\w.\[-]+(?:[:/?#]|$|[\s'\"]))"
+)
+"""A password may hold a slash, as half of the keys of AWS do; what follows the colon is no port then."""
 _ALONE = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^\s/@:'\"]{20,}@"
 # The name of a user is no secret, so a short word alone is hidden only where it is usually a token: on the web.
-_ON_THE_WEB = r"(?P<scheme>(?<![a-zA-Z0-9+.-])https?://)(?!git@)[^\s/@:?&=#'\"]{3,200}@(?=\w)"
-_QUERY = r"(?i)(?P<lead>[?&](?:sig|signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+"
+_ON_THE_WEB = r"(?P<scheme>(?<![a-zA-Z0-9.-])https?://)(?!git@)[^\s/@:?&=#'\"]{3,200}@(?=\w)"
+_QUERY = r"(?i)(?P<lead>[?&](?:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+"
 _HEADER = (
     r"(?i)(?P<name>(?:proxy-)?authorization|x-[a-z-]*(?:key|token)|(?:set-)?cookie)"
-    r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*['\"]?)(?P<value>[^\n'\"]+)"
+    r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?)(?P<value>Digest [^\n]+|[^\n'\"]+)"
 )
 _SCHEME = r"(?i)\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
-_ASSIGNMENT = r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=>|:=|==|=|:)\s{0,20})(?=\S)"
+_ASSIGNMENT = r"(?<![\w.-])(?P<name>[A-Za-z_-][\w.-]{0,300}+)(?P<gap>\\?['\"]?\]?\s{0,20}(?:=[=>]?|!=|:=?|：)\s{0,20})(?=\S)"
+_TYPE = (
+    r"(?:Optional\[)?(?:\w{1,20}\.)?(?:str|bytes|SecretStr)\]?(?:\s?\|\s?None)?\s{0,3}=(?!=)\s{0,3}(?=\S)"
+    r"|!!\w{1,20}\s{1,20}(?=\S)"
+)
+"""What may stand before the value: `api_key: str | None = "X"` in Python, `api_key: !!str X` in YAML."""
 _FLAG = r"(?<![^\s'\"])(?P<name>--?[A-Za-z][\w.-]*+)(?P<gap>\s+|['\"],\s*(?=['\"]))(?=\S)"
 """Of a command line, also as Python prints a list: `Command '['train.py', '--api-key', 'X']' returned ...`."""
 _MORE_VALUES = r"(?:,?[ \t]+(?!['\"]?-)['\"]?[^\s;&|'\",)\]]+['\"]?)*"
@@ -39,11 +52,20 @@ _PAIR = (
 """`--opts api_key X`, and `LOGGER.API_KEY X` wherever it stands: yacs takes names and values in turn, and writes names so."""
 _SIGNS_OF_PAIRS = (r"\.[A-Z]", r"--(?:[os]|cfg)")
 _NAMED = (
-    r"(?i)\bname['\"]?\s{0,20}[:=]\s{0,20}['\"]?(?P<name>[\w.-]{1,100}+)['\"]?\s{0,40},?\s{0,40}"
+    r"(?i)\b(?:name|key)['\"]?\s{0,20}[:=]\s{0,20}['\"]?(?P<name>[\w.-]{1,100}+)['\"]?\s{0,40},?\s{0,40}"
     r"['\"]?\bvalue['\"]?\s{0,20}[:=]\s{0,20}(?=\S)"
 )
 """`{"name": "HF_TOKEN", "value": X}`, as Kubernetes lists variables."""
 _VALUE = r"\\\"[^\"\n]*?\\\"|[rbfu]?'(?:[^'\\\n]|\\.)*+'|[rbfu]?\"(?:[^\"\\\n]|\\.)*+\"|[^\s;&'\"]++"
+_BRACKETED = (
+    r"[\w.]{0,200}+[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
+    r"|[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]|[(\[{][^\n()\[\]{}]*+[)\]}])*+[)\]}])*+[)\]}]"
+)
+"""`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`."""
+_COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+\([^'\"]*\)"
+"""A line of a program: `token = self.tokenizer.decode(ids)`, `cls: torch.Size([1, 768])`."""
+_DONE = r"\[redacted(?!\][\w-])"
+"""Hidden before, and not a part of it only: `https://me:[redacted]@host`."""
 _QUOTES = ("'", '"')
 _NEXT_NAME = r",['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:]"
 _BLOCK = r"[|>][0-9+-]{0,2}[ \t]*(?P<end>\n|\\n)"
@@ -102,23 +124,24 @@ def _ends(text: str, room: int) -> tuple[str, int]:
 
 
 def _hide(text: str) -> str:
-    text = hide_known(text)
+    text = hide_remembered(hide_known(text))  # in this order: one that is remembered may be a part of another
     if _WORD_CHARACTERS.issuperset(text):
         return text
-    if "://" in text:
-        if "@" in text:
-            text = compiled(_USERINFO).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
-            text = compiled(_ALONE).sub(rf"\g<scheme>{HIDDEN}@", text)
-            text = compiled(_ON_THE_WEB).sub(rf"\g<scheme>{HIDDEN}@", text)
-        if "=" in text:
-            text = compiled(_QUERY).sub(rf"\g<lead>{HIDDEN}", text)
+    if "://" in text and "@" in text:
+        text = compiled(_USERINFO).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
+        text = compiled(_WITH_SLASHES).sub(rf"\g<scheme>\g<user>:{HIDDEN}@", text)
+        text = compiled(_ALONE).sub(rf"\g<scheme>{HIDDEN}@", text)
+        text = compiled(_ON_THE_WEB).sub(rf"\g<scheme>{HIDDEN}@", text)
+    if "=" in text and ("&" in text or "?" in text):
+        text = compiled(_QUERY).sub(rf"\g<lead>{HIDDEN}", text)
+    text = hide_short_options(text)
     lower = text.lower()
     if any(word in lower for word in WORDS):
         if ":" in text or "=" in text or "," in text:
             if "authorization" in lower or "cookie" in lower or "x-" in lower:
                 text = compiled(_HEADER).sub(_hide_header, text)
             text = _hide_values(_ASSIGNMENT, text)
-            if "name" in lower and "value" in lower:
+            if "value" in lower:
                 text = _hide_values(_NAMED, text)
         if "-" in text:
             text = _hide_values(_FLAG, text)
@@ -126,6 +149,7 @@ def _hide(text: str) -> str:
             text = _hide_values(_PAIR, text)
         if "bearer" in lower or "basic" in lower or "token " in lower:
             text = compiled(_SCHEME).sub(_hide_scheme, text)
+        text = hide_said(text, lower)
     if "login" in lower or "curl" in lower:
         text = compiled(_LOGIN).sub(lambda match: (match["lead"] or match["curl"]) + HIDDEN, text)
     if ("login" in lower or "wandb" in lower) and b"0" * 32 in text.encode("ascii", "replace").translate(_AS_DIGITS):
@@ -163,6 +187,8 @@ def _hide_values(pattern: str, text: str) -> str:
         at, name = match.end(), _full_name(match)
         if not noted(name):
             continue
+        if secret_key(name) and (kind := compiled(_TYPE).match(text, at)):
+            at = kind.end()
         value = _value_at(text, at, MAX_VALUE if secret_key(name) else MAX_RANDOM)
         if pattern is _FLAG:
             bare = value.strip("'\"")
@@ -179,9 +205,9 @@ def _hide_values(pattern: str, text: str) -> str:
 
 
 def _full_name(match: re.Match[str]) -> str:
-    """The name without dashes; `forward pass: eager` is about a forward pass."""
+    """The name without dashes; `forward pass: eager` is about a forward pass, `next token: the` about a next token."""
     name = (match["name"] or match["path"]).lstrip("-")
-    if name.lower() == "pass" and ":" in match[0] and match.string[match.start() - 1 : match.start()] == " ":
+    if name.lower() in ("pass", "token") and ":" in match[0] and match.string[match.start() - 1 : match.start()] == " ":
         before = match.string[max(0, match.start() - 24) : match.start()].split("\n")[-1].split()
         if before and before[-1].isalnum():
             return f"{before[-1]}_{name}"
@@ -206,6 +232,9 @@ def _value_at(text: str, at: int, limit: int) -> str:
     value = match[0]
     if value.endswith(_QUOTES):
         return value
+    whole = compiled(_BRACKETED).match(text, at, at + limit) if limit == MAX_VALUE else None
+    if whole is not None and len(whole[0]) >= len(value.rstrip(",)]}.")):
+        return whole[0]
     if value[0] in "|>" and (begins := compiled(_BLOCK).match(text, at)):
         return _block(text[at : at + limit], begins.end() - at, begins["end"])
     following = compiled(_NEXT_NAME).search(value)  # `api_key=x,lr=0.1`
@@ -231,7 +260,7 @@ def _shown(name: str, value: str) -> str | None:
     """What stands in the text in place of this value; None where it stays."""
     bare = value.lstrip("rbfu") if value.endswith(_QUOTES) else value
     bare = bare.strip("'\"\\")
-    if value.startswith("//") or not bare or bare.startswith(HIDDEN[:-1]):
+    if value.startswith("//") or not bare or compiled(_DONE).match(bare) or compiled(_COMPUTED).fullmatch(bare):
         return None
     shown = stands_for(name, bare)
     return shown if shown in (None, HIDDEN) else value.replace(bare, shown)

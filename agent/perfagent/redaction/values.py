@@ -35,9 +35,20 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("nvapi-", r"\bnvapi-[A-Za-z0-9_-]{40,}"),
     ("local-", r"\blocal-[a-f0-9]{40}\b"),
     ("wandb_v1_", r"\bwandb_v1_[A-Za-z0-9_]{20,}"),
+    ("tgp_v1_", r"\btgp_v1_[A-Za-z0-9_-]{30,}"),  # Together
+    ("pplx-", r"\bpplx-[A-Za-z0-9]{32,}"),
+    ("rpa_", r"\brpa_[A-Za-z0-9]{30,}"),  # RunPod
+    ("fw_", r"\bfw_[A-Za-z0-9]{20,}\b"),
+    (("ak-", "as-"), r"(?<![\w-])a[ks]-(?=[A-Za-z]*\d)[A-Za-z0-9]{22}(?![\w-])"),  # Modal
+    ("AQ.", r"\bAQ\.[A-Za-z0-9_-]{40,}"),  # Gemini
+    ("ABSK", r"\bABSK[A-Za-z0-9+/]{60,}={0,2}"),  # Bedrock
     ("dapi", r"\bdapi[a-f0-9]{32}(?:-\d)?\b"),
     # clouds
     (("AKIA", "ASIA", "AIDA", "AROA", "ABIA", "ACCA"), r"\b(?:AKIA|ASIA|AIDA|AROA|ABIA|ACCA)[A-Z0-9]{16}\b"),
+    ("LTAI", r"\bLTAI[A-Za-z0-9]{12,30}\b"),  # Alibaba
+    ("AKID", r"\bAKID[A-Za-z0-9]{30,40}\b"),  # Tencent
+    ("AKLT", r"\bAKLT[A-Za-z0-9_-]{20,}"),  # Volcengine
+    ("bce-v3/", r"\bbce-v3/ALTAK-[A-Za-z0-9]+/[a-f0-9]{32,}"),
     ("Q~", r"\b[A-Za-z0-9_~.-]{3}\dQ~[A-Za-z0-9_~.-]{31,34}"),  # Entra ID client secret
     ("AIza", r"\bAIza[A-Za-z0-9_-]{30,}"),
     ("ya29.", r"\bya29\.[A-Za-z0-9_-]{20,}"),
@@ -59,7 +70,7 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("dckr_", r"\bdckr_(?:pat|oat)_[A-Za-z0-9_-]{20,}"),
     ("ATATT", r"\bATATT3[A-Za-z0-9_=-]{40,}"),
     # messages, payment, monitoring
-    ("xox", r"\bxox[abeoprs](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"),
+    ("xox", r"\bxox[a-eoprs](?:\.xox[a-z])?-[A-Za-z0-9-]{10,}"),
     ("xapp-", r"\bxapp-\d-[A-Za-z0-9-]{20,}"),
     ("hooks.slack", r"https://hooks\.slack\.com/[A-Za-z0-9/_-]+"),
     ("discord", r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_-]+"),
@@ -67,6 +78,20 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     (":AA", r"\b\d{8,10}:AA[A-Za-z0-9_-]{32,34}\b"),  # Telegram
     ("SG.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     (("k_live_", "k_test_"), r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}"),
+    ("EAA", r"\bEAA[A-Za-z0-9]{30,}\b"),  # Facebook
+    (("shpat_", "shpca_", "shppa_", "shpss_"), r"\bshp(?:at|ca|pa|ss)_[A-Fa-f0-9]{32}"),
+    (("sq0atp-", "sq0csp-"), r"\bsq0(?:atp|csp)-[A-Za-z0-9_-]{20,}"),
+    ("lin_api_", r"\blin_api_[A-Za-z0-9]{30,}"),
+    (("ntn_", "secret_"), r"\b(?:ntn|secret)_[A-Za-z0-9]{36,}"),  # Notion
+    ("figd_", r"\bfigd_[A-Za-z0-9_-]{30,}"),
+    ("tskey-", r"\btskey-[a-z]+-[A-Za-z0-9-]{20,}"),
+    ("dp.", r"\bdp\.(?:pt|st|ct|sa|scim|audit)\.(?:[a-z0-9_-]{2,35}\.)?[A-Za-z0-9]{40,}"),  # Doppler
+    (("phc_", "phx_"), r"\bph[cx]_[A-Za-z0-9]{40,}"),
+    ("PMAK-", r"\bPMAK-[a-f0-9]{24}-[a-f0-9]{34}"),
+    ("sbp_", r"\bsbp_[a-f0-9]{40}"),
+    ("sb_secret_", r"\bsb_secret_[A-Za-z0-9_-]{20,}"),
+    ("pscale_", r"\bpscale_(?:tkn|pw|oauth)_[A-Za-z0-9_.=-]{30,}"),
+    ("key-", r"(?<![\w-])key-(?=[a-z]*\d)[a-z0-9]{32}(?![\w-])"),  # Mailgun
     ("SK", r"\bSK[a-f0-9]{32}\b"),
     (("glsa_", "glc_"), r"\bgl(?:sa|c)_[A-Za-z0-9+/=_]{30,}"),
     ("sntry", r"\bsntry[su]_[A-Za-z0-9+/=_]{30,}"),

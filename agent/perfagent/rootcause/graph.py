@@ -11,24 +11,27 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 __all__ = ["first_bad_operator"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
+MOST_RUN_AGAIN, MOST_WORK = 64, 2**28
+_TURNS = ("T", "ToCopy", "View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Slice", "Select", "Alias", "Expand")
 _PASSES_ON = ("Mean", "Sum", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Clone", "Alias")
 _WRITTEN = ("result", "output", "out")
 
 
 def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """{"operator"?, "read_by"?, "read_as"?, "minus_infinity"?, "after"?, "of"?}; names: parameters by id().
+    """{"operator"?, "read_by"?, "read_as"?, "minus_infinity"?, "made"?, "after"?, "before"?, "of"?}; names: parameters by id().
 
     operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a parameter. read_by: the
     first operator that read it, and as what. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
-    that, absent where it came from outside. of: a parameter that the operator uses; after: the last one used before it. None
-    where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its tensors elsewhere.
+    that, absent where it came from outside. made: "nan", "inf" or "-inf", where the operator was run again to know that it was
+    this one. of: a parameter that the operator uses; after: the last one used before it; before: the first one used after it.
+    None where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its tensors elsewhere.
     """
     if loss.grad_fn is None:
         return None
@@ -54,21 +57,28 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
             break
     if producer is None:
         producer = _maker(loss.grad_fn) if reader is None else _input_of(reader, read[0])
-    at: Any = producer if producer is not None else reader
     found: dict[str, Any] = {}
     if producer is not None:
+        producer, made = _origin(producer)
         found["operator"] = _name(producer)
+        if made:
+            found["made"] = made
         below = _minus_infinity(producer)
         if below is not None:
             found["minus_infinity"] = below
     if reader is not None:
         found |= {"read_by": _name(reader), "read_as": read}
+    at: Any = producer if producer is not None else reader
     own = [*_parameters_of(at, names)]
     if own:
         found["of"] = own[0]
     before = [name for node in nodes if node._sequence_nr() < at._sequence_nr() for name in _parameters_of(node, names)]
     if before:
         found["after"] = before[-1]
+    later = (name for node in nodes if node._sequence_nr() > at._sequence_nr() for name in _parameters_of(node, names))
+    following = next(later, None)
+    if following is not None:
+        found["before"] = following
     return found
 
 
@@ -138,6 +148,70 @@ def _maker(node: Any) -> Any:
     return node
 
 
+def _origin(producer: Any) -> tuple[Any, str]:
+    """What made the value that `producer` put out, and what that was, as far as it can be known; else the producer itself.
+
+    Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN of a softmax
+    two operators later. Those in between that keep all they read are run again, from what they keep.
+    """
+    waiting, seen, makers = [producer], {producer}, []
+    while waiting and len(seen) < MOST_RUN_AGAIN:
+        node = waiting.pop()
+        saved = dict(_saved(node) or ())
+        made = _run_again(node, saved)
+        given = any(not name.startswith(_WRITTEN) and _holds_minus_infinity(one) for name, one in saved.items())
+        if made or given:  # of -inf `_minus_infinity` tells from where it came
+            makers.append((made in (None, "-inf"), node._sequence_nr(), node, made or ""))
+        elif made is None and (node is producer or not any(name.startswith(_WRITTEN) for name in saved)):
+            inputs = [one for one, _ in node.next_functions if one is not None and not hasattr(one, "variable")]
+            fresh = [one for one in inputs if one not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    if not makers:
+        return producer, ""
+    _, _, node, made = min(makers, key=lambda maker: maker[:2])
+    return node, made
+
+
+def _run_again(node: Any, saved: dict[str, Any]) -> str | None:
+    """What bad value the operator makes of what it keeps: "nan", "inf", "-inf", or "" for none; None where it does not keep
+    enough, would take too long, or read something bad itself."""
+    torch = sys.modules["torch"]
+    kind = _AGAIN.get(_name(node))
+    if kind is None:
+        return None
+    names, run = kind
+    given = [saved[name] for name in names if name in saved and _is_read(saved[name])]
+    if len(given) < len(names) or _work(given) > MOST_WORK:
+        return None
+    with torch.no_grad(), torch.autocast("cpu", enabled=False):
+        if not all(bool(one.isfinite().all()) for one in given):
+            return None
+        try:
+            result = run(*given)
+        except RuntimeError:  # of shapes or types that it does not take in this way
+            return None
+        if bool(result.isnan().any()):
+            return "nan"
+        return "inf" if bool((result == math.inf).any()) else "-inf" if bool((result == -math.inf).any()) else ""
+
+
+def _work(given: list[Any]) -> int:
+    """Multiplications, or numbers looked at."""
+    first = given[0]
+    return int(first.numel() * (given[1].shape[-1] if len(given) > 1 and first.dim() > 1 and given[1].dim() > 1 else 1))
+
+
+# Operators that keep what they read and not what they made: what they read, and how they are run again.
+_AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
+    "Log": (("self",), lambda x: x.log()), "Log1p": (("self",), lambda x: x.log1p()), "Log2": (("self",), lambda x: x.log2()),
+    "Log10": (("self",), lambda x: x.log10()), "Acos": (("self",), lambda x: x.acos()), "Asin": (("self",), lambda x: x.asin()),
+    "Mul": (("self", "other"), lambda x, y: x * y), "Div": (("self", "other"), lambda x, y: x / y),
+    "Mm": (("self", "mat2"), lambda x, y: x @ y), "Bmm": (("self", "mat2"), lambda x, y: x @ y),
+    "Addmm": (("mat1", "mat2"), lambda x, y: x @ y), "Baddbmm": (("batch1", "batch2"), lambda x, y: x @ y),
+}  # fmt: skip
+
+
 def _minus_infinity(producer: Any) -> dict[str, Any] | None:
     """As what an operator read -inf, and what made that."""
     read: list[str] = []
@@ -181,17 +255,18 @@ def _is_view(node: Any) -> bool:
 
 
 def _parameters_of(node: Any, names: Mapping[int, str]) -> Iterator[str]:
-    """Parameters that feed the operator directly, or through a transpose or cast (TBackward0, ToCopyBackward0)."""
+    """Parameters that feed the operator directly, or through what only turns or casts them (TBackward0, ToCopyBackward0)."""
     for following, _ in node.next_functions:
         if following is None:
             continue
-        leaves = [following]
-        if not hasattr(following, "variable") and len(following.next_functions) == 1:
-            leaves = [following.next_functions[0][0]]
-        for leaf in leaves:
-            name = names.get(id(leaf.variable)) if leaf is not None and hasattr(leaf, "variable") else None
-            if name is not None:
-                yield name
+        leaf = following
+        for _ in range(3):
+            if leaf is None or hasattr(leaf, "variable") or _name(leaf) not in _TURNS:
+                break
+            leaf = leaf.next_functions[0][0]
+        name = names.get(id(leaf.variable)) if leaf is not None and hasattr(leaf, "variable") else None
+        if name is not None:
+            yield name
 
 
 def _name(node: Any) -> str:

@@ -14,6 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.ending import out_of_memory
@@ -44,6 +45,7 @@ _AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/sender.py)."""
+_LONGEST_CHAIN = 8
 _TOLD = "_perfagent_told"
 
 
@@ -101,8 +103,31 @@ class Investigator:
         self._passing(error, MOST_OOMS)
 
     def ended_by(self, error: BaseException) -> None:
-        """The same of the exception that ends the run."""
-        self._passing(error, None)
+        """The same of the exception that ends the run; and whether it left a loss behind that is no number."""
+        link: BaseException | None = error
+        for _ in range(_LONGEST_CHAIN):  # `raise ValueError("step failed") from error`
+            if link is None or out_of_memory(link):
+                break
+            link = link.__cause__ or link.__context__
+        self._passing(error if link is None else link, None)
+        if isinstance(error, Exception) and error.__traceback__ is not None and self._wants_look():  # see `passing`
+            self._look_behind(error.__traceback__)
+
+    def left_from(self, frame: FrameType) -> None:
+        """The same of a function that calls sys.exit with a status that tells of failure."""
+        if self._wants_look():
+            self._look_behind(frame)
+
+    @contained
+    def _look_behind(self, where: TracebackType | FrameType) -> None:
+        """The shortest of guards: `if not torch.isfinite(loss): raise ...`, before any backward pass and without a word to us."""
+        from perfagent.rootcause.nonfinite import Inquiry, bad_loss_in, calling, left_by
+
+        loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
+        if loss is not None:
+            inquiry = Inquiry(self, self.progress.completed + 1)
+            inquiry.before_backward(loss, frame)
+            self._open(inquiry)
 
     @contained
     def _passing(self, error: BaseException, most: int | None) -> None:
@@ -223,6 +248,10 @@ class Investigator:
             p.rows.append((p.completed, time.time(), time.monotonic(), _AGE, (age,)))
         elif age < STEP_AGE_S:
             self._age_told = 0.0
+
+    def read_rows(self) -> None:
+        """Rows that wait unread, up to the last tick, are judged now. On the sender's thread."""
+        self.sender.spool.read_drafts()
 
     def history(self) -> list[dict[str, float]]:
         """The newest steps, oldest first, as {"step", "loss", "grad/norm", "lr", ...} with what was known of each. Any thread."""

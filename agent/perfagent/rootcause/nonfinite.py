@@ -11,20 +11,23 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
+from perfagent.frames import variables_of
 from perfagent.hooks.account import entries_of
 from perfagent.rootcause.batch import Fingerprint, in_callers
 from perfagent.rootcause.containment import contained
+from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import first_bad_operator
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
 
-__all__ = ["Inquiry"]
+__all__ = ["Inquiry", "bad_loss_in", "calling", "left_by"]
 
 MOST_STEPS = 3
 """Steps whose module outputs are checked."""
@@ -34,6 +37,7 @@ MOST_AT_END = 2**28
 """Numbers of parameters on the CPU that are looked at when the run ends: 0.1 s or so."""
 WAIT_AT_END_S = 0.25
 SHOWN = 16
+MOST_FRAMES = 20
 _ITSELF = "(the model itself)"
 
 
@@ -56,17 +60,20 @@ class Inquiry:
         self._seen_after = step
         self._done = self._told = False
         self._names: dict[int, str] = {}
+        self._rate: float | None = None
 
     # ---- on the training thread
 
-    def before_backward(self, loss: Any) -> None:
-        """The loss is known to be bad and nothing has followed from it yet."""
+    def before_backward(self, loss: Any, frame: FrameType | None = None) -> None:
+        """The loss is known to be bad and nothing has followed from it yet. frame: whose variables may hold the batch, and its
+        callers'; by default the caller's."""
         self._dtype = str(loss.dtype).removeprefix("torch.")
+        self._rate = self._learning_rate()
         named = self._parameters()
         self._before = _Nonfinite(named)
         entries = entries_of(self._progress.trace)
         samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
-        where, found = in_callers(samples, sys._getframe(1))
+        where, found = in_callers(samples, frame or sys._getframe(1))
         if found:
             self._batch = Fingerprint(self.step, where, found)
         self._operator = first_bad_operator(loss, self._names)
@@ -112,6 +119,7 @@ class Inquiry:
     @contained
     def _look_at_end(self) -> None:
         """No step has followed: the parameters are those that made the bad value. Bounded in work and in time."""
+        self._rate = self._learning_rate()
         named = self._parameters()
         if sum(p.numel() for _, p in named if p.is_cpu) > MOST_AT_END:
             return
@@ -141,6 +149,14 @@ class Inquiry:
             self._names.setdefault(id(p), name)  # shared weights go by their first name
         return [(name, p) for name, p in named if self._names[id(p)] == name]
 
+    def _learning_rate(self) -> float | None:
+        """Of the step in progress; None where it lies on a device."""
+        primary = self._progress.primary() if self._progress.primary is not None else None
+        rate = primary.param_groups[0].get("lr") if primary is not None and primary.param_groups else None
+        if isinstance(rate, sys.modules["torch"].Tensor):
+            return float(rate) if rate.is_cpu and rate.numel() == 1 else None
+        return float(rate) if isinstance(rate, (int, float)) else None
+
     # ---- on the sender's thread
 
     def tell_if_ready(self) -> bool:
@@ -160,16 +176,30 @@ class Inquiry:
         message = _sentence(evidence)
         data = {
             "rule": "nonfinite_loss", "explains": ["nonfinite_loss", "nonfinite_gradient"], "severity": "critical",
-            "message": message, "since_step": self.step, "evidence": evidence,
+            "message": message, "since_step": self.step, "evidence": Evidence(evidence, self._when_sent),
         }  # fmt: skip
         self._investigator.sender.event("finding", data, step=self.step)
 
-    def _evidence(self) -> dict[str, Any]:
-        found: dict[str, Any] = {"step": self.step, "rank": self._investigator.sender.identity.rank}
+    def _when_sent(self) -> dict[str, Any]:
+        self._investigator.read_rows()
+        return self._surroundings()
+
+    def _surroundings(self) -> dict[str, Any]:
+        """What the rows of the step itself and of those before it tell."""
         known = self._investigator.at_step(self.step)
+        found: dict[str, Any] = {} if self._rate is None else {"lr": self._rate}
         for name, shown in (("lr", "lr"), ("amp/scale", "loss_scale"), ("loss", "loss"), ("grad/norm", "grad_norm")):
             if name in known:
-                found[shown] = known[name]
+                found.setdefault(shown, known[name])
+        found["history"] = [entry for entry in self._investigator.history() if entry["step"] <= self.step]
+        return found
+
+    def _evidence(self) -> dict[str, Any]:
+        identity = self._investigator.sender.identity
+        found: dict[str, Any] = {"step": self.step, "rank": identity.rank}
+        if identity.world_size and identity.world_size > 1:
+            found["world_size"] = identity.world_size
+        found |= self._surroundings()
         if self._dtype:
             found["loss_dtype"] = self._dtype
         for part, shown in (
@@ -194,7 +224,6 @@ class Inquiry:
         found["steps_checked_after"] = len(self._rounds)
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
-        found["history"] = [entry for entry in self._investigator.history() if entry["step"] <= self.step]
         found |= _culprit(found, self._classes())
         return found
 
@@ -273,6 +302,40 @@ class _Nonfinite:
         return after[0] if after and len(bad) > 1 and bad == self._trained[: len(bad)] else None
 
 
+def left_by(trace: TracebackType | None) -> list[FrameType]:
+    """The functions that an exception left, the innermost first."""
+    frames: list[FrameType] = []
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    return frames[::-1]
+
+
+def calling(frame: FrameType | None) -> list[FrameType]:
+    """The functions that are being executed, the innermost first."""
+    frames: list[FrameType] = []
+    while frame is not None and len(frames) < MOST_FRAMES:
+        frames.append(frame)
+        frame = frame.f_back
+    return frames
+
+
+def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Any, FrameType | None]:
+    """A loss on the CPU that is no number, among the variables of some functions: a tensor of one value with a graph behind it.
+    And the function that it was found in."""
+    torch: Any = sys.modules.get("torch")
+    for frame in frames[:MOST_FRAMES] if torch is not None else ():
+        with variables_of(frame) as variables:
+            scalars = [
+                value for _, value in variables
+                if issubclass(type(value), torch.Tensor) and value.numel() == 1 and value.is_cpu and value.grad_fn is not None
+            ]  # fmt: skip
+        bad = next((value for value in scalars if not bool(value.detach().isfinite().all())), None)
+        if bad is not None:
+            return bad, frame
+    return None, None
+
+
 def _joined(module: str, parameter: str) -> str:
     parameter = parameter.removeprefix("_orig_mod.").removeprefix("module.")
     return f"{module}.{parameter}" if module else parameter
@@ -288,6 +351,8 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
     operator, first = found.get("operator"), found.get("first_module")
     made: dict[str, Any] = operator if operator is not None and "operator" in operator else {}
     spread = bool(after.get("nonfinite")) and after.get("nonfinite") == after.get("of")
+    if before.get("nonfinite") and before["nonfinite"] == before["of"] > 1:
+        return {"cause": "spread"}
     if before.get("nonfinite"):
         return _of_parameters(before, classes, backward=True)
     if "minus_infinity" in made and "from" not in made["minus_infinity"]:
@@ -297,14 +362,13 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
     batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
     if batch is not None:
         return batch
-    if first is not None and not spread:
+    later = bool(made) and bool(after.get("nonfinite"))  # the module was fed from parameters that the bad step had spoilt
+    if first is not None and not spread and not later:
         own = next((entry["name"] for entry in after.get("first", ()) if _owner(entry["name"]) == first["module"]), None)
         return _named(first["module"], classes, cause="module", **({"parameter": own} if own else {}))
     if operator is not None:
-        own, earlier = operator.get("of"), operator.get("after")
-        if own is not None:
-            return _named(_owner(own), classes, cause="operator")
-        return {"cause": "operator", **({"after_module": _owner(earlier) or _ITSELF} if earlier is not None else {})}
+        own = operator.get("of")
+        return _named(_owner(own), classes, cause="operator") if own is not None else _between(operator, classes)
     if first is not None:
         return _named(first["module"], classes, cause="spread")
     if after.get("nonfinite") and spread:
@@ -316,6 +380,21 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
         name = gradients["last"]
         return _named(_owner(name), classes, parameter=name, cause="gradient")
     return {"cause": "unknown"}
+
+
+def _between(operator: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
+    """An operator that uses no parameter: between which two modules that do, and in which both of them lie."""
+    around = {f"{side}_module": _owner(operator[side]) or _ITSELF for side in ("after", "before") if side in operator}
+    if len(around) < 2:
+        return {"cause": "operator", **around}
+    shared: list[str] = []
+    for one, other in zip(around["after_module"].split("."), around["before_module"].split("."), strict=False):
+        if one != other:
+            break
+        shared.append(one)
+    while shared and classes.get(".".join(shared)) in ("ModuleList", "ModuleDict"):  # these have no forward pass
+        shared.pop()
+    return _named(".".join(shared), classes, cause="operator", **around) if shared else {"cause": "operator", **around}
 
 
 def _of_parameters(bad: dict[str, Any], classes: dict[str, str], *, backward: bool) -> dict[str, Any]:
@@ -359,6 +438,9 @@ def _sentence(found: dict[str, Any]) -> str:
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
     if cause == "operator":
         return _sentence_of_operator(found, module, kind)
+    if cause == "spread" and found.get("parameters_before", {}).get("nonfinite"):
+        ranks = " on this rank or another" if found.get("world_size", 1) > 1 else ""
+        return f"Every parameter was non-finite before step {step}'s backward pass: an earlier update had spoilt them{ranks}."
     if cause in ("module", "spread") and "first_module" in found:
         first = found["first_module"]
         said = f"The first module with a non-finite output is {module!r}{kind}, {_output(first)}"
@@ -377,7 +459,10 @@ def _sentence(found: dict[str, Any]) -> str:
 def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
     operator = found["operator"]
     where = f"in module {module!r}{kind}" if module else "in the loss function"
-    if not module and "after_module" in found:
+    if "before_module" in found and "after_module" in found:
+        between = f"between {found['after_module']!r} and {found['before_module']!r}"
+        where = f"{where} {between}" if module else between
+    elif "after_module" in found:
         where = f"after module {found['after_module']!r}"
     if "operator" not in operator:
         read = f"the operator {operator['read_by']} {where} read it first"
@@ -387,7 +472,8 @@ def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
     if "minus_infinity" in operator:
         given = f"from the -inf that {operator['minus_infinity'].get('from', 'it was given')}"
         given += " had made" if "from" in operator["minus_infinity"] else ""
-    made = f"the operator {operator['operator']} {where} made the first non-finite value {given}"
+    what = f"the first non-finite value ({operator['made']})" if "made" in operator else "the first non-finite value"
+    made = f"the operator {operator['operator']} {where} made {what} {given}"
     return f"In step {found['step']} {made}{read}."
 
 

@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.ending import text_of
+from perfagent.rootcause.evidence import Evidence
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
 
 __all__ = ["forensics", "remedies"]
 
-_TRIED = re.compile(r"[Tt]ried to allocate ([\d.]+) ?([KMGT]i?B|bytes)")
+_TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGT]i?B|bytes)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
@@ -46,7 +47,7 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
         evidence["tried_bytes"] = tried
     categories = _categories(investigator, device)
     allocator = _allocator(device) if device.startswith("cuda") else {}
-    host = _host() if not allocator else {}
+    host = _host() if not allocator else {}  # an MPS device has its memory from the host
     if allocator:
         total = allocator["allocated_bytes.all.current"]
         known = sum(size for size in categories.values())
@@ -56,7 +57,6 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     if host:
         evidence["host"] = host
     evidence["categories"] = {name: size for name, size in sorted(categories.items(), key=lambda item: -item[1]) if size}
-    evidence["last_steps"] = investigator.history()[-LAST_STEPS:]
     evidence["remedies"] = remedies(
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
@@ -64,9 +64,14 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     )  # fmt: skip
     data = {
         "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "message": _sentence(evidence),
-        "since_step": step, "evidence": evidence, "fix": _fix(evidence["remedies"]),
+        "since_step": step, "evidence": Evidence(evidence, lambda: _last_steps(investigator)), "fix": _fix(evidence["remedies"]),
     }  # fmt: skip
     investigator.sender.event("finding", data, step=step)
+
+
+def _last_steps(investigator: Investigator) -> dict[str, Any]:
+    investigator.read_rows()
+    return {"last_steps": investigator.history()[-LAST_STEPS:]}
 
 
 def remedies(
@@ -108,7 +113,10 @@ def remedies(
 
 
 def _device_of(error: BaseException, text: str) -> str:
+    other = re.match(r"(MPS|XPU)\b", text)
     number = re.search(r"GPU (\d+)", text)
+    if other:
+        return other[1].lower() + (f":{number[1]}" if number else "")
     if number:
         return f"cuda:{number[1]}"
     if type(error).__name__ == "OutOfMemoryError" or re.search("CUDA|HIP|CUDNN", text):
@@ -227,7 +235,7 @@ def _host() -> dict[str, int]:
 
 def _sentence(evidence: dict[str, Any]) -> str:
     device = evidence["device"]
-    what = "GPU memory" if device.startswith("cuda") else "Host memory"
+    what = "Host memory" if device == "cpu" else "GPU memory"
     tried = evidence.get("tried_bytes")
     asked = f" for an allocation of {_spell(tried)}" if tried is not None else ""
     where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""

@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 from builders import until
+from canaries import BY_VALUE
 
 from perfagent.config import AgentConfig
-from perfagent.context.console import Console
+from perfagent.context.console import MOST_PIECES, Console
 from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
+from perfagent.redaction import redacted
 
 
 class Clock:
@@ -153,9 +155,10 @@ WATCHED = """
 import sys, tempfile
 from pathlib import Path
 from perfagent.config import AgentConfig
-from perfagent.context.console import Console
+from perfagent.context.console import MOST_PIECES, Console
 from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
+from perfagent.redaction import redacted
 def seen():
     out = sys.stdout
     return out.isatty(), out.fileno(), type(out), out is sys.__stdout__, out.encoding
@@ -411,3 +414,39 @@ def test_a_line_after_a_silence_is_told_at_the_next_tick(tmp_path: Path, monkeyp
     finally:
         console.close()
         sender.close("")
+
+
+@pytest.mark.fault
+def test_x10_of_a_line_without_an_end_the_beginning_is_kept_and_no_half_of_a_secret(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    secret = BY_VALUE["github"]
+    for before in range(0, 200_000, 997):  # wherever the line is cut
+        sys.stdout.write(f"{before} " + "y" * 990 + f" {secret} ")
+        if before % 20 == 0:
+            console.poll()
+    print("end")
+    print("next")
+    console.poll()
+    console.close()
+    told = redacted({"lines": lines(sender)})["lines"]
+    assert [told[0][:6], told[-1]] == ["0 yyyy", "next"]
+    assert secret[20:30] not in "".join(told)
+
+
+def test_a_line_whose_beginning_was_lost_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    sys.stdout.write("password=")
+    console.poll()
+    for _ in range(MOST_PIECES):
+        sys.stdout.write("-")
+    sys.stdout.write("swordfish99")
+    sys.stdout.write("\nwhole\n")
+    console.poll()
+    console.close()
+    assert lines(sender) == ["whole"]

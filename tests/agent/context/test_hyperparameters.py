@@ -2,19 +2,23 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import enum
 import gc
 import json
+import math
 import sys
 import weakref
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 
 from perfagent.context import hyperparameters
 from perfagent.context.hyperparameters import Hyperparameters, is_script
+from perfagent.redaction import redacted
 
 
 @dataclasses.dataclass
@@ -218,3 +222,89 @@ def test_scripts_are_told_from_libraries() -> None:
     assert not is_script(argparse.__file__)
     assert not is_script(hyperparameters.__file__)
     assert not is_script("<frozen importlib._bootstrap>")
+
+
+class CFG:
+    lr = 1e-3
+    layers = (1, 2)
+
+    def build(self) -> None: ...
+
+
+class Baseline(CFG):
+    epochs = 3
+
+    def __init__(self) -> None:
+        self.lr = 0.5
+        self._private = 1
+
+
+class Fields(NamedTuple):
+    lr: float = 0.5
+
+
+class Kind(enum.Enum):
+    ADAM = "adam"
+
+
+class Attributes(dict):  # type: ignore[type-arg]
+    """As EasyDict, Munch and yacs have it."""
+
+
+def test_a_class_of_constants_and_an_object_of_one_are_configuration() -> None:
+    def training() -> dict[str, Any]:  # without an assert, for which pytest has a function read its own variables
+        cfg, config = CFG, Baseline()  # noqa: F841
+        return looked().found()
+
+    found = training()
+    assert redacted(found["cfg"]) == {"lr": 1e-3, "layers": [1, 2]}
+    assert redacted(found["config"]) == {"lr": 0.5, "layers": [1, 2], "epochs": 3}
+
+
+def test_fields_attributes_and_values_of_other_types_are_configuration() -> None:
+    def training() -> dict[str, Any]:
+        args, opts = Fields(), Attributes(lr=0.5)  # noqa: F841
+        config = {"kind": Kind.ADAM, "dtype": torch.bfloat16, "seed": numpy.int64(3), "schedule": math.sqrt, 1: 2}  # noqa: F841
+        hparams = {"lr": 0.5, "seed": 1, "weights": torch.ones(3)}  # noqa: F841
+        return looked().found()
+
+    found = {name: redacted(value) for name, value in training().items()}
+    assert found["args"] == found["opts"] == {"lr": 0.5}
+    assert found["config"] == {"kind": "adam", "dtype": "torch.bfloat16", "seed": 3, "1": 2}
+    assert found["hparams"] == {"lr": 0.5, "seed": 1}
+
+
+def test_parameters_and_optimizers_are_no_configuration_whatever_they_are_called() -> None:
+    class Own(torch.optim.SGD): ...
+
+    def training() -> dict[str, Any]:
+        params = {"weight": torch.ones(3), "bias": torch.ones(3)}  # noqa: F841
+        opt = Own([torch.nn.Parameter(torch.ones(3))], lr=0.5)  # noqa: F841
+        config = {"lr": 0.5}  # noqa: F841
+        return looked().found()
+
+    assert training() == {"config": {"lr": 0.5}}
+
+
+def test_options_of_click_are_found_in_the_command_that_is_executed() -> None:
+    click = pytest.importorskip("click")
+    found: dict[str, Any] = {}
+
+    @click.command()  # type: ignore[untyped-decorator]
+    @click.option("--lr", default=0.5)  # type: ignore[untyped-decorator]
+    @click.option("--api-key", default="hunter2secret")  # type: ignore[untyped-decorator]
+    def main(lr: float, api_key: str) -> None:
+        found.update(looked().found())
+
+    main([], standalone_mode=False)
+    assert redacted(found["click"]) == {"lr": 0.5, "api_key": "[redacted]"}
+
+
+def test_flags_of_absl_are_found_without_those_of_its_own_modules() -> None:
+    def training() -> dict[str, Any]:
+        flags = type("FlagValues", (), {"__module__": "absl.flags._flagvalues"})()
+        lr, own = (SimpleNamespace(name=name, _value=value) for name, value in (("lr", 0.5), ("verbosity", 0)))
+        flags.__dict__["__flags_by_module"] = {"train.py": [lr], "absl.logging": [own]}
+        return looked().found()
+
+    assert training() == {"absl": {"lr": 0.5}}

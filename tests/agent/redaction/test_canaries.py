@@ -213,6 +213,23 @@ def test_text_that_matches_nothing_is_read_in_a_time_that_grows_with_its_length(
         "--tokens a ",
         "'--keys', 'a', ",
         "https://a@",
+        "://a:b/",
+        "password is ",
+        "api key ",
+        "| a ",
+        "a ....",
+        "a, b = '",
+        "f('token', '",
+        "<password>x",
+        "ENV a ",
+        "-p a ",
+        "mysql -p",
+        "auth=(",
+        "auth=('",
+        "token=a.b(",
+        "token A1b2C3d4E5f6G7h8I9j0K ",
+        "密码:",
+        "key: !!a ",
     ):
         redacted_text(piece * (200_000 // len(piece)))
     redacted([piece * 1_000 for piece in ("--password=a", "a:", "proxy=:", "A.KEY", "x@")] * 20)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from re import _parser  # type: ignore[attr-defined]
 
-from canaries import BY_NAME, BY_VALUE, HEX40, IN_TEXT, ORDINARY_NAMES, ORDINARY_TEXT
+from canaries import BASE62, BY_NAME, BY_VALUE, HEX40, IN_TEXT, ORDINARY_NAMES, ORDINARY_TEXT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.redaction import arguments, names, redacted_text, secret_key, structure, text, values
+from perfagent.redaction import arguments, names, redacted_text, remembered, said, secret_key, structure, text, values
 from perfagent.redaction.names import compiled, random_looking, weak_key
 
 UNUSUAL = "\u212a\u017f\u0130\u0131é\0\n"
@@ -20,8 +20,11 @@ PIECES = (
     ", ", " ", "'", '"', "/", "@", "plainword", "1.2",
     "name: ", "value: ", "--opts ", "LOGGER.API_KEY ", "wandb login ", "wandb.login(key=", "proxy", "me:hunter2", "https://",
     "pass: ", ">-\n  ", HEX40,
+    "password is ", "api key ", "token ", "| api_key | ", "password ..... ", "('HF_TOKEN', '", "user, password = 'me', '",
+    "<pwd>", "</pwd>", "ENV HF_TOKEN ", "mysql -p", " -p ", "hunter2secret", "密码：", BASE62, "api_key: str = ",
+    "auth=('me', 'x')", "redis-cli -a ",
 )  # fmt: skip
-MODULES = (arguments, names, structure, text, values)
+MODULES = (arguments, names, remembered, said, structure, text, values)
 some_text = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=8).map("".join)
 
 
@@ -39,9 +42,13 @@ def unhurried_text(shown: str) -> str:
         found = re.compile(pattern, re.DOTALL).sub(names.HIDDEN, found)
     if "://" in found:
         found = re.sub(text._USERINFO, rf"\g<scheme>\g<user>:{names.HIDDEN}@", found)
+        found = re.sub(text._WITH_SLASHES, rf"\g<scheme>\g<user>:{names.HIDDEN}@", found)
         found = re.sub(text._ALONE, rf"\g<scheme>{names.HIDDEN}@", found)
         found = re.sub(text._ON_THE_WEB, rf"\g<scheme>{names.HIDDEN}@", found)
-        found = re.sub(text._QUERY, rf"\g<lead>{names.HIDDEN}", found)
+    found = re.sub(text._QUERY, rf"\g<lead>{names.HIDDEN}", found)
+    found = re.sub(said._OF_A_PROGRAM, said._value_only, found)
+    found = re.sub(said._SHORT, said._short, found)
+    found = re.sub(said._CHINESE, said._value_only, found)
     lower = found.lower()
     if any(word in lower for word in names.WORDS):
         if any(word in lower for word in ("authorization", "cookie", "x-")):
@@ -52,6 +59,12 @@ def unhurried_text(shown: str) -> str:
         found = text._hide_values(text._PAIR, found)
         if any(word in lower for word in ("bearer", "basic", "token ")):
             found = re.sub(text._SCHEME, text._hide_scheme, found)
+        for pattern, shown_as in (
+            (said._SENTENCE, said._in_sentence), (said._TABLE, said._in_table), (said._CALL, said._under_name),
+            (said._TUPLE, said._in_tuple), (said._TAG, said._under_name), (said._SHELL, said._under_name),
+            (said._LONG_WORD, said._beside_a_name),
+        ):  # fmt: skip
+            found = re.sub(pattern, shown_as, found)
     if "login" in lower or "curl" in lower:
         found = re.sub(text._LOGIN, lambda match: (match["lead"] or match["curl"]) + names.HIDDEN, found)
     return re.sub(rf"(?<![\w-]){names.HEX}+(?![\w-])", text._hide_hex, found)

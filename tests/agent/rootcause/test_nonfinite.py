@@ -5,9 +5,15 @@ from __future__ import annotations
 import copy
 import io
 import math
+import subprocess
+import sys
+import textwrap
 from typing import Any
 
+import pytest
 import torch
+from agent_recorded import Recording
+from builders import job_environment
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -553,3 +559,171 @@ def test_older_sound_steps_that_are_judged_meanwhile_change_nothing(train, monke
     assert (found["step"], found["cause"]) == (6, "operator")
     assert "nonfinite" not in found["parameters_before"] or found["parameters_before"]["nonfinite"] == 0
     assert investigator._inquiries == 1
+
+
+class Attention(nn.Module):
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.query, self.value, self.out = nn.Linear(size, size), nn.Linear(size, size), nn.Linear(size, size)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        query, value = self.query(x), self.value(x)
+        return self.out((query @ query.transpose(-1, -2) / 4).softmax(-1) @ value)
+
+
+class Transformer(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.blocks, self.head = nn.Linear(8, 16), nn.ModuleList([Attention(16), Attention(16)]), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.embed(x)[None]
+        for block in self.blocks:
+            x = x + block(x)
+        return self.head(x)[0]
+
+
+def test_what_overflows_in_half_precision_is_named_and_not_the_softmax_that_made_nan_of_it(train):
+    """Neither the product of the matrices nor the division keeps what it made: the softmax is the first to show it."""
+    job = train(Transformer())
+    job.steps(5)
+    with torch.no_grad():
+        job.model.blocks[1].query.weight.fill_(60.0)
+    with torch.autocast("cpu", torch.float16):
+        job.step(torch.ones(6, 8) * 10)
+    job.steps(2)
+    found = evidence(job)
+    assert (found["operator"]["operator"], found["operator"]["made"]) == ("Bmm", "inf")
+    assert (found["module"], found["module_class"]) == ("blocks.1", "Attention")
+    assert (found["after_module"], found["before_module"]) == ("blocks.1.value", "blocks.1.out")
+    assert "Bmm in module 'blocks.1' (Attention) between 'blocks.1.value' and" in job.finding()["message"]
+
+
+def test_a_logarithm_of_nothing_is_named_and_not_what_added_it_up(train):
+    job = train()
+    job.steps(5)
+    job.spoil = lambda loss: (torch.zeros(1) * (loss * 0).log() + loss).mean()
+    job.step()
+    job.spoil = lambda loss: loss
+    job.steps(2)
+    found = evidence(job)
+    assert (found["operator"]["operator"], found["operator"]["made"], found["after_module"]) == ("Log", "-inf", "head")
+
+
+def test_what_the_bad_step_spoilt_does_not_hide_the_operator_of_that_step(train):
+    """The head was the first module to show it afterwards; the division by a spread of zero was before it."""
+
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 4)
+            self.on = True
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(x).relu()
+            return self.head(x / x.std(-1, keepdim=True))
+
+    job = train(Normed())
+    job.steps(5)
+    with torch.no_grad():
+        job.model.inner.weight.zero_()
+        job.model.inner.bias.zero_()
+    job.step()
+    with torch.no_grad():
+        job.model.inner.weight.normal_()
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], found["operator"]["operator"], found["operator"]["made"]) == ("operator", "Div", "nan")
+    assert (found["after_module"], found["before_module"]) == ("inner", "head")
+
+
+def test_parameters_that_were_all_spoilt_before_name_no_module(train):
+    """As on a rank that was handed another one's gradients."""
+    job = train()
+    job.steps(5)
+    with torch.no_grad():
+        for parameter in job.model.parameters():
+            parameter.fill_(math.nan)
+    job.step()
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], "module" in found) == ("spread", False)
+    assert "Every parameter was non-finite before step 6's backward pass" in job.finding()["message"]
+
+
+def test_a_loss_that_a_guard_raises_at_is_found_in_the_function_that_raised(train):
+    """`if not torch.isfinite(loss): raise`, before any backward pass and without a word to us."""
+    job = train()
+    job.steps(5)
+
+    def guarded_step(x: torch.Tensor) -> None:
+        loss = (job.model(x) / (job.model(x).detach() * 0)).mean()
+        if not torch.isfinite(loss):
+            raise FloatingPointError("the loss is no number")
+
+    before = [parameter.detach().clone() for parameter in job.model.parameters()]
+    with pytest.raises(FloatingPointError) as raised:
+        guarded_step(torch.ones(6, 8))
+    job.run.fail(raised.value)
+    found = evidence(job)
+    assert (found["step"], found["cause"], found["operator"]["operator"]) == (6, "operator", "Div")
+    assert found["lr"] == 0.01
+    assert [tensor["name"] for tensor in found["batch"]["tensors"]] == ["x"]
+    assert all(torch.equal(one, other) for one, other in zip(before, job.model.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("leave", ["sys.exit(1)", "sys.exit('Loss is nan, stopping training')", "exit(1)"])
+def test_a_loss_that_a_guard_leaves_at_is_found_in_the_function_that_left(tmp_path, leave):
+    """`print("Loss is nan, stopping training"); sys.exit(1)`, as the training scripts of many vision papers have it."""
+    script = f"""
+        import sys, torch, perfagent
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        perfagent.attach(model, optimizer)
+
+        def train_one_epoch():
+            for step in range(6):
+                loss = model(torch.ones(2, 4)).mean()
+                if step == 5:
+                    loss = (loss * 0 - 1).log()
+                if not torch.isfinite(loss):
+                    print("Loss is nan, stopping training")
+                    {leave}
+                loss.backward()
+                optimizer.step()
+                optimizer.zero_grad()
+
+        train_one_epoch()
+    """
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 1, done.stderr
+    (finding,) = Recording(tmp_path / "record").events("finding")
+    assert (finding["evidence"]["step"], finding["evidence"]["operator"]["operator"]) == (6, "Log")
+
+
+def test_an_exception_that_has_nothing_to_do_with_the_loss_is_no_finding(train):
+    job = train()
+    job.steps(5)
+    loss = job.model(torch.ones(6, 8)).mean()
+    try:
+        raise ValueError(f"no such file, {loss.item()}")
+    except ValueError as error:
+        job.run.fail(error)
+    assert job.events("finding") == []
+
+
+def test_the_rows_of_the_last_seconds_are_in_the_history_although_they_are_read_after_it_is_told(train):
+    job = train()
+    job.look = lambda: None  # the sender's thread gets to nothing
+    job.steps(5)
+    job.spoil = lambda loss: loss * math.nan
+    job.step()
+    job.recorded.finish()  # only now rows are read
+    history = evidence(job)["history"]
+    assert [entry["step"] for entry in history] == [1, 2, 3, 4, 5, 6]
+    assert [entry["loss"] for entry in history[:5]] == pytest.approx(job.losses[:5])

@@ -234,3 +234,37 @@ def test_remedies_that_are_enough_come_first_and_name_only_what_applies():
     assert [plan.get("enough") for plan in plans] == [True, False, False, False]
     assert not any("mixed precision" in plan["do"] for plan in plans), "it is trained in bf16 already"
     assert not any("Shard" in plan["do"] for plan in remedies(weights)), "there is one rank"
+
+
+def test_an_exception_that_was_raised_because_memory_ran_out_is_looked_into_at_the_end(train):
+    job = train()
+    job.steps(5)
+    caught: Exception | None = None
+    try:
+        try:
+            torch.empty(TOO_MUCH)
+        except RuntimeError as inner:
+            raise ValueError("step failed") from inner
+    except ValueError as error:
+        caught = error
+    assert caught is not None
+    job.run.fail(caught)
+    assert job.finding()["evidence"]["tried_bytes"] == 4 * TOO_MUCH
+    assert job.recorded.sender.ended["state"] == "oom"
+
+
+@pytest.mark.parametrize(
+    ("error", "device", "tried", "said"),
+    [
+        (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"), "mps", 256_000_000, "GPU"),
+        (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"), "xpu:1", 2**31, "GPU"),
+        (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29, "Host"),
+    ],
+)
+def test_what_each_allocator_says_is_understood(train, error, device, tried, said):
+    job = train()
+    job.steps(2)
+    job.run._investigator.passing(error)
+    evidence = job.finding()["evidence"]
+    assert (evidence["device"], evidence["tried_bytes"]) == (device, tried)
+    assert job.finding()["message"].startswith(f"{said} memory ran out in step 3")

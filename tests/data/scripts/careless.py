@@ -49,6 +49,7 @@ def train(secrets):
         print(f"api_key={value} password: {value}")
         print({"token": value})
     print("POST /", {"Authorization": "Basic " + secrets["NAMED_BEARER"]})
+    print("trained from commit 9ee4a0bf527be1dfadf0713484afc43b44c543cc")
     print(f"connecting to postgresql://me:{secrets['NAMED_PASSWORD']}@db:5432/x")
     raise RuntimeError(f"cannot log in: {'; '.join(f'secret={value}' for value in secrets.values())}")
 

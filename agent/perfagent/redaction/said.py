@@ -1,0 +1,147 @@
+"""Secrets that are told in other ways than by `name = value`: in sentences, tables, calls, tags and commands of a shell."""
+
+from __future__ import annotations
+
+import re
+
+from perfagent.redaction.names import HIDDEN, compiled, may_stay, random_looking, secret_key
+
+__all__ = ["hide_said", "hide_short_options", "is_short_password"]
+
+_QUOTED = r"'[^'\n]{1,500}'|\"[^\"\n]{1,500}\"|`[^`\n]{1,500}`"
+_SENTENCE = (
+    r"(?i)(?<![\w.-])(?P<name>pass(?:word|phrase|wd)|secret(?:[ _-](?:access[ _-])?key)?"
+    r"|(?:api|access|secret|private|auth|account)[ _-](?:key|token)|token|credentials?)"
+    r"(?P<gap>(?:[ \t]{1,3}(?:provided|given|used|supplied))?"
+    r"(?:[ \t]{1,3}(?:is|was)[ \t]{1,3}|[ \t]{0,3}(?:->|=>|→|!=|==|[:：])[ \t]{0,3}|[ \t]{1,3}))"
+    rf"(?P<value>{_QUOTED}|[^\s'\"`,;()\[\]{{}}]{{1,500}})"
+)
+"""`invalid api key: X`, `the password is X`, `token 'X' was refused`."""
+_SIGNS_OF_SENTENCES = (
+    "passw", "passphrase", "secret", "credential", " key", "_key", "-key",
+    *("token" + following for following in " \t-=!:"),
+)  # fmt: skip
+_MIXED = r"(?=[^\n]*?[A-Za-z])(?=[^\n]*?\d)[^\n]+"
+_TABLE = (
+    r"(?m)^[ \t|│┃║]*(?P<name>[A-Za-z_][\w-]{0,60}+(?:\.\w[\w-]{0,60}+){0,8}+)"
+    r"(?P<gap>[ \t]{0,200}(?:[|│┃║]|\.{3,200}+)[ \t]{0,200}|[ \t]{2,200}|\t[ \t]{0,200})(?P<value>[^\s|│┃║\n][^|│┃║\n]{0,500})"
+)
+"""`  api_key ........ X` as Megatron prints its arguments, `| api_key | X |`, and columns of any other width."""
+_CALL = r"[\w\])]\((?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote)(?P<gap>,\s{0,20}[rbf]?)(?P<value>" + _QUOTED + ")"
+"""`os.environ.setdefault("HF_TOKEN", "X")`."""
+_TUPLE = (
+    r"(?m)^[ \t]{0,40}+(?P<name>[A-Za-z_]\w{0,50}(?:[ \t]{0,3},[ \t]{0,3}[A-Za-z_]\w{0,50}){1,5})(?P<gap>[ \t]{0,3}=[ \t]{0,3})"
+    r"(?P<value>[^\n=]*?['\"][^\n]*)"
+)
+"""`user, password = "me", "X"`."""
+_TAG = r"<(?P<name>[A-Za-z][\w.:-]{1,60})(?P<gap>>)(?P<value>[^<>\s][^<>\n]{0,500})(?=</)"
+_SHELL = r"(?m)(?:^|\s)(?:setenv|ENV)[ \t]{1,3}(?P<name>\w{1,100})(?P<gap>[ \t]{1,20})(?P<value>" + _QUOTED + r"|[^\s'\"]+)"
+_CHINESE = (
+    r"(?P<name>密码|口令|密钥|令牌)(?P<gap>\s{0,3}(?:[:：=]|是|为)\s{0,3})"
+    r"(?P<value>" + _QUOTED + r"|[^\s,，。;；'\"]{4,500})"
+)
+_SPEAKS = (
+    r"(?i)(?<![a-z])(?:passw\w{0,9}|secrets?|credentials?|token|(?:api|access)?[ _-]?keys?|auth\w{0,12}|login|bearer|jwt)"
+    r"(?![a-z])|\[redacted\]"
+)
+_LONG_WORD = r"(?<![A-Za-z0-9+/_~.-])[A-Za-z0-9+/_~-]{20,200}={0,2}(?![A-Za-z0-9+/_~-])"
+
+# Programs that take a password after -p (mysql without a space), and those that are told a user beside it.
+_OF_A_PROGRAM = (
+    r"\b(?:(?:sshpass|htpasswd|mongo\w{0,10}|(?:docker|podman|az)\s{1,3}login)\b[^\n|;]{0,300}?\s-p[ =]?"
+    r"|(?:mysql|mariadb)\w{0,10}\b[^\n|;]{0,300}?\s-p(?=\S)|redis-cli\b[^\n|;]{0,300}?\s-a\s{1,3})"
+    r"(?P<value>" + _QUOTED + r"|[^\s'\"]+)"
+)
+_SHORT = r"(?<=\s)-p[ =](?P<value>" + _QUOTED + r"|[^\s'\"]+)"
+_LETTERS_AND_DIGITS = r"(?=[^\s]*[A-Za-z])(?=[^\s]*\d)[^\s/\\.:,=_-]{6,}"
+_USER_BESIDE = r"(?:^|\s)(?:-u|-U|-l|--user(?:name)?|--login)(?:[ =]|$)"
+
+
+def hide_said(text: str, lower: str) -> str:
+    """Of a text that holds one of the words that such names are made of; lower: the same text in lower case."""
+    if not text.isascii() or any(sign in lower for sign in _SIGNS_OF_SENTENCES):
+        text = compiled(_SENTENCE).sub(_in_sentence, text)
+    text = compiled(_TABLE).sub(_in_table, text)
+    if "('" in text or '("' in text:
+        text = compiled(_CALL).sub(_under_name, text)
+    if "," in text and "=" in text:
+        text = compiled(_TUPLE).sub(_in_tuple, text)
+    if "</" in text:
+        text = compiled(_TAG).sub(_under_name, text)
+    if "ENV" in text or "setenv" in text:
+        text = compiled(_SHELL).sub(_under_name, text)
+    return compiled(_LONG_WORD).sub(_beside_a_name, text)
+
+
+def hide_short_options(text: str) -> str:
+    """`-p X` in a command line that is printed; and names in Chinese, which have no letters of ours."""
+    if "-p" in text or "-a " in text:
+        text = compiled(_OF_A_PROGRAM).sub(_value_only, text)
+        text = compiled(_SHORT).sub(_short, text)
+    return text if text.isascii() else compiled(_CHINESE).sub(_value_only, text)
+
+
+def is_short_password(value: str, *, user: bool) -> bool:
+    """Whether what follows `-p` is a password and no port, path, partition or precision. user: a user is named beside it."""
+    value = value.strip("'\"")
+    if compiled(_LETTERS_AND_DIGITS).fullmatch(value):
+        return True
+    return user and compiled(r"[\d.:]+|[~./\\].*|.*/.*|-.*").fullmatch(value) is None and not value.startswith(HIDDEN)
+
+
+def _value_only(match: re.Match[str]) -> str:
+    return match[0][: match.start("value") - match.start()] + HIDDEN + match[0][match.end("value") - match.start() :]
+
+
+def _bare(match: re.Match[str]) -> str:
+    return match["value"].strip("'\"` ")
+
+
+def _in_sentence(match: re.Match[str]) -> str:
+    name, value = match["name"].lower(), _bare(match).rstrip(".:!?)")
+    if value.startswith(HIDDEN[:-1]) or may_stay(name, value):
+        return match[0]
+    mixed = compiled(_MIXED).fullmatch(value) is not None and "/" not in value
+    if name == "token" or name.startswith("credential"):  # a tokenizer's have numbers and quotes too
+        hidden = mixed and len(value) >= 16 and "." not in value
+    else:
+        hidden = (mixed and len(value) >= 6) or (match["value"][0] in "'\"`" and len(value) >= 4)
+    return match[0].replace(value, HIDDEN) if hidden else match[0]
+
+
+def _in_table(match: re.Match[str]) -> str:
+    value = match["value"].strip()
+    if not secret_key(match["name"]) or may_stay(match["name"], value) or value.startswith(HIDDEN[:-1]):
+        return match[0]
+    if match["gap"].isspace() and (value[0] in "([{=:" or compiled(_MIXED).fullmatch(value) is None):
+        return match[0]  # a heading, a shape, a sentence
+    return _value_only(match)
+
+
+def _under_name(match: re.Match[str]) -> str:
+    if not secret_key(match["name"]) or may_stay(match["name"], _bare(match)) or HIDDEN in match["value"]:
+        return match[0]
+    return _value_only(match)
+
+
+def _in_tuple(match: re.Match[str]) -> str:
+    if not any(secret_key(name.strip()) for name in match["name"].split(",")):
+        return match[0]
+    hidden = compiled(_QUOTED).sub(HIDDEN, match["value"])
+    return match[0][: match.start("value") - match.start()] + hidden
+
+
+def _beside_a_name(match: re.Match[str]) -> str:
+    """A word of a random generator, in a line that speaks of keys or tokens."""
+    if not random_looking(match[0]):
+        return match[0]
+    text, begin, end = match.string, max(0, match.start() - 200), match.end() + 100
+    line = text[begin : match.start()].rpartition("\n")[2] + " " + text[match.end() : end].partition("\n")[0]
+    return HIDDEN if compiled(_SPEAKS).search(line) else match[0]
+
+
+def _short(match: re.Match[str]) -> str:
+    text, begin = match.string, max(0, match.start() - 300)
+    line = text[begin : match.start()].rpartition("\n")[2] + text[match.end() : match.end() + 300].partition("\n")[0]
+    user = compiled(_USER_BESIDE).search(line) is not None
+    return _value_only(match) if is_short_password(match["value"], user=user) else match[0]

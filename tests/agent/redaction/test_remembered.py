@@ -1,0 +1,89 @@
+"""What the process is known to hold is hidden where nothing tells that it is a secret."""
+
+from __future__ import annotations
+
+import pytest
+from canaries import BY_VALUE, HEX40
+
+from perfagent.redaction import HIDDEN, redacted, redacted_arguments, redacted_text
+from perfagent.redaction.remembered import MOST, hide_remembered, learn, learn_environment
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("DB_PASSWORD", "swordfish99"),
+        ("WANDB_API_KEY", HEX40),
+        ("MY_SERVICE_TOKEN", "plainwordplainword"),
+        ("SMTP_PASS", "correct horse battery staple"),
+        ("FERNET_KEY", "q7Zp2Xv9Lm4Rt8Wk3Ny6Bc1Hd5Gf0Js"),
+    ],
+)
+def test_x10_a_secret_of_the_environment_is_hidden_wherever_it_stands(
+    monkeypatch: pytest.MonkeyPatch, name: str, value: str
+) -> None:
+    assert value in redacted_text(f"now {value} came")
+    monkeypatch.setenv(name, value)  # as load_dotenv() does, when the run has begun
+    assert redacted({"lines": [f"now {value} came"]}) == {"lines": [f"now {HIDDEN} came"]}
+    assert redacted_text(f"RuntimeError: {value}") == f"RuntimeError: {HIDDEN}"
+    assert redacted_arguments(["train.py", f"x, {value}", value]) == ["train.py", f"x, {HIDDEN}", HIDDEN]
+
+
+@pytest.mark.fault
+def test_x10_the_password_of_an_address_in_the_environment_is_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATABASE_URL", "postgres://me:swordfish99@db:5432/x")
+    assert redacted(["failed for me with swordfish99"]) == [f"failed for me with {HIDDEN}"]
+
+
+@pytest.mark.fault
+def test_x10_what_a_configuration_or_a_command_line_calls_a_secret_is_hidden_from_then_on() -> None:
+    redacted({"smtp": {"password": "swordfish99"}})
+    redacted_arguments(["train.py", "--api-key", "plainwordplainword", "service.token=anotherlongword1"])
+    said = redacted({"traceback": "KeyError: 'swordfish99'\nplainwordplainword anotherlongword1"})
+    assert said == {"traceback": f"KeyError: '{HIDDEN}'\n{HIDDEN} {HIDDEN}"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("PASSWORD", "postgres"),
+        ("AUTH_MODE", "oauth2-device"),
+        ("GOOGLE_APPLICATION_CREDENTIALS", "/home/me/key1.json"),
+        ("SECRET_FILE", "key1.json"),
+        ("TOKEN", "<|endoftext|>"),
+        ("TOKEN", "short1"),
+        ("PASSWORD_URL", "https://vault.example.org/v1/x"),
+        ("TOKENIZERS_PARALLELISM", "false-but-long-enough"),
+        ("SESSION_ID", "1a2b3c4d5e"),
+        ("CHECKPOINT", "step-1000-of-2000"),
+    ],
+)
+def test_an_ordinary_word_is_not_remembered(name: str, value: str) -> None:
+    learn_environment({name: value})
+    assert hide_remembered(f"now {value} came") == f"now {value} came"
+
+
+def test_a_commit_under_the_name_of_a_key_is_not_remembered() -> None:
+    redacted({"wandb": {"api_key": HEX40}})
+    assert redacted_text(f"commit {HEX40}") == f"commit {HEX40}"
+
+
+def test_no_more_is_remembered_than_fits() -> None:
+    for number in range(MOST + 5):
+        learn("password", f"swordfish{number}x")
+    assert hide_remembered("swordfish0x") == HIDDEN
+    assert hide_remembered(f"swordfish{MOST + 1}x") != HIDDEN
+
+
+def test_of_two_secrets_the_longer_one_is_hidden_whole() -> None:
+    learn("password", "swordfish99")
+    learn("token", "swordfish99-and-more")
+    assert hide_remembered("x swordfish99-and-more y") == f"x {HIDDEN} y"
+
+
+def test_one_that_is_a_part_of_another_kind_of_secret_leaves_nothing_of_that() -> None:
+    learn("token", HEX40)
+    longer = BY_VALUE["digitalocean"]
+    assert redacted_text(f"x {longer} y") == f"x {HIDDEN} y"
+    assert redacted_text(f"secret={HEX40}and-more lr=1") == f"secret={HIDDEN} lr=1"
