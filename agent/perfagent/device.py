@@ -41,8 +41,15 @@ class Reading:
         """The numbers; to be called once, when ready, on the sender's thread. Gives the buffer back to its pool."""
         numbers = self._buffer.reshape(-1).tolist()
         if self._pool is not None:
-            self._pool.append((self._buffer, self._event))
+            pool, self._pool = self._pool, None
+            pool.append((self._buffer, self._event))
         return [float(number) for number in numbers]
+
+    def __del__(self) -> None:
+        """What nobody read (of gradients of which only a part was clipped) no longer waits. Its buffer goes back to torch."""
+        global _made
+        if self._pool is not None:
+            _made -= 1
 
 
 Value = float | Reading
@@ -101,24 +108,28 @@ def value_of(value: Value) -> float:
 
 
 class DeviceClock:
-    """Marks on the current CUDA stream: the host runs ahead of the device, so host time says little about a phase there."""
+    """Marks on the current stream of a CUDA device: the host runs ahead of it, so host time says little about a phase there.
 
-    __slots__ = ("_event", "_free")
+    device: that computes, which need not be the current one (`model.to("cuda:1")` without `set_device`); None: the current one.
+    """
 
-    def __init__(self) -> None:
-        torch = sys.modules["torch"]
-        self._event = torch.cuda.Event
+    __slots__ = ("_event", "_free", "_stream_of", "device")
+
+    def __init__(self, device: torch.device | None = None) -> None:
+        cuda = sys.modules["torch"].cuda
+        self.device = device
+        self._event, self._stream_of = cuda.Event, cuda.current_stream
         self._free: list[Any] = []
 
     def mark(self) -> Any:
-        """An event recorded on the current stream; None inside a CUDA graph's capture."""
+        """An event recorded on the device's current stream; None inside a CUDA graph's capture."""
         if sys.modules["torch"].cuda.is_current_stream_capturing():
             return None
         try:
             event = self._free.pop()
         except IndexError:
             event = self._event(enable_timing=True)
-        event.record()
+        event.record(self._stream_of(self.device))
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:

@@ -6,12 +6,9 @@ forked child too. Each patch replaces one module or class attribute, and is take
 
 from __future__ import annotations
 
-import importlib.machinery
 import logging
 import sys
-from _thread import get_ident
-from collections.abc import Callable, Sequence
-from types import ModuleType
+from collections.abc import Callable
 from typing import Any
 
 from perfagent import frameworks
@@ -20,6 +17,7 @@ from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
 from perfagent.hooks.step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
+from perfagent.importing import Once
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
 
@@ -118,59 +116,12 @@ def _check_version(version: str) -> None:
         logger.warning("perfagent is tested with torch >=%s,<%s; with torch %s some signals may be missing", low, high, version)
 
 
-class _Once:
-    """A finder that is asked for every import until the module comes along, then is gone: it only looks, others load.
-
-    Who asks for the module's spec alone (importlib.util.find_spec) does not execute it, so it is there for the next who asks.
-    """
-
-    def __init__(self, module: str, done: Callable[[], None]) -> None:
-        self.module, self._done = module, done
-        self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
-
-    def find_spec(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
-    ) -> importlib.machinery.ModuleSpec | None:
-        me = get_ident()
-        if name != self.module or me in self._asking:
-            return None
-        self._asking.add(me)
-        try:
-            for finder in [*sys.meta_path]:
-                spec = finder.find_spec(name, path, target) if hasattr(finder, "find_spec") else None
-                if spec is not None:
-                    self._watch(spec)
-                    return spec
-        finally:
-            self._asking.discard(me)
-        return None
-
-    def forget(self) -> None:
-        if self in sys.meta_path:
-            sys.meta_path.remove(self)
-
-    def _watch(self, spec: importlib.machinery.ModuleSpec) -> None:
-        loader: Any = spec.loader
-        if loader is None:
-            return
-        load = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)  # the class's own shows again; another finder of ours may have been here
-            load(module)
-            if self in sys.meta_path:
-                self.forget()
-                self._done()
-
-        loader.exec_module = exec_module
-
-
 def when_torch_is_imported(done: Callable[[], None]) -> None:
     """Calls back when the user's own `import torch` is complete; at once if it already is."""
     if "torch" in sys.modules:
         done()
-    elif not any(isinstance(finder, _Once) and finder.module == "torch" for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Once("torch", done))
+    elif not any(isinstance(finder, Once) and finder.module == "torch" for finder in sys.meta_path):
+        sys.meta_path.insert(0, Once("torch", done))
 
 
 def when_imported(module: str, done: Callable[[], None]) -> None:
@@ -179,6 +130,6 @@ def when_imported(module: str, done: Callable[[], None]) -> None:
     if module in sys.modules:
         watched()
         return
-    finder = _Once(module, watched)
+    finder = Once(module, watched)
     sys.meta_path.insert(0, finder)
     _undo.append(finder.forget)

@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfagent import instrument
@@ -356,12 +356,12 @@ class Run:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
             make_primary(self._progress, inner if hasattr(inner, "param_groups") else optimizer)
 
-    def _first_step(self, optimizer: Any) -> None:  # noqa: ARG002 - the hook passes it
+    def _first_step(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
         self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
         if torch.cuda.is_initialized():
-            self._cuda_device = torch.cuda.current_device()
-            self._progress.stream = torch.cuda.current_stream().cuda_stream
+            self._cuda_device = device = _cuda_device_of(optimizer, torch.cuda.current_device())
+            self._progress.stream = torch.cuda.current_stream(device).cuda_stream
         instrument.install_late()
         self._watch_model()
         self._context.first_step()
@@ -469,6 +469,11 @@ class Run:
             said = "" if isinstance(status, int) else f": {str(status)[:500]}"
             self._end("failed", f"exit code {code}{said}")
 
+    def left_from(self, frame: FrameType) -> None:
+        """A function calls sys.exit with a status that tells of failure."""
+        if not self._ended and not self.inherited and not self._sender.disabled:
+            self._investigator.left_from(frame)
+
     def fail(self, error: BaseException) -> None:
         """Ends the run by what ended the process."""
         if self._ended or self.inherited or self._sender.disabled:
@@ -513,6 +518,13 @@ def _text(value: Any, most: int) -> str:
         return str(value)[:most]
     except Exception:  # noqa: BLE001 - somebody else's __str__, or a whole number of more than 4300 digits
         return f"[{type(value).__name__}]"
+
+
+def _cuda_device_of(optimizer: Any, current: int) -> int:
+    """The index of the device that computes: where the parameters are, for a script may never make it the current one."""
+    groups = getattr(optimizer, "param_groups", None) or []
+    found = next((p.device.index for group in groups for p in group["params"] if getattr(p, "is_cuda", False)), None)
+    return current if found is None else found
 
 
 def _trainable(model: Any) -> int:

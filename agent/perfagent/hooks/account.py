@@ -9,7 +9,8 @@ the device clock, or None):
     began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
     ended, event, holds_loss, RETURNED      it returned
     began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
-                                            where that is no loss; divided: the user scaled it (a division or product made it)
+                                            where that is no loss; divided: the user scaled it: by what a division made it,
+                                            True where a product did or that is not known, False where neither did
     ended, event, BACKWARD_END
     began, event, OPTIMIZER                 the optimizer's step, or GradScaler.step around it
     ended, event, OPTIMIZER_END
@@ -30,13 +31,14 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from perfagent.device import Value
+from perfagent.device import Reading, Value, value_of
 from perfagent.hooks.passes import ForwardPass, Size
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER",
-    "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown", "Entry", "Root", "Trace", "backward_since", "entries_of",
-    "entry_count", "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
+    "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown", "Divided", "Entry", "Root", "Trace", "backward_since",
+    "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
+    "with_divisors",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -52,13 +54,18 @@ _NEWEST = 64
 _MOST_BATCHES = 256
 """Batches of one loader that may wait for a backward pass (evaluation loaders never get one)."""
 _MOST_LOADERS = 8
+_WHOLE = 8
+"""So many batches in a row, each of one step, and batches are no longer taken in parts."""
+
+
+Divided = Value | bool
 
 
 class Root(NamedTuple):
     """The tensor a backward pass started from."""
 
     value: Value | None
-    divided: bool
+    divided: Divided
 
 
 _NOTHING: dict[str, Any] = {}
@@ -112,6 +119,9 @@ class Account:
         self._begins = False  # the next batch is the first of its loader
         self._ahead: int | None = None  # how many batches wait after a step, as a rule
         self._fetches_in_bursts = False
+        self.parted = False
+        """Whether a batch is taken in parts, a step each (a long sequence): then the model's calls tell what a step consumed."""
+        self._whole = 0  # batches in a row of which each was one step's
         self._training_only = False
         self._forward = ForwardPass()
         self.evaluations: Any = None
@@ -149,7 +159,7 @@ class Account:
                 if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
-                forward.begin(at, entry[2], None if fetches else entry[4])
+                forward.begin(at, entry[2], None if fetches and not self.parted else entry[4])
             elif kind == BESIDE:
                 if device:
                     forward.begin_on_device(at, entry[2])
@@ -183,7 +193,8 @@ class Account:
                 batch = self._oldest()
                 if batch is not None:
                     step.batches += 1
-                step.take(batch if batch is not None else size)
+                self._see_parts(batch, first=passes == 1, fetched=bool(fetches))
+                step.take(size if batch is None or _is_part(size, batch) else batch)
             elif kind == BACKWARD_END:
                 if not backward_at:
                     continue  # it began in the step before: an optimizer that steps inside of the pass ended that step
@@ -225,6 +236,19 @@ class Account:
                     if optimizer_depth:
                         inside_ns += spent
         return step
+
+    def _see_parts(self, batch: Size | None, *, first: bool, fetched: bool) -> None:
+        """A backward pass. first: of its step. Where no batch waits for it, it goes on with that of the step before."""
+        if batch is not None:
+            self._whole += 1
+            self.parted = self.parted and self._whole < _WHOLE
+        elif first and not fetched:
+            self.goes_on()
+
+    def goes_on(self) -> None:
+        """A step without a batch, though the loader that feeds the training is not at its end."""
+        if self.feeding and self.feeding not in self._over:
+            self.parted, self._whole = True, 0
 
     def trains(self, entries: Sequence[Entry]) -> bool:
         """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
@@ -295,6 +319,11 @@ class Account:
         self.feeding = self._loader
         self._fed.add(self._loader)
         return waiting.popleft()
+
+
+def _is_part(size: Size | None, batch: Size) -> bool:
+    """Whether a call's size tells of tokens, or of samples, what the batch that it is a part of does."""
+    return size is not None and (size[1] is None) == (batch[1] is None)
 
 
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
@@ -390,6 +419,14 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
 def _are_finite(roots: Sequence[Root]) -> bool:
     """False where they are still on a device."""
     return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)
+
+
+def with_divisors(entries: list[Entry]) -> list[Entry]:
+    """The entries with what losses were divided by, which was on its way from a device; once, when ready."""
+    for place, entry in enumerate(entries):
+        if entry[0] == BACKWARD and isinstance(entry[4], Reading):
+            entries[place] = (*entry[:4], value_of(entry[4]))
+    return entries
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:

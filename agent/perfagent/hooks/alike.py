@@ -133,8 +133,11 @@ def _size(reader: StepReader, stamps: _Stamps) -> tuple[int, int] | None:
     """Samples and tokens of each step; None where batches may have been fetched ahead."""
     data = stamps.layout.data
     size = stamps.shared(stamps.layout.forward if data is None else data, 3)  # a list where it comes from a file
-    if reader.account.has_waiting(None if data is None else stamps.shared(data, 2)):
+    account = reader.account
+    if account.has_waiting(None if data is None else stamps.shared(data, 2)) or (data is not None and account.parted):
         return None
+    if data is None:
+        account.goes_on()
     if size is None:
         return (0, 0) if data is None else None
     samples, tokens, only_with_embedding = size

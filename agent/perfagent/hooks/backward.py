@@ -14,7 +14,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import DeviceClock, take
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, MOST_ITEMS, Root
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, MOST_ITEMS, Divided, Root
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 
@@ -93,7 +93,7 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
     """A backward pass from this tensor begins the next step, if it has not begun; the answer is its mark on the device."""
     p.plain = False
     if p.clock is None and tensor is not None and tensor.is_cuda:
-        p.clock = DeviceClock()
+        p.clock = DeviceClock(tensor.device)
     p.opened = p.seen_backward = True
     if p.early and p.first_logged < 0:
         p.settle_early(p.completed + 1)
@@ -152,8 +152,18 @@ def _sum(p: Progress, tensors: Any) -> Root | None:
     return Root(float(sum(value for value in values if isinstance(value, float))), divided=True)
 
 
-def _divided(tensor: Any) -> bool:
-    return type(tensor.grad_fn).__name__ in ("DivBackward0", "MulBackward0")
+def _divided(tensor: Any) -> Divided:
+    """By what a division made the loss; True where that is not known, or where a product did."""
+    node = tensor.grad_fn
+    kind = type(node).__name__
+    if kind != "DivBackward0":
+        return kind == "MulBackward0"
+    try:
+        other = node._saved_other
+        value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else take(other)
+    except (RuntimeError, TypeError, AttributeError):  # already freed, complex, or not kept by this torch
+        return True
+    return True if value is None else value
 
 
 def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -71,6 +71,9 @@ def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     for value in (*args[:3], *(kwargs.get(name) for name in _PATHS)):
         if isinstance(value, (str, os.PathLike)):
             path = os.fspath(value)
-            if isinstance(path, str) and (not saved_to or saved_to[-1] != path):
-                saved_to.append(path)
+            if isinstance(path, str):
+                if "://" not in path:
+                    path = os.path.abspath(path)  # noqa: PTH100 - half the time; a relative one would move with a later chdir
+                if not saved_to or saved_to[-1] != path:
+                    saved_to.append(path)
             return

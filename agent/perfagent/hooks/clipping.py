@@ -130,9 +130,9 @@ class Clips:
         return True
 
     def touches(self, clip: Clip, optimizer: Any) -> bool:
-        return clip in self._holding(optimizer)
+        return clip in self.holding(optimizer)
 
-    def _holding(self, optimizer: Any) -> set[Clip | None]:
+    def holding(self, optimizer: Any) -> set[Clip | None]:
         """The calls that held the gradients it takes; None among them where one was in no call."""
         taken = list(map(id, map(_gradient, parameters_of(optimizer))))
         if self._only is not None:
@@ -150,7 +150,7 @@ class Clips:
         One optimizer's part of the gradients of a call is not known: the norm is then that of all of them, as the loop sees it.
         """
         if self._touched is None:
-            found = self._holding(optimizer)
+            found = self.holding(optimizer)
             clips = [clip for clip in found if clip is not None]
             norms = [clip.norm for clip in clips if clip.norm is not None]
             if clips:
@@ -162,12 +162,13 @@ class Clips:
             self._touched = bool(clips)
         return self._touched
 
-    def keep(self, p: Progress, optimizer: Any) -> None:
-        """Only the calls that held gradients of this optimizer: another one has stepped, and its own may be let go of."""
-        found = self._holding(optimizer)
+    def forget(self, p: Progress, stepped: Any) -> None:
+        """Another optimizer than the one that counts has stepped, and its gradients may be let go of: others get their ids."""
         self._enter()
-        self._of = {gradient: clip for gradient, clip in self._of.items() if clip in found or clip is _ABSENT}
-        if self.unnamed is not None and self.unnamed not in found:
+        for parameter in parameters_of(stepped):
+            if parameter.grad is not None:
+                self._of.pop(id(parameter.grad), None)
+        if self.unnamed is not None and self.unnamed not in self.holding(p.primary()):
             self._forget_pass(p)
 
     def _forget_pass(self, p: Progress) -> None:
@@ -254,6 +255,9 @@ def _is_due(p: Progress, clip: Clip) -> bool:
 def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
     """Clipping is about to change the gradients: what we want to know of them is to be had now."""
     clips = p.clips
+    if p.looked:
+        return  # a closure that is called again, at other weights
+    p.together.measure_clipped(p, clips, clip)
     if clip.round <= clips.measured or (p.gradients is not None and not clips.measured):
         return
     primary = p.primary() if p.primary is not None else None

@@ -31,6 +31,9 @@ __all__ = ["Watched", "size_of_call", "watch_forward"]
 
 logger = logging.getLogger("perfagent")
 
+_PARTS_FOR = 16
+"""Calls after one without a fetch in which the size of what the model is called with is looked at, too: it may be a part of the
+batch that was fetched."""
 _ENOUGH = 3
 """So many training calls whose output held no loss, and outputs are no longer looked at."""
 
@@ -87,6 +90,10 @@ class Watched(Standing):
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
                 size = size_of_call(p, args, kwargs)
+                p.parts_for = _PARTS_FOR  # ... or with another part of the one before
+            elif p.parts_for:
+                p.parts_for -= 1
+                size = size_of_call(p, args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
             if p.probe is not None and training:
                 call, p.probe = functools.partial(_probed, p.probe, call), None
@@ -120,12 +127,17 @@ class Watched(Standing):
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:
-    """Samples and tokens of the batch that a model is called with."""
-    batch = args[0] if len(args) == 1 and not kwargs else (args or kwargs)
+    """Samples and tokens of the batch that a model is called with. Beside tokens there may be a state, or a mask."""
+    batch = args[0] if args and ((len(args) == 1 and not kwargs) or are_tokens(args[0])) else (args or kwargs)
     measure = p.readers.get(0)
     if measure is None:
         measure = measure_of(p, 0, batch)
     return measure(batch)
+
+
+def are_tokens(value: Any) -> bool:
+    torch = sys.modules["torch"]
+    return type(value) is torch.Tensor and value.dim() == 2 and value.dtype in (torch.int64, torch.int32)
 
 
 def _probed(probe: Any, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -71,7 +71,9 @@ def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, 
 
 def device_mark(p: Progress) -> Any:
     """A mark of the device clock, where work on the current stream holds up the computation; None on other streams."""
-    if p.clock is None or p.stream is None or sys.modules["torch"].cuda.current_stream().cuda_stream != p.stream:
+    if p.clock is None or p.stream is None:
+        return None
+    if sys.modules["torch"].cuda.current_stream(p.clock.device).cuda_stream != p.stream:
         return None
     return p.clock.mark()
 

@@ -24,6 +24,7 @@ from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
+from perfagent.hooks.together import Taken, Together
 from perfagent.signals.health import Health
 
 __all__ = ["Mark", "Progress", "now", "state"]
@@ -38,8 +39,8 @@ class _EveryStep:
 
     __slots__ = (
         "backward_depth", "boundary", "clips", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
-        "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id", "probe", "readers", "roots", "rows",
-        "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
+        "looked", "measure_at", "off", "opened", "outputs", "phase_depth", "plain", "primary_id", "probe", "readers", "roots",
+        "rows", "scaler_depth", "step_end", "thread", "trace", "unusual", "whole",
     )  # fmt: skip
 
 
@@ -81,7 +82,9 @@ class Progress(_EveryStep):
         "on_next_model",
         "on_next_optimizer",
         "overtaken",
+        "parts_for",
         "pass_ns",
+        "pausing",
         "primary",
         "reader",
         "release",
@@ -94,6 +97,7 @@ class Progress(_EveryStep):
         "stream",
         "take_turns",
         "telling_ns",
+        "together",
         "told_phases",
         "unscaled",
         "user_losses",
@@ -124,6 +128,8 @@ class Progress(_EveryStep):
         self.governor = governor
         self.step_end = 0
         self.last: StepRow | None = None
+        self.pausing = False  # between the end of a step and what the loop does next, we do something that takes long
+        self.parts_for = 0  # calls of the model that may be with a part of a batch (forward.py)
         self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
         self.telling_ns = 0.0  # and what telling of it costs the sender's
         self.hooks_ns = 0.0  # and all else, counted by the sender's
@@ -138,7 +144,9 @@ class Progress(_EveryStep):
         self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
         self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
         self.clip_norm: list[Value] = []
+        self.looked = False  # the step's gradients were looked at inside of its closure
         self.clips: Any = None  # what was clipped since the last step (clipping.py)
+        self.together = Together()
         self.clip_rounds = 0  # how often in the step before, with a backward pass in between
         # mixed precision
         self.scaling = self.unscaled = False
@@ -196,12 +204,13 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        rare = Rare(self.gradients, self.clip_norm, self.grad_scale, self.scaler_scale, skipped, self.skipped, self.extras)
+        taken = Taken(self.gradients, self.clip_norm, self.grad_scale)
+        rare = Rare(taken, self.together.of_step(self), self.scaler_scale, skipped, self.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
         self.gradients = self.grad_scale = self.scaler_scale = None
+        self.clip_norm, self.extras = [], []  # the step keeps its own: they are read later
         if self.unusual:
             self.unusual = self.inside_roots = self.scaling = self.unscaled = False
-            self.clip_norm, self.extras = [], []
             self.scaled.clear()
         return rare
 

@@ -12,7 +12,18 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import DeviceClock, value_of
-from perfagent.hooks.account import Account, Breakdown, Entry, Root, Trace, entries_of, events_of, roots_of
+from perfagent.hooks.account import (
+    Account,
+    Breakdown,
+    Divided,
+    Entry,
+    Root,
+    Trace,
+    entries_of,
+    events_of,
+    roots_of,
+    with_divisors,
+)
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -72,6 +83,8 @@ class StepReader:
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
         entries = entries_of(note.trace)
+        if clock is not None:
+            entries = with_divisors(entries)
         ended = entries[-1][1]
         parts = self.account.read(entries, device=clock is not None)
         values: dict[str, float] = {}
@@ -117,11 +130,12 @@ class StepReader:
 
     def _combined(self, roots: Sequence[Root], parts: Breakdown, passes: int) -> float | None:
         """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
-        up. Several undivided roots are averaged when each had a batch of its own, and added when they share one."""
+        up, unless each is a mean by itself. Several undivided roots are averaged when each had a batch of its own, and added
+        when they share one."""
         values = [value_of(root.value) for root in roots if root.value is not None]
         if len(values) <= 1:
             return values[0] if values else None
-        average = False
+        average = _are_means([root.divided for root in roots if root.value is not None], parts)
         if not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
             account = self.account
             batches = parts.batches or parts.forwards
@@ -158,6 +172,19 @@ def _add_phases(
         values[f"phase/{name}_s"] = values.get(f"phase/{name}_s", 0.0) + spent / 1e9
     if seconds and "phase/forward_s" in values:
         values["phase/other_s"] = max(0.0, seconds - sum([*values.values()][first:]))
+
+
+def _are_means(divisors: Sequence[Divided], parts: Breakdown) -> bool:
+    """Whether each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`: of a window's
+    losses each has a divisor of its own then, or one that is its share of the items. What scales a window is the same for all of
+    them, or the shares of the window add up to one."""
+    known = [divisor for divisor in divisors if isinstance(divisor, float)]
+    if len(known) < 2 or len(known) < len(divisors) - 1 or not all(map(math.isfinite, known)) or min(map(abs, known)) == 0.0:
+        return False  # of the first it is not always asked
+    if min(known) != max(known):
+        return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
+    items = (parts.samples, parts.tokens, parts.embedded_tokens)
+    return known[0] != len(divisors) and known[0] * len(divisors) in items
 
 
 def _alike(a: float, b: float) -> bool:

@@ -8,16 +8,30 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.cost import steps_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.account import DATA, FORWARD, Trace, entries_of, entry_count, events_of, forward_passes, roots_of
+from perfagent.hooks.account import (
+    BACKWARD,
+    DATA,
+    FORWARD,
+    Divided,
+    Entry,
+    Trace,
+    entries_of,
+    entry_count,
+    events_of,
+    forward_passes,
+    roots_of,
+)
 from perfagent.hooks.reading import Note, Row
+from perfagent.hooks.together import Taken, clipped_norm, report_of
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
+    from perfagent.signals.gradients import Report
 
 __all__ = ["EarlyLog", "Extra", "LoggedLater", "Rare", "StepRow"]
 
@@ -41,21 +55,27 @@ class Extra(Protocol):
 class Rare:
     """What not every step has: measured or clipped gradients, mixed precision, extras."""
 
-    __slots__ = ("_clip", "_extras", "_grad_scale", "_gradients", "_scale", "_skipped", "_skipped_before")
+    __slots__ = ("_extras", "_scale", "_skipped", "_skipped_before", "_taken", "others")
 
     def __init__(
-        self, gradients: Any, clip: list[Value], grad_scale: Value | None, scale: Value | None, skipped: Any, skipped_before: int,
-        extras: list[Extra],
-    ) -> None:  # fmt: skip
-        self._gradients, self._clip, self._grad_scale, self._extras = gradients, clip, grad_scale, extras
+        self, taken: Taken, others: list[Taken], scale: Value | None, skipped: Any, skipped_before: int, extras: list[Extra]
+    ) -> None:
+        """taken: by the optimizer that counts. others: by those that step on the same backward pass; more may yet come."""
+        self._taken, self.others, self._extras = taken, others, extras
         self._scale, self._skipped, self._skipped_before = scale, skipped, skipped_before
 
+    @property
+    def measured(self) -> bool:
+        return self._taken.norms is not None
+
+    @property
+    def has_norm(self) -> bool:
+        return self._taken.norms is not None or bool(self._taken.clips)
+
     def ready(self) -> bool:
-        if not all(map(ready, (self._scale, self._skipped, self._grad_scale, *self._clip))):
+        if not all(map(ready, (self._scale, self._skipped))) or not self._taken.ready():
             return False
-        if self._gradients is not None and not self._gradients.ready():
-            return False
-        return all(extra.ready() for extra in self._extras)
+        return all(other.ready() for other in self.others) and all(extra.ready() for extra in self._extras)
 
     def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
         """when: step, Unix time and monotonic time of the rows that this adds besides."""
@@ -67,18 +87,13 @@ class Rare:
         if scale is not None:
             values["amp/scale"] = scale
             values["amp/skipped"] = float(p.skipped if on_device else self._skipped_before)
-        norm: float | None = None
-        nonfinite: int | None = None
-        if self._gradients is not None:
-            carried = 1.0 if self._grad_scale is None else value_of(self._grad_scale)
-            report = self._gradients.report(carried)
-            if not skipped:
-                norm, nonfinite = p.health.tell(p, when, values, report)
-        clip = [value_of(part) for part in self._clip]
-        if clip:
-            norm = clip[0] if len(clip) == 1 else math.sqrt(math.fsum(part * part for part in clip))
-            if nonfinite is None and math.isfinite(norm):
-                nonfinite = 0
+        taken = (self._taken, *self.others)
+        report, clipped = report_of(taken), clipped_norm(taken)
+        norm, nonfinite = None, None
+        if report is not None and not skipped:
+            norm, nonfinite = self._measured(report, values, p, when)
+        if clipped is not None:
+            norm = clipped
         rows: list[dict[str, float]] = []
         for extra in self._extras:
             extra.add(values, rows, skipped=skipped)
@@ -87,8 +102,19 @@ class Rare:
             return
         if norm is not None:
             values["grad/norm"] = norm
+        if nonfinite is None and norm is not None and math.isfinite(norm):
+            nonfinite = 0
         if nonfinite is not None:
             values["grad/nonfinite"] = float(nonfinite)
+
+    def _measured(self, report: Report, values: dict[str, float], p: Progress, when: Any) -> tuple[float | None, int | None]:
+        """The norm of all gradients that were taken, and how many parameters are bad; None where it is of a part of them, or the
+        ranks hold parts of it."""
+        norm, nonfinite = p.health.tell(p, when, values, report)
+        if any(one.norms is None for one in (self._taken, *self.others)):
+            values.pop("grad/local_square_sum", None)
+            return None, nonfinite or None
+        return norm, nonfinite
 
 
 class StepRow(NamedTuple):
@@ -117,7 +143,8 @@ class StepRow(NamedTuple):
     def ready(self, p: Progress) -> bool:
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
         if not p.ended:
-            hurried = p.completed > self.step or p.opened or time.perf_counter_ns() - self.ended >= _SETTLE_S * 1e9
+            waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
+            hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing)
             if not hurried and not self._bad():
                 return False
             if self.roots > 1 and p.completed < self.step + 2 and self._undecided(p) and not self._bad():
@@ -127,7 +154,7 @@ class StepRow(NamedTuple):
     def _arrived(self, p: Progress) -> bool:
         """Whether what was on its way from a device has come."""
         entries = entries_of(self.trace)
-        if not all(ready(value) for value in (self.lr, *(root.value for root in roots_of(entries)))):
+        if not ready(self.lr) or not all(ready(value) for root in _all_roots(entries) for value in root):
             return False
         if p.clock is None:
             return True
@@ -179,6 +206,10 @@ class StepRow(NamedTuple):
         if type(self.trace) is not list:
             note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace))
         return p.reader.row(note, p.clock)
+
+
+def _all_roots(entries: Sequence[Entry]) -> Iterator[tuple[Value | None, Divided]]:
+    return ((entry[3], entry[4]) for entry in entries if entry[0] == BACKWARD)
 
 
 def _passes_as_in(other: StepRow, roots: int) -> int:

@@ -15,7 +15,17 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take
-from perfagent.hooks.account import BACKWARD_END, CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, entries_of, trace_of
+from perfagent.hooks.account import (
+    BACKWARD_END,
+    CLEARED,
+    FORWARD,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    RETURNED,
+    backward_since,
+    entries_of,
+    trace_of,
+)
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
@@ -36,20 +46,53 @@ encoder's optimizer beside that of the whole autoencoder steps in turn with it."
 
 
 @untraced
-def before_step(optimizer: Any, args: Any, kwargs: Any) -> None:
-    """Global pre-hook of every optimizer."""
+def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
+    """Global pre-hook of every optimizer. The answer, where there is one, is what the step is given instead."""
     p = state.current
     if p is None or p.whole or _BEFORE in failures:
-        return
+        return None
     try:
-        _before(p, optimizer, closure=_closure(args, kwargs))
+        closure = _closure(args, kwargs)
+        _before(p, optimizer, closure=closure)
+        return _with_closure_watched(p, optimizer, args, kwargs) if closure and p.entered == id(optimizer) else None
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_BEFORE, error)
+        return None
 
 
 def _closure(args: Any, kwargs: Any) -> bool:
     """Whether the step is given a function that backpropagates: then the gradients are complete only after it."""
     return kwargs.get("closure") is not None or any(map(callable, args))
+
+
+def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
+    """The gradients of a step are those that its loss has: of the closure's first call, where it is called several times.
+    (Lightning gives closures that do nothing, too.)"""
+    if kwargs.get("closure") is not None:
+        return args, {**kwargs, "closure": _watched(p, optimizer, kwargs["closure"])}
+    at = [callable(arg) for arg in args].index(True)
+    return (*args[:at], _watched(p, optimizer, args[at]), *args[at + 1 :]), kwargs
+
+
+def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
+    me, at, first = id(optimizer), len(p.trace), True
+    if p.primary_id == me:
+        p.looked = False
+
+    @functools.wraps(closure)
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        nonlocal first
+        loss = closure(*args, **kwargs)
+        if first and p.entered == me:
+            first = False
+            if p.primary_id == me:
+                p.looked = True
+                _look_safely(p, optimizer)
+            elif not backward_since(p.trace, at):  # else its gradients are of a pass of its own
+                p.together.steps(p, optimizer)
+        return loss
+
+    return watched
 
 
 def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
@@ -69,7 +112,10 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
         _choose(p, optimizer)
     if not p.scaler_depth:
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
-    if p.primary_id == me and not closure and (p.clips is not None or p.completed >= p.measure_at):
+    if p.primary_id != me:
+        if not closure:
+            p.together.steps(p, optimizer)
+    elif not closure and (p.clips is not None or p.completed >= p.measure_at):
         _look(p, optimizer)
 
 
@@ -115,10 +161,11 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
-            p.clips.keep(p, p.primary())
+            p.clips.forget(p, optimizer)
         return
-    clipped = p.clips is not None and p.clips.settle(p, optimizer)
-    p.clips = None
+    clipped = p.looked or (p.clips is not None and p.clips.settle(p, optimizer))
+    p.looked = False
+    p.together.clips, p.clips = p.clips, None
     if p.completed >= p.measure_at and p.gradients is None and skipped is not True and not (clipped or p.clip_norm):
         _look_late(p, optimizer)
     if skipped is True:
@@ -132,8 +179,12 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     first = p.last is None
     p.complete(lr, skipped, event)
     if first and p.on_first_step is not None:
-        p.on_first_step(optimizer)
-        p.step_end = now()  # what finding the model took is ours, not the second step's
+        p.pausing = True
+        try:
+            p.on_first_step(optimizer)
+        finally:
+            p.pausing = False
+            p.step_end = now()  # what finding the model took is ours, not the second step's
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:
@@ -173,6 +224,7 @@ def make_primary(p: Progress, optimizer: Any) -> None:
             p.primary_id = 0  # another object may get the same id
 
     p.primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
+    p.together.forget()
 
 
 def _takes_over(p: Progress, optimizer: Any) -> bool:
@@ -263,7 +315,11 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            if (p.clips is not None or p.completed >= p.measure_at) and p.primary_id == p.entered and not _closure(args, kwargs):
+            if _closure(args, kwargs):
+                args, kwargs = _with_closure_watched(p, me, args, kwargs)
+            elif p.primary_id != p.entered:
+                p.together.steps(p, me)
+            elif p.clips is not None or p.completed >= p.measure_at:
                 _look_safely(p, me)
             result = original(*args, **kwargs)
         except (RuntimeError, MemoryError) as error:

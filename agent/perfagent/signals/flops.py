@@ -6,11 +6,13 @@ such as `FlopCounterMode` does neither: with one on, torch.compile falls back to
 path. Its formulas for matrix products and convolutions are the ones used here (torch/utils/flop_counter.py; operators.py).
 
 What counts is the model's own arithmetic: 2 for a multiplication with its addition, matrix products, convolutions and attention,
-forward and backward, in every call of the root model and every backward pass of one step. Not counted: what activation
-checkpointing computes again, the attention scores that a fused backward computes again, elementwise work, the optimizer, and
-models other than the root in their forward pass. Causal attention counts the pairs it needs, where its causality is known: in
-eager code from the call of `scaled_dot_product_attention`, in compiled code from the code that inductor wrote. Operators whose
-arithmetic does not follow from shapes (variable-length attention, recurrent kernels, other people's) make the count unknown.
+forward and backward, in every call of the root model and every backward pass of one step. A loop may call parts of the model, or
+a method of it, in the root's place: where the backward passes came through more than the calls of the root computed, the forward
+pass is what they came through. Not counted: what activation checkpointing computes again, the attention scores that a fused
+backward computes again, elementwise work, the optimizer, and models without gradients other than the root. Causal attention
+counts the pairs it needs, where its causality is known: in eager code from autograd's graph and, where that has no node of it,
+from the call of `scaled_dot_product_attention`; in compiled code from the code that inductor wrote. Operators whose arithmetic
+does not follow from shapes (variable-length attention, recurrent kernels, other people's) make the count unknown.
 
 A step of another size gets its own count, up to MOST_SIZES; until then, and beyond, a count is carried over to it: products and
 convolutions grow with the tokens (or samples), attention with samples times length squared. Where the tokens are not known, the
@@ -28,9 +30,11 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import keep_out_of_frames, not_traced
+from perfagent.hooks.guard import failed, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.progress import now
-from perfagent.signals.operators import Counted, Operators, causal_share, count
+from perfagent.signals.convolutions import Convolution
+from perfagent.signals.graph import in_graph
+from perfagent.signals.operators import Attended, Counted, Op, Operators, causal_share, count
 from perfagent.signals.peaks import peak_flops
 from perfagent.signals.throughput import Shape, inputs
 
@@ -52,7 +56,8 @@ class FlopCount:
     """Records one step: a task between two steps (rootcause/investigator.py), and the probe of the root model's calls.
 
     windows: (events by thread, whether of a backward pass) of each call, once the step is over and until they are read.
-    operators: what was read of them, by whether it is of backward passes.
+    operators: what was read of them, by whether it is of backward passes. nodes, types: what autograd's graph knows of some of
+    them, by their numbers in it.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -61,6 +66,8 @@ class FlopCount:
         self.size: Size | None = None
         self.windows: list[tuple[list[list[Any]], bool]] = []
         self.operators: dict[bool, Operators] = {}
+        self.nodes: dict[int, list[Convolution | bool]] = {}
+        self.types: dict[int, str] = {}
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
         self.half: str | None = None
         self.over = False
@@ -109,6 +116,8 @@ class FlopCount:
         original = autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if not self.over:
+                self._read_graph(args[0] if args else kwargs.get("tensors"))
             if self._progress.backward_depth:
                 return original(*args, **kwargs)
             return self._recorded(original, args, kwargs, backward=True)
@@ -122,6 +131,19 @@ class FlopCount:
             self._undo = None
 
         self._undo = undo
+
+    @untraced
+    def _read_graph(self, roots: Any) -> None:
+        began = now()
+        try:
+            for number, kind, told in in_graph(roots if isinstance(roots, (list, tuple)) else [roots]):
+                self.types.setdefault(number, kind)
+                same = self.nodes.setdefault(number, [])
+                if told is not None and told not in same:
+                    same.append(told)
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            failed(__name__, error)
+        self.cost_ns += now() - began
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of the root model, recorded."""
@@ -267,14 +289,14 @@ class StepFlops:
         if size is None:
             self._wasted += 1
             return  # the step was cut short, or the shape of the input changed
-        counted = own_operations(look, None, model)
+        counted = own_operations(look, None, model, size[1] // size[0] if size[0] and not size[1] % size[0] else 0)
         if True not in look.operators:
             return  # the same: there was no backward pass
         if counted.unknown or not counted.total:
             self.tells = False  # a share of what there is to count is no count
             return
         self._known[size] = counted
-        self.kind = look.half or _type_of(model)
+        self.kind = counted.kind or look.half or _type_of(model)
         self._asked = False
 
     def add(self, step: int, values: dict[str, float], samples: int, tokens: int, seconds: float) -> None:
@@ -349,10 +371,11 @@ def _multiplies_in_tf32(torch: Any) -> bool:
         return False
 
 
-def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any) -> Counted:
+def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | None, model: Any, length: int = 0) -> Counted:
     """All windows of a step together; what of them was not read before is read now.
 
     causal: (shape of the query, shape of the key) -> share of the pairs that attention needs; None: as the step's code says.
+    length: tokens of one sample; 0 where they are not known.
 
     What compiled code computes again in its backward pass bears no mark. Where blocks are checkpointed, what goes beyond twice
     the forward pass is taken for it: exact where every product needs both gradients, too much by at most what is computed again
@@ -360,20 +383,36 @@ def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | No
     """
     while look.read_some():
         pass
-    shares = _causal_shares(look) if causal is None else causal
+    for operators in look.operators.values():
+        operators.settle(look.nodes)
+    attended = Attended(_causal_shares(look) if causal is None else causal, length)
     if False in look.operators and True in look.operators:
         look.operators[False].close_by(look.operators[True])
-    ways = {backward: count(operators, shares) for backward, operators in look.operators.items()}
+    ways = {backward: count(operators.ran, attended, operators.not_told) for backward, operators in look.operators.items()}
     forward, behind = ways.get(False, Counted()), ways.get(True, Counted())
+    passed, kind = _passed(look, attended)
+    if passed.total > forward.total:
+        forward.products, forward.attention = passed.products, passed.attention
     products, attention = behind.products, behind.attention
     if compiled() and _checkpoints(model):
         products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
     return Counted(
         forward.products + products,
         forward.attention + attention,
-        forward.recomputed + behind.recomputed + behind.total - products - attention,
+        forward.recomputed + behind.recomputed + (behind.products - products) + (behind.attention - attention),
         forward.unknown | behind.unknown,
+        kind if 2 * passed.total > forward.total else "",
     )
+
+
+def _passed(look: FlopCount, attended: Attended) -> tuple[Counted, str]:
+    """What the backward passes came through, and the type in which most of it was multiplied."""
+    by_type: dict[str, Counter[Op]] = {}
+    for number, op in look.operators[True].passed if True in look.operators else ():
+        by_type.setdefault(look.types.get(number, ""), Counter())[op] += 1
+    counted = {kind: count(ran, attended) for kind, ran in by_type.items()}
+    every = Counted(sum(one.products for one in counted.values()), sum(one.attention for one in counted.values()))
+    return every, max(counted, key=lambda kind: counted[kind].total, default="")
 
 
 def _checkpoints(model: Any) -> bool:

@@ -23,7 +23,10 @@ from perfagent.signals.stacking import Order
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "norms", "parameters_of"]
+__all__ = [
+    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_report", "norms",
+    "parameters_of",
+]  # fmt: skip
 
 VANISHING_RMS = 1e-7
 """Root mean square of a parameter's gradient below which it trains no more: SageMaker's VanishingGradient, which takes the mean
@@ -82,6 +85,22 @@ class Plan:
         plan.uniform = False
         return plan
 
+    @classmethod
+    def joint(cls, plans: Sequence[Plan]) -> Plan:
+        """Of what several optimizers train, one after the other: to tell of it, not to measure."""
+        plan = cls.__new__(cls)
+        plan.ids = [*chain.from_iterable(one.ids for one in plans)]
+        plan.sizes = [*chain.from_iterable(one.sizes for one in plans)]
+        plan.faint = _faint(plan.sizes)
+        plan.names = _apart([one.names for one in plans])
+        plan.layers, plan.titles = Layers(plan.names), None
+        plan.world = plans[0].world
+        plan.sharded = any(one.sharded for one in plans)
+        copies = [one.copies for one in plans if one.copies is not None]
+        plan.copies = [*chain.from_iterable(copies)] if len(copies) == len(plans) else None
+        plan.same_everywhere = all(one.same_everywhere for one in plans)
+        return plan
+
     def fits(self, parameters: Sequence[Any]) -> bool:
         """Whether these are the parameters it was made for. `model.half()` leaves them the same objects."""
         return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids and _kind(parameters) == self._kind
@@ -91,6 +110,15 @@ class Plan:
         if self._order is None or self._order.of != places:
             self._order = Order(places, self._shapes)
         return self._order
+
+
+def _apart(lists: Sequence[Sequence[str]]) -> list[str]:
+    """All names; one that an earlier list has (of parameters that no model names) with the number of its optimizer."""
+    names: list[str] = []
+    for number, each in enumerate(lists):
+        earlier = set(names)
+        names += [f"optimizer{number}.{name}" if name in earlier else name for name in each]
+    return names
 
 
 def _kind(parameters: Sequence[Any]) -> tuple[Any, Any] | None:
@@ -210,14 +238,49 @@ class GradientNorms:
 
     def report(self, scale: float = 1.0) -> Report:
         """The figures; once, when ready. scale: a factor that the gradients still carried."""
+        report = Report(self._each(), self._plan, self._sizes, sharded=self.sharded, scale=scale)
+        self._add_counts(report)
+        return report
+
+    def _each(self) -> list[float | None]:
+        """The norm of each gradient, by place."""
         each: list[float | None] = [None] * len(self._sizes)
         for reading, places in self._readings:
             for place, value in zip(places, reading.values(), strict=True):
                 each[place] = value
-        report = Report(each, self._plan, self._sizes, sharded=self.sharded, scale=scale)
+        return each
+
+    def _add_counts(self, report: Report) -> None:
         if self._counts is not None:
             report.counts = dict(zip(self._suspects, self._counts.values(), strict=True))
-        return report
+
+
+_joint: dict[tuple[int, ...], tuple[Sequence[Plan], Plan]] = {}
+"""By the ids of some plans those plans, and the one for all of them."""
+
+
+def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
+    """The figures of passes over the gradients of several optimizers, together, each with its scale; once, when all are ready.
+    The numbers of NaN and Inf are those that the first of them counted."""
+    each: list[float | None] = []
+    for norms_, scale in parts:
+        each += [None if norm is None else norm / scale for norm in norms_._each()]
+    plans = [norms_._plan for norms_, _ in parts if norms_._plan is not None]
+    plan = _joint_plan(plans) if len(plans) == len(parts) else None
+    sizes = [*chain.from_iterable(norms_._sizes for norms_, _ in parts)]
+    report = Report(each, plan, sizes, sharded=any(norms_.sharded for norms_, _ in parts), scale=1.0)
+    parts[0][0]._add_counts(report)
+    return report
+
+
+def _joint_plan(plans: Sequence[Plan]) -> Plan:
+    key = tuple(map(id, plans))
+    known = _joint.get(key)
+    if known is None:
+        if len(_joint) > 16:  # optimizers that come and go
+            _joint.clear()
+        known = _joint[key] = plans, Plan.joint(plans)
+    return known[1]
 
 
 def parameters_of(optimizer: Any) -> list[Any]:

@@ -20,7 +20,7 @@ from perfagent.cost import telling_ns
 from perfagent.device import Value
 from perfagent.hooks.account import BACKWARD, entries_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
-from perfagent.signals.gradients import MOST_SUSPECTS, Plan, Report, norms, parameters_of
+from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, norms, parameters_of
 from perfagent.signals.updates import UpdateRatios, Weights
 
 if TYPE_CHECKING:
@@ -31,6 +31,7 @@ __all__ = ["DEEPER", "Health"]
 DEEPER = 16
 _MOST_TOLD = 64
 """Parameters of a run whose NaN and Inf are told number by number: names are limited."""
+_MOST_OTHERS = 256
 _gradient = operator.attrgetter("grad")
 
 
@@ -41,7 +42,10 @@ class Health:
     with a step and the names of the parameters whose gradient held NaN or Inf in it (skipped steps of mixed precision aside).
     """
 
-    __slots__ = ("_cost_ns", "_extra_ns", "_passes", "_plan", "_suspects", "_told", "_weights", "deeper", "on_nonfinite", "rank")
+    __slots__ = (
+        "_cost_ns", "_extra_ns", "_others", "_others_ns", "_passes", "_plan", "_suspects", "_told", "_weights", "deeper",
+        "on_nonfinite", "rank",
+    )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
         self.rank = rank
@@ -52,6 +56,8 @@ class Health:
         self._suspects: list[int] = []
         self._told: set[str] = set()
         self._passes = self._cost_ns = self._extra_ns = 0
+        self._others: dict[int, Plan] = {}  # of optimizers beside the primary one, by id
+        self._others_ns = 0  # what their passes have cost since the period was set
 
     # ---- on the training thread
 
@@ -73,6 +79,21 @@ class Health:
             self._weights = Weights(parameters, plan)
             self._extra_ns = time.perf_counter_ns() - started - cost
         self._passes += 1
+
+    def measure_other(self, p: Progress, optimizer: Any) -> GradientNorms | None:
+        """A pass over the gradients of an optimizer that steps on the same backward pass as the primary one."""
+        started = time.perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        plan = self._others.get(id(optimizer))
+        if plan is None or not plan.fits(parameters):
+            if len(self._others) >= _MOST_OTHERS:  # some that come and go
+                self._others.clear()
+            plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.found))
+        found = norms(map(_gradient, parameters), plan)
+        cost = time.perf_counter_ns() - started
+        p.pass_ns += cost
+        self._others_ns += cost
+        return found
 
     def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
         """A pass over gradients of which only the values are known: what is clipped before any optimizer was seen."""
@@ -108,7 +129,7 @@ class Health:
                 self._look_for_dead_units(p, model)
             self._extra_ns += time.perf_counter_ns() - started
             p.pass_ns += self._extra_ns
-        extra, self._extra_ns = self._extra_ns, 0
+        extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         telling = telling_ns(len(self._plan.layers.names) if self._plan is not None else 1)
         p.telling_ns += telling
         period = p.governor.period(self._cost_ns + extra + telling, step_ns)
@@ -169,8 +190,10 @@ class Health:
         if not found.nonfinite:
             return
         if not found.counts:  # not known beforehand which would be bad: count them in the next step
-            self._suspects = found.nonfinite[:MOST_SUSPECTS]
-            p.measure_at = min(p.measure_at, p.completed)
+            own = len(self._plan.ids) if self._plan is not None else 0  # behind those come other optimizers'
+            self._suspects = [place for place in found.nonfinite if place < own][:MOST_SUSPECTS]
+            if self._suspects:
+                p.measure_at = min(p.measure_at, p.completed)
         if self.on_nonfinite is not None:
             self.on_nonfinite(when[0], [plan.names[place] for place in found.nonfinite])
 

@@ -25,8 +25,10 @@ __all__ = ["Looks"]
 FIRST_STEPS = 3
 """Steps before the first look: what compiles, allocates and warms up is no ordinary step."""
 LEAST_S = 60.0
-IDLE_S = 1.0
-"""While no look is due: how long until that is asked again."""
+IDLE_S, IDLEST_S = 1.0, 30.0
+"""While no look is due: how long until that is asked again, at least and at most."""
+_SHARE_OF_CORE = 5e-5
+"""That asking may take in between: with cold caches 0.3 ms for 100 parameters, milliseconds for thousands of them."""
 _PIECE_S = 0.003
 """What one poll may take of a recording, so that neither the spool's tick nor the training thread has to wait for it."""
 _SHARE_OF_BUDGET = 0.1
@@ -69,14 +71,16 @@ class Looks:
             self._look.close()
 
     def _begin_look(self) -> None:
+        began = time.thread_time()
         self._notice_what_is_trained()
+        asking_s = time.thread_time() - began
         for kind, make in (("flops", self._count), ("modules", self._time_modules), ("lines", self._find_lines)):
             if self._clock() >= self._due.get(kind, 0.0):
                 self._look, self._kind = make(), kind
                 if self._look is not None:
                     self._investigator.add(self._look)
                     return
-        self._ask_at = self._clock() + IDLE_S
+        self._ask_at = self._clock() + min(IDLEST_S, max(IDLE_S, asking_s / _SHARE_OF_CORE))
 
     def _notice_what_is_trained(self) -> None:
         """Where layers were frozen or unfrozen, or another model is trained, a step's operations are counted anew."""

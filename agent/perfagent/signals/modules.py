@@ -24,7 +24,6 @@ __all__ = ["ModuleTimes", "parts_of"]
 _MOST_PARTS = 64
 _NEARLY_ALL = 0.8
 _DEPTH = 2
-_LISTS = ("ModuleList", "ModuleDict")
 
 
 def parts_of(model: Any) -> dict[str, list[Any]]:
@@ -41,8 +40,8 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
         name, module = waiting.pop(0)
         children = [(f"{name}.{inner}", child) for inner, child in module.named_children()]
         alone = not waiting and not parts and bool(children)  # a wrapper: DDP's `module` and the like
-        if type(module).__name__ in _LISTS:
-            parts[name] = [child for _, child in children if type(child).__name__ not in _LISTS]
+        if not _has_forward(module):
+            parts[name] = _called_in(module)
             continue
         if not alone:
             parts[name] = [module]
@@ -50,6 +49,16 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
             waiting = children + waiting
     parts = {name: modules for name, modules in parts.items() if modules}
     return parts if 1 < len(parts) <= _MOST_PARTS else {}
+
+
+def _has_forward(module: Any) -> bool:
+    """A list of layers has none: its layers are called, and may be lists again."""
+    return type(module).forward is not sys.modules["torch"].nn.Module.forward or "forward" in vars(module)
+
+
+def _called_in(module: Any) -> list[Any]:
+    parts = [[child] if _has_forward(child) else _called_in(child) for child in module.children()]
+    return [part for some in parts for part in some]
 
 
 def _size(module: Any) -> int:

@@ -9,32 +9,37 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from typing import Any, NamedTuple
 
-__all__ = ["Counted", "Op", "Operators", "causal_share", "count"]
+from perfagent.signals.convolutions import FORWARD, GRADIENTS, NODES, Convolution, Sought, convolution
+from perfagent.signals.graph import PRODUCTS
+
+__all__ = ["Attended", "Counted", "Op", "Operators", "causal_share", "count"]
 
 Shape = Sequence[int]
 Shapes = tuple[tuple[int, ...], ...]
 
 _SOME = 256
 """Events that are read at once: a third of a millisecond with cold caches."""
-_FAR = 32
-"""Operators after a convolution among which is the one that takes its result."""
 
 
 @dataclass(slots=True)
 class Counted:
-    """Floating-point operations of one step. products: matrix products and convolutions; attention: fused attention.
+    """Floating-point operations of one step. products: matrix products and convolutions; attention: scores and weighted values,
+    whichever kernel computes them.
 
-    unknown: names of operators whose arithmetic cannot be told; the figures then say too little.
+    unknown: names of operators whose arithmetic cannot be told; the figures then say too little. kind: the type in which most
+    of it is multiplied; empty where that is not known.
     """
 
     products: float = 0.0
     attention: float = 0.0
     recomputed: float = 0.0
     unknown: set[str] = field(default_factory=set)
+    kind: str = ""
 
     @property
     def total(self) -> float:
@@ -44,22 +49,36 @@ class Counted:
 class Op(NamedTuple):
     """One operator as torch recorded it, with the shape of a convolution's result behind those of what it was given.
 
-    again: it belongs to the forward pass, and ran in backward. last: a convolution that the backward pass ended with.
+    again: it belongs to the forward pass, and ran in backward. transposed, gradients: of a convolution, the latter of its
+    backward pass: how many of two it computes. causal: of attention. None: not known.
     """
 
     name: str
     shapes: Shapes
     again: bool
-    last: bool = False
+    transposed: bool | None = None
+    gradients: int = 2
+    causal: bool | None = None
+
+    @property
+    def is_gradient(self) -> bool:
+        return self.name.endswith("_backward")
 
     @property
     def attends(self) -> bool:
         return _ATTENTION.fullmatch(self.name) is not None
 
     @property
+    def forward(self) -> Op:
+        """Of a gradient: what it is the gradient of, or what costs the same."""
+        if self.attends:
+            return self._replace(name=self.name.removesuffix("_backward"), shapes=self.attended)
+        return self._replace(gradients=1)
+
+    @property
     def attended(self) -> Shapes:
         """The shapes of query, key and value of one that attends."""
-        return self.shapes[1:4] if self.name.endswith("_backward") else self.shapes[:3]
+        return self.shapes[1:4] if self.is_gradient else self.shapes[:3]
 
 
 # ---- formulas
@@ -80,13 +99,13 @@ _PRODUCTS: dict[str, Callable[[Shapes], float]] = {
     "aten::mm": lambda shapes: _product(shapes[0], shapes[1]),
     "aten::bmm": lambda shapes: _product(shapes[0], shapes[1]),
     "aten::addmm": lambda shapes: _product(shapes[1], shapes[2]),
+    "aten::mv": lambda shapes: 2.0 * shapes[0][0] * shapes[0][1],
+    "aten::addmv": lambda shapes: 2.0 * shapes[1][0] * shapes[1][1],
     "aten::_addmm_activation": lambda shapes: _product(shapes[1], shapes[2]),
     "aten::baddbmm": lambda shapes: _product(shapes[1], shapes[2]),
     "aten::_scaled_mm": lambda shapes: _product(shapes[0], shapes[1]),
     "aten::_grouped_mm": lambda shapes: _grouped(shapes[0], shapes[1]),
 }
-_CONVOLUTIONS = frozenset(("aten::convolution", "aten::convolution_overrideable"))
-_CONVOLUTION_BACKWARD = "aten::convolution_backward"
 _ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*")
 _UNKNOWN = re.compile(
     r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft)\w*|(torch_attn|flash_attn\w*)::.*"
@@ -105,28 +124,23 @@ def causal_share(length: int, keys: int) -> float:
     return (short * (short + 1) // 2 + (length - short) * keys) / (length * keys)
 
 
-def _convolution(x: Shape, weight: Shape, out: Shape) -> float:
-    """Transposed where the weight's first dimension is the input's channels."""
-    spatial = x[2:] if weight[0] == x[1] != out[1] else out[2:]
-    total = 2.0 * x[0]
-    for size in (*spatial, *weight):
-        total *= size
-    return total
-
-
 # ---- reading what was recorded
 
-_NOTHING, _NODE, _NOT_TOLD, _FORMULA, _FORWARD_CONVOLUTION, _BACKWARD_CONVOLUTION = range(6)
+_NOTHING, _NODE, _PRODUCT_NODE, _NOT_TOLD, _PRODUCT, _ATTENDS, _FORWARD_CONVOLUTION, _BACKWARD_CONVOLUTION = range(8)
 
 
 def _kind(name: str) -> int:
     """What an operator is to us; from _NOT_TOLD on it is taken as a whole, with all that runs inside of it."""
-    if name in _PRODUCTS or _ATTENTION.fullmatch(name):
-        return _FORMULA
-    if name in _CONVOLUTIONS:
+    if name in _PRODUCTS:
+        return _PRODUCT
+    if _ATTENTION.fullmatch(name):
+        return _ATTENDS
+    if name in FORWARD:
         return _FORWARD_CONVOLUTION
-    if name == _CONVOLUTION_BACKWARD:
+    if name == GRADIENTS:
         return _BACKWARD_CONVOLUTION
+    if name in NODES or PRODUCTS.fullmatch(name):
+        return _PRODUCT_NODE
     if _UNKNOWN.fullmatch(name):
         return _NOT_TOLD
     if name.startswith("autograd::engine::") and not name.endswith("AccumulateGrad"):
@@ -137,23 +151,28 @@ def _kind(name: str) -> int:
 class Operators:
     """What ran in all forward passes of a step, or in all backward passes: how often each operator that computes did.
 
-    unknown: names of those whose arithmetic cannot be told. unseen: convolutions of which it cannot be told yet: the shape of
-    their result was not seen, since what takes it lies outside of the model.
+    passed: of backward passes, what had run in the forward passes that they came through, each once. unknown: names of those
+    whose arithmetic cannot be told. unseen: convolutions of which it cannot be told yet: the shape of their result was not seen,
+    since what takes it lies outside of the model. Convolutions and attention are there once they are settled.
     """
 
     def __init__(self, *, backward: bool) -> None:
         self.ran: Counter[Op] = Counter()
+        self.passed: list[tuple[int, Op]] = []
         self.unknown: set[str] = set()
         self.unseen: Counter[Op] = Counter()
         self._backward = backward
         self._kinds: dict[str, int] = {}
+        self._numbered: list[tuple[int, Op]] = []  # in the graph; where there is no node, that of a later one
+        self._came_through: set[tuple[int, str]] = set()
         self._begin_thread()
 
     def _begin_thread(self) -> None:
         self._begun = False
         self._inside = 0  # depth below an operator that is counted as a whole
-        self._open: list[_Convolution] = []
-        self._last: Op | None = None  # a convolution's gradients, with no node of the graph after them so far
+        self._open: list[tuple[Sought, int]] = []  # and their places among all
+        self._number = -1  # of the node that runs, if it is of a product
+        self._ends_with = -1  # place of a convolution's gradients with no node of the graph after them so far
 
     def read_some(self, events: list[Any]) -> None:
         """The next of one thread's events, which are gone from the list then. At the thread's end the list is empty."""
@@ -163,8 +182,8 @@ class Operators:
         self._read(events[: -_SOME - 1 : -1])
         del events[-_SOME:]
         if not events:
-            self.unseen.update(each.op for each in self._open)
-            self._settle_last(last=True)  # its input is the batch, which needs no gradient
+            if self._ends_with >= 0:  # its input is the batch, which needs no gradient
+                self._learn(self._ends_with, gradients=1)
             self._begin_thread()
 
     def _read(self, events: list[Any]) -> None:
@@ -186,108 +205,155 @@ class Operators:
 
     def _take(self, event: Any, name: str, kind: int) -> None:
         if kind == _NODE:
-            self._settle_last(last=False)
+            self._number = self._ends_with = -1
+        elif kind == _PRODUCT_NODE:
+            self._number = event.sequence_nr()
         elif kind == _NOT_TOLD:
             self.unknown.add(name)
         if kind <= _NOT_TOLD and not self._open:
             return
         shapes = tuple(map(tuple, event.shapes()))
-        self._open = [each for each in self._open if not self._closes(each, shapes)]
+        self._open = [each for each in self._open if not self._closes(*each, shapes)]
         if kind <= _NOT_TOLD:
             return
-        op = Op(name, shapes, self._backward and event.sequence_nr() >= 0 and event.scope() == 0)
-        if kind == _FORMULA:
+        number = event.sequence_nr()
+        op = Op(name, shapes, self._backward and number >= 0 and event.scope() == 0)
+        if kind == _PRODUCT:
             self.ran[op] += 1
+            if self._comes_through(self._number, op):
+                self.passed.append((self._number, op))
+        elif kind == _ATTENDS:
+            self._numbered.append((self._number if op.is_gradient else number, op))
         elif kind == _FORWARD_CONVOLUTION:
-            self._open.append(_Convolution(op))
+            self._open.append((Sought(*shapes[:2]), len(self._numbered)))
+            self._numbered.append((number, op._replace(shapes=shapes[:2])))
         else:
-            self._settle_last(last=False)
-            self._last = op
+            self._ends_with = len(self._numbered)
+            self._numbered.append((self._number, op._replace(shapes=shapes[:3])))
 
-    def _closes(self, convolution: _Convolution, shapes: Shapes) -> bool:
+    def _comes_through(self, number: int, op: Op) -> bool:
+        """Whether this is the first that is seen of a node: the pass may compute two gradients, and come by once more."""
+        if number < 0 or op.again or (number, op.name) in self._came_through:
+            return False
+        self._came_through.add((number, op.name))
+        return True
+
+    def _closes(self, sought: Sought, place: int, shapes: Shapes) -> bool:
         """Whether nothing more is to be learned of a convolution's result after an operator with these shapes."""
-        try:
-            out = convolution.result_in(shapes)
-        except (IndexError, ValueError):
-            self.unseen[convolution.op] += 1
-            return True
-        if out is not None:
-            self.ran[convolution.op._replace(shapes=(*convolution.op.shapes[:2], out))] += 1
+        out = sought.result_in(shapes)
+        if out:
+            self._learn(place, shapes=(*self._numbered[place][1].shapes, out))
         return out is not None
+
+    def _learn(self, place: int, **of_it: Any) -> None:
+        number, op = self._numbered[place]
+        self._numbered[place] = number, op._replace(**of_it)
+
+    @property
+    def not_told(self) -> set[str]:
+        """Names of those that the count misses."""
+        return self.unknown.union(op.name for op in self.unseen)
+
+    def settle(self, nodes: Mapping[int, Sequence[Convolution | bool]]) -> None:
+        """Takes what autograd's graph knows of convolutions and attention. nodes: by their numbers, first those of the outermost
+        pass; of attention, whether it is causal."""
+        told = set()
+        for number, op in reversed(self._numbered):  # of several with one number the last has the node
+            settled = _settled(op, nodes.get(number, ())) if (op.name, number) not in told else op
+            if not op.is_gradient:
+                told.add((op.name, number))
+            elif self._comes_through(number, op):
+                self.passed.append((number, settled.forward))
+            ran = self.unseen if op.name in FORWARD and len(settled.shapes) < 3 else self.ran
+            ran[settled] += 1
+        self._numbered = []
 
     def close_by(self, backward: Operators) -> None:
         """Takes the shapes of results that were not seen from the gradients of the same inputs and weights."""
         for op in [*self.unseen]:
             same = [
-                (op._replace(shapes=(*op.shapes[:2], other.shapes[0])), times)
+                (op._replace(shapes=(*op.shapes, other.shapes[0])), times)
                 for other, times in backward.ran.items()
-                if other.name == _CONVOLUTION_BACKWARD and other.shapes[1:3] == op.shapes[:2]
+                if other.name == GRADIENTS and other.shapes[1:3] == op.shapes
             ]
             left = {found for found, times in same if times > self.ran[found]}
             if len(left) == 1:  # with more, they differ in their strides, and the one that was not seen may be either
                 self.ran[left.pop()] += self.unseen.pop(op)
 
-    def _settle_last(self, *, last: bool) -> None:
-        if self._last is not None:
-            self.ran[self._last._replace(last=last)] += 1
-            self._last = None
 
-
-class _Convolution:
-    """One whose result's shape, which was not recorded, is looked for: in the next operator that takes something of its kind."""
-
-    def __init__(self, op: Op) -> None:
-        self.op = op
-        self._left = _FAR
-
-    def result_in(self, shapes: Shapes) -> tuple[int, ...] | None:
-        """The result's shape if it is one of these; raises IndexError or ValueError where it will not be found."""
-        x, weight = self.op.shapes[:2]
-        for shape in shapes:
-            if len(shape) != len(x):
-                continue
-            if shape == x:
-                if weight[0] == x[1]:
-                    return shape
-            elif shape[0] == x[0] and shape[1] in (weight[0], weight[1]):
-                return shape
-        self._left -= 1
-        if not self._left:
-            raise ValueError("nothing takes its result")
-        return None
+def _settled(op: Op, known: Sequence[Convolution | bool]) -> Op:
+    """A convolution, attention, or the gradients of one, with what one of the nodes that it may be of tells."""
+    for node in known:
+        if isinstance(node, bool):
+            if op.attends:
+                return op._replace(causal=node)
+        elif op.name == GRADIENTS and node.out == op.shapes[0]:
+            return op._replace(transposed=node.transposed, gradients=node.gradients)
+        elif op.name in FORWARD and node.fits(*op.shapes[:2]):
+            return op._replace(shapes=(*op.shapes[:2], node.out), transposed=node.transposed)
+    return op
 
 
 # ---- counting
 
 
-def count(operators: Operators, causal: Mapping[tuple[Any, Any], float]) -> Counted:
-    """causal: (shape of the query, shape of the key) -> share of the pairs that are needed; absent: all."""
-    counted = Counted(unknown=operators.unknown.union(op.name for op in operators.unseen))
-    for op, times in operators.ran.items():
+class Attended:
+    """Which products are attention's scores and weighted values, where no fused kernel computed them.
+
+    causal: (shape of the query, shape of the key) -> share of the pairs of positions that are needed. length: of the samples, by
+    which those are known that the model computes itself; 0 where it is not known.
+    """
+
+    def __init__(self, causal: Mapping[tuple[Any, Any], float], length: int) -> None:
+        self.causal, self._length = causal, length
+        self._pairs: dict[tuple[int, int, int], float] = {}
+        for (query, key), share in causal.items():
+            if len(query) == len(key) == 4:
+                self._pairs[query[0] * query[1], query[2], key[2]] = self._pairs[query[0] * query[1], key[2], query[2]] = share
+
+    def share(self, op: Op) -> float | None:
+        """The share of a product's pairs that are needed; None: it is none of attention."""
+        a, b = op.shapes[1:3] if op.name == "aten::baddbmm" else op.shapes[:2]
+        if len(a) != 3 or len(b) != 3:
+            return None
+        sizes = a[1], a[2], b[2]
+        for pair in combinations(sizes, 2):  # scores are what is made, or on either side; their gradients the same
+            if (a[0], *pair) in self._pairs:
+                return self._pairs[a[0], *pair]
+        return 1.0 if self._length > 1 and sizes.count(self._length) > 1 else None
+
+
+def count(ran: Mapping[Op, int], attended: Attended, unknown: Iterable[str] = ()) -> Counted:
+    """What all that ran computes. unknown: names of what ran besides."""
+    counted = Counted(unknown=set(unknown))
+    for op, times in ran.items():
         try:
-            _add(counted, op, times, causal)
+            _add(counted, op, times, attended)
         except (IndexError, ValueError):
             counted.unknown.add(op.name)
     return counted
 
 
-def _add(counted: Counted, op: Op, times: int, causal: Mapping[tuple[Any, Any], float]) -> None:
-    attention = False
+def _add(counted: Counted, op: Op, times: int, attended: Attended) -> None:
+    share = None
     if op.name in _PRODUCTS:
-        flops = _PRODUCTS[op.name](op.shapes)
-    elif op.name in _CONVOLUTIONS:
-        flops = _convolution(*op.shapes)
-    elif op.name == _CONVOLUTION_BACKWARD:
-        out, x, weight = op.shapes[:3]
-        counted.products += times * _convolution(x, weight, out) * (1 if op.last else 2)
-        return
+        share = attended.share(op)
+        flops = _PRODUCTS[op.name](op.shapes) * (1.0 if share is None else share)
+    elif op.name in FORWARD:
+        x, weight, out = op.shapes
+        flops = convolution(x, weight, out, op.transposed)
+    elif op.name == GRADIENTS:
+        out, x, weight = op.shapes
+        flops = op.gradients * convolution(x, weight, out, op.transposed)
     else:
-        attention = True
         query, key, value = op.attended
-        flops = _attention(query, key, value) * causal.get((query, key), 1.0)
-    if op.again:
+        share = attended.causal.get((query, key), 1.0) if op.causal is None else 1.0
+        if op.causal:
+            share = causal_share(query[-2], key[-2])
+        flops = _attention(query, key, value) * share * (2 if op.is_gradient else 1)
+    if op.again and not op.is_gradient:
         counted.recomputed += times * flops
-    elif attention:
-        counted.attention += times * flops * (2 if op.name.endswith("_backward") else 1)
+    elif share is not None:
+        counted.attention += times * flops
     else:
         counted.products += times * flops

@@ -94,6 +94,7 @@ ROWS = (
         PLAIN, "no gradients (evolution strategy)", "plain", "without_gradients", _NO_TOKENS | _FULL | _NO_LOADER | _NO_TRAINING
     ),
     _one(SEVERAL, "two optimizers, one loss", "several", "several_optimizers"),
+    _one(SEVERAL, "Muon and AdamW, clipping", "several", "muon"),
     _one(SEVERAL, "two models, one optimizer", "several", "several_models"),
     _one(SEVERAL, "GAN", "several", "adversarial"),
     _one(PRECISION, "float16, GradScaler, an overflow", "precision", "half_with_scaler", _NO_TOKENS),
@@ -113,6 +114,7 @@ ROWS = (
     _two(PARALLEL, "DDP, torch.compile", "parallel", "data_parallel", options={"compiled": "yes"}),
     _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True),
     _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded", options={"clip": "0.5"}, sharded=True, norm_from=2),
+    _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True),
     _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
     _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
     _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
@@ -137,7 +139,7 @@ and that nothing is reported.
 | Steps | every optimizer step has its number, from 1 on without a gap, steps that a scaler skipped included |
 | Loss | of every step, bit-equal to the script's; to 1 part in 10⁶ where micro-batches are added up in another order |
 | Rate | the learning rate of every step |
-| Norm | the norm of all gradients that the main optimizer takes, after unscaling and before clipping, to 1 part in 10⁵: with DDP, FSDP2 and ZeRO the norm that a single process finds on the joined batches |
+| Norm | the norm of all gradients that the main optimizer takes, and others on the same backward pass, after unscaling and before clipping, to 1 part in 10⁵: with DDP, FSDP2 and ZeRO the norm that a single process finds on the joined batches |
 | Samples/s, Tokens/s | times the step time, exactly what the script consumed |
 | Data, Forward, Backward, Optimizer | the phase of every step from the second on; together no longer than the step |
 | Scale, skipped | the loss scale of every step and the number of skipped steps, exactly |
@@ -153,8 +155,11 @@ DeepSpeed's pipeline engine, ZeRO offload, Megatron.
 
 Known limits: the norm is measured here in every step; in a real job as often as the overhead budget allows, unless clipping or
 DeepSpeed computes it anyway. FSDP2 with clipping has one from its second step on. A loss that the script divides by the number
-of micro-batches is added up; Accelerate divides a short last window by the full number, so that is the loss it minimizes. With
-`zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and none is reported.
+of micro-batches is added up, one that it divides by the items of each micro-batch (a masked mean) is averaged; Accelerate divides
+a short last window by the full number, so that is the loss it minimizes. With `zero_optimization.compute_grad_norm: false`
+DeepSpeed computes no norm, and none is reported. Where batches are taken in parts, a step each (truncated backpropagation through
+time), the first part of the first batch is told as the whole. Ranks that a script spawns itself are ranks of its run under
+`perfagent run`; with `attach()` they are where it is called after `init_process_group`, from which such a process has its rank.
 """
 
 

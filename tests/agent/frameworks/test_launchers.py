@@ -122,3 +122,35 @@ def assert_one_run(sources: list[Recorded], *, nodes: int) -> None:
     assert {(source.run, source.attempt) for source in sources} == {(sources[0].run, sources[0].attempt)}
     assert sum(NODE in source.series for source in sources) == nodes
     assert all(source.states[-1]["state"] == "finished" for source in sources)
+
+
+WITH_ACCELERATE = """
+import torch
+from accelerate import Accelerator
+
+accelerator = Accelerator(cpu=True)
+model = torch.nn.Linear(4, 1)
+model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1))
+for _ in range(5):
+    accelerator.backward(model(torch.ones(3, 4)).mean())
+    optimizer.step()
+    optimizer.zero_grad()
+"""
+
+
+@pytest.mark.parametrize("outside", [True, False], ids=["run accelerate", "accelerate run"])
+def test_what_accelerate_starts_alone_is_monitored_on_either_side(outside: bool, tmp_path: Path) -> None:
+    """It tells a single process no rank."""
+    (tmp_path / "train.py").write_text(WITH_ACCELERATE)
+    launch = ["-m", "accelerate.commands.launch", "--cpu", "--num_processes", "1", "--num_machines", "1"]
+    launch += ["--mixed_precision", "no", "--dynamo_backend", "no"]
+    words = ["-m", *PERFAGENT, *launch, "train.py"] if outside else [*launch, "-m", *PERFAGENT, "train.py"]
+    done = subprocess.run(
+        [sys.executable, *words],
+        env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), OMP_NUM_THREADS="1"),
+        capture_output=True, text=True, timeout=170, check=False, cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    (source,) = recorded(tmp_path / "record")
+    assert sorted(source.series["loss"]) == [1, 2, 3, 4, 5]
+    assert source.states[-1]["state"] == "finished"

@@ -36,6 +36,7 @@ from perfagent.hooks.reading import Note, StepReader
 from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.flops import StepFlops
 from perfagent.signals.operators import Counted
+from perfagent.signals.throughput import inputs
 
 LOADERS = (7, 8)
 
@@ -136,6 +137,7 @@ class Silent:
 
 
 def reader(*, embedded: bool) -> StepReader:
+    inputs.changes.clear()  # what other tests fetched
     made = StepReader()
     made.epoch = 1_000_000.0
     made.account.embedded = embedded

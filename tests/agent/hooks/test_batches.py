@@ -109,3 +109,69 @@ def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
         for batch in [next(source) for _ in range(3)]:
             train_on(model, optimizer, model(batch).mean())
     assert list(samples_of(recorded).values()) == [3, 4, 5, 6, 7, 8, 9, 10]
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.layer, self.head = nn.Embedding(9, 8), nn.GRU(8, 8, batch_first=True), nn.Linear(8, 9)
+
+    def forward(self, tokens, state=None):
+        outputs, state = self.layer(self.words(tokens), state)
+        return self.head(outputs), state
+
+
+def train_in_parts(model, optimizer, batch, length):
+    """Truncated backpropagation through time: answers the tokens of each step."""
+    state, told = None, []
+    for begin in range(0, batch.shape[1] - 1, length):
+        tokens = batch[:, begin : min(begin + length, batch.shape[1] - 1)]
+        logits, state = model(tokens, state)
+        state = state.detach()
+        targets = batch[:, begin + 1 : begin + 1 + tokens.shape[1]]
+        train_on(model, optimizer, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten()))
+        told.append(tokens.numel())
+    return told
+
+
+def test_a_long_sequence_that_is_taken_in_parts_tells_the_tokens_of_each(record):
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    true = []
+    for batch in DataLoader(torch.randint(0, 9, (32, 41)), batch_size=4):
+        true += train_in_parts(model, optimizer, batch, 12)
+    told = samples_of(recorded, "tokens_per_s")
+    assert told == dict(enumerate(true[1:], 2))
+    assert set(samples_of(recorded).values()) == {4}
+
+
+def test_sequences_of_which_some_are_long(record):
+    """After many that are taken whole the next long one is only known by its second part."""
+    model = Recurrent()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    lengths = [40, 40, 10, 10, 40, 10, 40, 40, *[10] * 12, 40, 40]
+    true, long_at = [], []
+    for batch in DataLoader([torch.randint(0, 9, (4, length + 1)) for length in lengths], batch_size=None):
+        long_at.append(len(true) + 1)
+        true += train_in_parts(model, optimizer, batch, 10)
+    unknown = long_at[-2]  # the first long one after twelve short ones: told as it was fetched
+    told = samples_of(recorded, "tokens_per_s")
+    whole = set(long_at[-14 + 8 : -2])  # of which it is known again that they are taken whole
+    expected = {step: tokens for step, tokens in enumerate(true, 1) if step > 1}
+    for step in (*whole, unknown):
+        expected[step] = told[step]
+    assert told == expected
+    assert told[unknown] == 4 * 41
+
+
+def test_a_model_that_is_called_twice_with_a_batch_counts_it_once(record):
+    """Two towers in one: each call has half of the batch, which is taken whole all the same."""
+    model = nn.Sequential(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(2):
+        for batch in DataLoader(torch.randn(32, 8), batch_size=8):
+            train_on(model, optimizer, (model(batch[:4]) - model(batch[4:])).square().mean())
+    assert samples_of(recorded) == dict.fromkeys(range(2, 9), 8)

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.hooks.checkpoint import _note_path
 from perfagent.samplers.folders import saved_to
 
 NAP_S = 0.05
@@ -58,6 +59,14 @@ def test_torch_save_is_a_checkpoint_phase_of_the_next_step_and_an_event(record, 
     assert [event["name"] for event in phases(recorded)][:1] == ["checkpoint"]
     assert all(event["duration_s"] >= NAP_S for event in phases(recorded))
     assert saved_to[-1] == str(path)
+
+
+@pytest.mark.parametrize(("said", "expected"), [("last.pt", "{folder}/last.pt"), ("memory://bucket/last.pt", "memory://bucket/last.pt")])
+def test_the_folder_of_a_checkpoint_does_not_move_with_the_working_directory(said, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    _note_path(({}, said), {})
+    monkeypatch.chdir("/")
+    assert saved_to[-1] == expected.format(folder=tmp_path)
 
 
 @alone

@@ -340,20 +340,6 @@ def test_an_optimizer_that_steps_with_gradients_has_their_norm(every_step, how):
     assert recorded.of("update/ratio")
 
 
-def test_the_larger_optimizer_is_measured_where_a_smaller_one_has_stepped_on_the_same_backward(every_step):
-    model = nn.Sequential(nn.Linear(8, 1), nn.Linear(1, 64))
-    little, big = sgd(model[0]), sgd(model[1])
-    recorded = every_step(model, big)
-    true = []
-    for _ in range(3):
-        backward(model)
-        true.append(norm_of(model[1].parameters()))
-        for optimizer in (little, big):
-            optimizer.step()
-            optimizer.zero_grad()
-    assert told(recorded) == pytest.approx(true, rel=1e-6)
-
-
 def test_an_optimizer_without_gradients_tells_nothing_and_is_not_measured(every_step):
     model = small()
     optimizer = sgd(model)

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.device import DeviceClock
 from perfagent.hooks.progress import state
 from perfagent.hooks.transfer import watch_copy
+from perfagent.run import _cuda_device_of
 
 MAIN, OTHER = 1, 2
 
@@ -41,6 +43,7 @@ class Device:
         self.made = 0
         self.free: list[Event] = []
         self.stream = MAIN
+        self.device = torch.device("cuda", 1)
 
     def work(self, seconds: float) -> None:
         self.now += seconds
@@ -211,3 +214,31 @@ def test_a_process_without_cuda_is_left_alone(record):
         optimizer.step()
     assert "to" not in vars(torch.Tensor)
     assert "cuda" not in vars(torch.Tensor)
+
+
+# ---- a device that is not the current one
+
+
+def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch) -> None:
+    recorded = []
+
+    class Recorded:
+        def __init__(self, *, enable_timing):
+            assert enable_timing
+
+        def record(self, stream):
+            recorded.append(stream)
+
+    monkeypatch.setattr(torch.cuda, "Event", Recorded)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device=None: ("stream of", device))
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    second = torch.device("cuda", 1)
+    DeviceClock(second).mark()
+    assert recorded == [("stream of", second)]
+
+
+@pytest.mark.parametrize(("places", "expected"), [(["cpu", "cuda:3"], 3), (["cpu"], 0), ([], 0)])
+def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> None:
+    devices = [torch.device(place) for place in places]
+    parameters = [SimpleNamespace(is_cuda=device.type == "cuda", device=device) for device in devices]
+    assert _cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected

@@ -282,3 +282,86 @@ def test_a_loss_that_is_not_finite_makes_its_step_unusual(record, model, bad):
     usual = [row.rare is None for row in recorded.sender.rows if isinstance(row, StepRow)]
     assert usual[2] is False
     assert usual[1] is True
+
+
+# ---- means over what a mask leaves -----------------------------------------------------------------------------------------
+
+
+def train_masked(model, masks, loss_of, *, loader=False):
+    """masks: of each window the masks of its micro-batches; answers of each window the losses as the script has them."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    flat = [mask for window in masks for mask in window]
+    batches = list(zip(torch.randn(len(flat), len(flat[0]), 8), torch.stack(flat), strict=True))
+    source = iter(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches)
+    told = []
+    for window in masks:
+        total = sum(int(mask.sum()) for mask in window)
+        told.append([])
+        for _ in window:
+            x, mask = next(source)
+            losses = functional.cross_entropy(model(x), torch.arange(len(x)) % 4, reduction="none")
+            loss = loss_of(losses, mask, total, len(window))
+            loss.backward()
+            told[-1].append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return told
+
+
+def masked(count: int, of: int = 12) -> torch.Tensor:
+    return torch.arange(of) < count
+
+
+UNEVEN = [[masked(n) for n in counts] for counts in ((3, 9, 5, 12), (7, 7, 2, 4), (1, 12, 8, 8), (6, 6, 6, 5))]
+EVEN = [[masked(12) for _ in range(4)] for _ in range(4)]
+
+
+@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+@pytest.mark.parametrize(
+    ("masks", "loss_of"),
+    [
+        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum()),
+        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / mask.sum().clamp(min=1).float()),
+        (UNEVEN, lambda losses, mask, *_: (losses * mask).sum() / int(mask.sum())),
+        (EVEN, lambda losses, *_: losses.sum() / len(losses)),
+    ],
+    ids=["tensor", "clamped", "number", "length"],
+)
+def test_means_of_their_own_items_are_averaged(record, model, loader, masks, loss_of):
+    recorded = record(model)
+    told = train_masked(model, masks, loss_of, loader=loader)
+    expected = [math.fsum(window) / len(window) for window in told]
+    start = 0 if loader else 1  # a loop's own batches are seen once the model is watched, after the first step
+    assert [loss for _, loss in recorded.of("loss")][start:] == pytest.approx(expected[start:], rel=1e-12)
+
+
+@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+@pytest.mark.parametrize(
+    "loss_of",
+    [
+        lambda losses, mask, total, _: (losses * mask).sum() / total,
+        lambda losses, mask, total, _: (losses * mask).sum() / torch.tensor(total),
+        lambda losses, mask, _, windows: (losses * mask).sum() / mask.sum() / windows,
+        lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() * (int(mask.sum()) / total),
+        lambda losses, mask, total, _: (losses * mask).sum() / mask.sum() / (total / int(mask.sum())),
+    ],
+    ids=["all items", "a tensor of all items", "means over windows", "weighted", "weighted by division"],
+)
+def test_shares_of_a_windows_loss_add_up(record, model, loader, loss_of):
+    recorded = record(model)
+    told = train_masked(model, UNEVEN, loss_of, loader=loader)
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
+
+
+def test_a_graph_that_is_gone_says_nothing_of_a_divisor(record, model):
+    """A second backward pass fails in the script as ever, and the run goes on."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model)
+    for _ in range(3):
+        loss = cross_entropy(model, torch.randn(4, 8)) / 2
+        loss.backward()
+        with pytest.raises(RuntimeError, match="second time"):
+            loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert len(recorded.of("loss")) == 3

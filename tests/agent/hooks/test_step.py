@@ -377,3 +377,18 @@ def test_optimizers_that_come_and_go_are_each_timed_from_outside(record):
         assert len(recorded.run._watching._undo_steps) <= 2
         del optimizer, scheduler
         gc.collect()
+
+
+def test_what_a_step_leaves_behind_is_not_added_to_by_later_ones(record):
+    """Its row is read later: a measured step once told the update ratio of another one 73 steps on."""
+    model = nn.Linear(2, 1)
+    progress = record(model).run._progress
+    for unusual in (False, True):
+        progress.unusual = unusual
+        progress.extras.append("its own")
+        mine = progress._rare(None)
+        progress.extras.append("of a later step")
+        progress.clip_norm.append("of a later step")
+        assert (mine._extras, mine._taken.clips) == (["its own"], [])
+        progress.extras.clear()
+        progress.clip_norm.clear()

@@ -500,3 +500,63 @@ def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, se
         assert len({(frame.run, frame.attempt) for frame in other.frames}) == 1
         assert {frame.run for frame in other.frames} == {frame.run for frame in server.frames}
         assert {(frame.rank, frame.project, frame.name) for frame in other.frames} == {(r, "vision", "first") for r in (0, 1)}
+
+
+SPAWNED = """
+import sys, torch, torch.distributed as dist, torch.multiprocessing as mp
+{imports}
+
+def rank_of(rank, port):
+    {before}
+    torch.set_num_threads(1)
+    {join}("gloo", init_method=f"tcp://127.0.0.1:{{port}}", rank=rank, world_size=2)
+    {after}
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.ones(20, 4), num_workers=1, multiprocessing_context="spawn")
+    for batch in loader:
+        optimizer.zero_grad()
+        model(batch).pow(2).mean().backward()
+        optimizer.step()
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(rank_of, args=(int(sys.argv[1]),), nprocs=2)
+"""
+
+
+AS_IT_IS = {"imports": "import perfagent", "before": "", "join": "dist.init_process_group", "after": ""}
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        AS_IT_IS | {"imports": ""},
+        AS_IT_IS | {"imports": "from torch.distributed import init_process_group", "join": "init_process_group"},
+        AS_IT_IS | {"after": "perfagent.attach()"},
+    ],
+    ids=["unchanged", "imported by name", "attaches"],
+)
+def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server: IngestServer, script: dict[str, str]) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED.format(**script))
+    command = [*PERFAGENT, "train.py", str(free_port())]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    until(lambda: server.states().count("finished") == 3, within_s=30)
+    assert len({frame.run for frame in server.frames}) == 1
+    trained = [source for source in {frame.source for frame in server.frames} if server.values("loss", source=source)]
+    frames = [frame for frame in server.frames if frame.source in trained]
+    assert {frame.rank for frame in frames} == {0, 1}
+    assert len(trained) == 2
+    assert len({frame.attempt for frame in frames}) == 1
+    assert all(sorted(server.values("loss", source=source)) == list(range(1, 21)) for source in trained)
+    assert {frame.attempt for frame in frames} != {frame.attempt for frame in server.frames}, "the script's own is an earlier one"
+
+
+def test_a_spawned_child_that_has_a_run_of_its_own_keeps_it(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(SPAWNED.format(**AS_IT_IS | {"before": "perfagent.attach(run_id='theirs')"}))
+    command = [*PERFAGENT, "train.py", str(free_port())]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    assert done.returncode == 0, done.stderr[-2000:]
+    until(lambda: server.states().count("finished") == 3, within_s=30)
+    assert {frame.run for frame in server.frames if any("loss" in group.values for group in frame.groups)} == {"theirs"}

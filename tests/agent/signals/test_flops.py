@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import sys
+from contextlib import nullcontext
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import cross_entropy, scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -90,7 +93,7 @@ class Pictures(nn.Sequential):
         )  # fmt: skip
 
 
-def recorded_step(model, loss_of, micro_steps=1):
+def recorded_step(model, loss_of, micro_steps=1, size=(1, 1)):
     """(what a recorded step counted, total and recomputed)."""
     p = state.current
     look = FlopCount(p)
@@ -110,9 +113,9 @@ def recorded_step(model, loss_of, micro_steps=1):
     assert not look.at_boundary()
     flops = StepFlops(lambda: None)
     flops.look = look
-    flops.add(look.step, {}, 1, 1, 1.0)
+    flops.add(look.step, {}, *size, 1.0)
     flops.take(look, model)
-    return flops._known.get((1, 1), Counted())
+    return flops._known.get(size, Counted())
 
 
 def by_torch(model, loss_of):
@@ -167,6 +170,265 @@ def test_grouped_convolutions_count_their_own_channels_only(record):
     counted = recorded_step(model, lambda m: m(x).square().mean())
     first, second = 2 * 2 * 8 * 8 * 8 * 2 * 9, 2 * 2 * 8 * 8 * 8 * 1 * 9
     assert counted.total == 2 * first + 3 * second
+
+
+class Computed(TorchDispatchMode):
+    """Counts a step's products and convolutions from what each was called with: a convolution's backward pass says there which
+    gradients it computes, and whether it is transposed. (torch's counter takes grouped ones for ungrouped in part.)"""
+
+    def __init__(self):
+        super().__init__()
+        self.total = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        out = function(*args, **(kwargs or {}))
+        name = function._schema.name
+        if name in ("aten::mm", "aten::bmm", "aten::mv"):
+            self.total += 2 * args[0].numel() * (args[1].shape[-1] if args[1].dim() > 1 else 1)
+        elif name == "aten::addmm":
+            self.total += 2 * args[1].numel() * args[2].shape[1]
+        elif name == "aten::convolution":
+            x, weight, transposed = args[0], args[1], args[6]
+            self.total += 2 * (x if transposed else out).numel() * weight[0].numel()
+        elif name == "aten::convolution_backward":
+            gradient, x, weight, transposed, needed = *args[:3], args[7], args[10]
+            self.total += 2 * (x if transposed else gradient).numel() * weight[0].numel() * sum(needed[:2])
+        return out
+
+
+def computed(model, loss_of):
+    model.zero_grad()
+    with Computed() as mode:
+        loss_of(model).backward()
+    model.zero_grad()
+    return mode.total
+
+
+class Branches(nn.Module):
+    """Two convolutions take the picture, and a third one takes what it keeps its size of."""
+
+    def __init__(self):
+        super().__init__()
+        self.near, self.far = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(3, 8, 5, padding=2)
+        self.down, self.up = nn.Conv2d(16, 16, 3, stride=2, padding=1), nn.ConvTranspose2d(16, 16, 2, stride=2, groups=16)
+
+    def forward(self, x):
+        x = torch.cat([self.near(x), self.far(x)], 1).relu()
+        small = self.down(x)
+        return self.up(small + nn.functional.avg_pool2d(x, 2)) + x
+
+
+class Adapted(nn.Module):
+    """A frozen convolution with a small trained one beside it; a batch has as many samples as that has channels."""
+
+    def __init__(self, channels, out):
+        super().__init__()
+        self.frozen = nn.Conv2d(channels, out, 3, padding=1).requires_grad_(False)
+        self.down, self.up = nn.Conv2d(channels, 2, 3, padding=1, bias=False), nn.Conv2d(2, out, 1, bias=False)
+
+    def forward(self, x):
+        return self.frozen(x) + self.up(self.down(x))
+
+
+class TextAndPictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.table, self.patches, self.head = nn.Embedding(9, 8), nn.Conv2d(3, 8, 4, stride=4), nn.Linear(8, 2)
+
+    def forward(self, x):
+        words = self.table(torch.arange(6).view(2, 3))
+        return self.head(torch.cat([words, self.patches(x).flatten(2).transpose(1, 2)], 1))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        Branches,
+        TextAndPictures,
+        lambda: nn.Sequential(Adapted(3, 8), nn.ReLU(), Adapted(8, 3)),
+        lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.Conv2d(8, 8, 3).requires_grad_(False), nn.ReLU(), nn.Conv2d(8, 2, 1)),
+        lambda: nn.Sequential(nn.ConvTranspose2d(3, 3, 4, stride=2, groups=3), nn.ReLU(), nn.Conv2d(3, 4, 3), nn.Tanh()),
+    ],
+    ids=["two branches from the picture", "text before pictures", "adapters", "a frozen one in the midst", "transposed"],
+)
+@pytest.mark.parametrize("wants", [False, True], ids=["", "the picture's gradient too"])
+def test_of_a_convolution_s_gradients_those_count_that_are_computed(record, make, wants):
+    model, x = make(), torch.randn(2, 3, 16, 16, requires_grad=wants)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.total == computed(model, lambda m: m(x).square().mean()) > 0
+
+
+def test_losses_that_share_a_trunk_pass_it_forward_once(record):
+    model = nn.Sequential(nn.Conv2d(3, 8, 3), nn.ReLU(), nn.Conv2d(8, 4, 3), nn.Flatten(), nn.Linear(576, 2))
+    x = torch.randn(2, 3, 16, 16)
+
+    def two(m):
+        y = m(x)
+        y.mean().backward(retain_graph=True)
+        return y.square().mean()
+
+    record(model)
+    assert recorded_step(model, two).total == computed(model, two) > 0
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["", "checkpointed"])
+def test_a_step_that_never_calls_the_root_counts_forward_what_its_gradients_came_through(record, wrapped):
+    class Coder(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.encoder, self.decoder = nn.Conv2d(3, 8, 3, stride=2), Attention(width=8, heads=2)
+
+        def loss(self, x):
+            codes = self.encoder(x).flatten(2).transpose(1, 2)
+            decoded = checkpoint(self.decoder, codes, use_reentrant=False) if wrapped else self.decoder(codes)
+            return decoded.square().mean()
+
+        forward = loss
+
+    model, x = Coder(), torch.randn(2, 3, 9, 9)
+    record(model)
+    apart = recorded_step(model, lambda m: m.loss(x))
+    called = recorded_step(model, lambda m: m(x))
+    products = 2 * 2 * 16 * (2 * 8 * 27 + 3 * 8 * 8 * 4)
+    assert apart.products == called.products == products
+    assert apart.attention == called.attention == pytest.approx(3 * 4 * 2 * 8 * 16 * 16 * causal_share(16, 16))
+
+
+@pytest.mark.parametrize("how", ["by hand", "added to", "torch's own, unfused"])
+def test_attention_that_is_not_fused_grows_with_the_square_of_the_length(record, how):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.table, self.qkv, self.head = nn.Embedding(9, 16), nn.Linear(16, 48), nn.Linear(16, 9)
+
+        def forward(self, ids):
+            x = self.table(ids)
+            q, k, v = self.qkv(x).view(*ids.shape, 3, 2, 8).permute(2, 0, 3, 1, 4).reshape(3, -1, ids.shape[1], 8)
+            if how == "by hand":
+                y = (q @ k.transpose(1, 2)).softmax(-1) @ v
+            elif how == "added to":
+                y = torch.baddbmm(torch.zeros(1, 1, 1), q, k.transpose(1, 2)).softmax(-1).bmm(v)
+            else:
+                with sdpa_kernel(SDPBackend.MATH):
+                    y = scaled_dot_product_attention(q[None], k[None], v[None])[0]
+            return self.head(y.view(len(ids), 2, -1, 8).transpose(1, 2).flatten(2))
+
+    model = Model()
+
+    def counted(length):
+        ids = torch.zeros(3, length, dtype=torch.long)
+        flops = recorded_step(model, lambda m: m(ids).square().mean(), size=(3, 3 * length))
+        return flops.products, flops.attention
+
+    record(model)
+    products, attention = counted(32)
+    assert attention == 3 * 4 * 3 * 2 * 32 * 32 * 8
+    assert counted(128) == (4 * products, 16 * attention)
+
+
+def test_causal_attention_counts_half_whichever_kernel_computes_it(record):
+    model, ids = Language(), torch.randint(0, 50, (2, 24))
+    record(model)
+    fused = recorded_step(model, lambda m: m(ids))
+    with sdpa_kernel(SDPBackend.MATH):
+        unfused = recorded_step(model, lambda m: m(ids))
+    assert unfused.products == fused.products
+    assert unfused.attention == pytest.approx(fused.attention)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_attention_that_a_script_imported_by_its_name_is_known_to_be_causal(record, causal):
+    class Imported(Attention):
+        def forward(self, x):
+            q, k, v = self.qkv(x).view(*x.shape[:2], 3, 4, -1).permute(2, 0, 3, 1, 4)
+            shared = scaled_dot_product_attention(q, k, v)  # the same shapes
+            return self.out((shared + scaled_dot_product_attention(q, k, v, is_causal=causal)).transpose(1, 2).flatten(2))
+
+    model, x = Imported(), torch.randn(2, 24, 32)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).square().mean())
+    assert counted.attention == pytest.approx(3 * 4 * 2 * 24 * 24 * 32 * (1 + (causal_share(24, 24) if causal else 1)))
+
+
+@pytest.mark.parametrize(
+    ("how", "kind"),
+    [("around a part", "bfloat16"), ("of the adapter only", "float32"), ("around a method", "bfloat16"), ("nowhere", "float32")],
+)
+def test_the_type_that_is_multiplied_in_is_the_one_most_of_it_was(record, how, kind):
+    """The model's numbers are of one type, what it does in another: autocast is inside of it, or the root is not called."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.adapter = nn.Linear(8, 64), nn.Sequential(nn.Linear(8, 2), nn.Linear(2, 64))
+
+        def forward(self, x):
+            with half("around a part"):
+                y = self.inner(x)
+            with half("of the adapter only"):
+                return y + self.adapter(x)
+
+        def loss(self, x):
+            with half("around a method"):
+                return self.forward(x).float().mean()
+
+    def half(where):
+        return torch.autocast("cpu", torch.bfloat16) if where == how else nullcontext()
+
+    model, x = Model(), torch.randn(4, 8)
+    record(model)
+    counted = recorded_step(model, lambda m: m.loss(x) if how == "around a method" else m(x).float().mean())
+    assert counted.kind == kind
+
+
+@pytest.mark.parametrize("causal", [True, None])
+def test_compiled_attention_is_as_causal_as_the_code_that_was_written_says(record, monkeypatch, causal):
+    """Autograd's graph has one node for all that was compiled together."""
+    model, ids = Language(causal=True), torch.randint(0, 50, (2, 24))
+    compiled = torch.compile(model, backend="aot_eager")
+    compiled(ids)
+    monkeypatch.setattr(module, "causal_in_compiled_code", lambda: causal)
+    record(compiled)
+    counted = recorded_step(compiled, lambda m: m(ids))
+    share = causal_share(24, 24) if causal else 1.0
+    assert counted.attention == pytest.approx(2 * 3 * 4 * 2 * 24 * 24 * 32 * share)
+
+
+def test_a_vector_at_the_end_counts(record):
+    class Scored(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.score = nn.Linear(8, 16), nn.Parameter(torch.ones(16))
+
+        def forward(self, x):
+            return self.inner(x) @ self.score
+
+    model, x = Scored(), torch.randn(4, 8)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).mean())
+    assert counted.total == computed(model, lambda m: m(x).mean()) == 2 * (2 * 4 * 8 * 16) + 2 * (2 * 4 * 16)
+
+
+def test_what_a_graph_kept_is_not_asked_for(record):
+    """It may be on another device, or be computed again when it is asked for: that is the backward pass's to do, once."""
+    model, x, asked = Pictures(), torch.randn(2, 3, 16, 16), []
+
+    def loss_of(m):
+        def unpack(kept):
+            asked.append(1)
+            return kept
+
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: kept, unpack):
+            return m(x).square().mean()
+
+    loss_of(model).backward()
+    once = len(asked)
+    record(model)
+    asked.clear()
+    recorded_step(model, loss_of)
+    assert len(asked) % once == 0
+    assert len(asked) == once * state.current.completed
 
 
 def test_a_frozen_encoder_counts_forward_only(record):

@@ -270,6 +270,19 @@ def test_a_model_with_one_child_that_is_nearly_all_of_it_is_looked_into():
     assert parts_of(nn.Linear(2, 2)) == {}
 
 
+def test_layers_in_lists_of_lists_and_in_modules_that_only_hold_others_are_parts():
+    class Stages(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.stages = nn.ModuleList([nn.ModuleList([nn.Linear(2, 2), nn.ReLU()]), nn.ModuleDict({"last": nn.Linear(2, 2)})])
+            self.heads = nn.Module()
+            self.heads.value, self.heads.policy = nn.Linear(2, 1), nn.Linear(2, 3)
+
+    model = Stages()
+    (first, second), last = model.stages[0], model.stages[1]["last"]
+    assert parts_of(model) == {"stages": [first, second, last], "heads": [model.heads.value, model.heads.policy]}
+
+
 def test_timers_are_there_in_the_root_s_call_only(record):
     seen = []
 

@@ -1,9 +1,11 @@
 """Runs at interpreter start-up in a process that `perfagent run` started: takes itself out again and waits for torch.
 
 Found through PYTHONPATH. When it is done, sys.path, os.environ and the finders are what they would have been without us, except
-for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which until then see to it that a
-script that starts itself anew (with PYTHONHASHSEED=0, say) is found again. The user's own sitecustomize, which this file hides,
-is run last, so that an error in it is reported by Python as ever. Nothing is imported that the script might not want.
+for one finder that is gone when torch (or perfagent) is imported, and os.execv and os.execve, which see to it that a script that
+starts itself anew (with PYTHONHASHSEED=0, say, or after it has looked how many devices there are) is found again: in a job of
+several ranks only until then, since what the ranks agreed on would be told by one that no longer stands for it. The user's own
+sitecustomize, which this file hides, is run last, so that an error in it is reported by Python as ever. Nothing is imported that
+the script might not want.
 """
 # ruff: noqa: PTH100, PTH119, PTH120, PTH123, SIM105, BLE001 - pathlib and contextlib are not loaded into a process that is not ours
 
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
     from types import ModuleType
     from typing import Any
 
+_WORKERS_HAVE = ("LOCAL_RANK", "ACCELERATE_MIXED_PRECISION")
+"""What a launcher gives to those it starts to train: accelerate tells no rank where it starts only one."""
 _HERE = os.path.dirname(os.path.abspath(__file__))
 
 
@@ -34,16 +38,15 @@ def _arm() -> None:
     mine = told["pid"] == os.getpid()
     if mine and told["launcher"]:
         return  # torchrun itself is not monitored; its workers find the hook in the environment that they inherit
-    worker = told["launcher"] and "LOCAL_RANK" in os.environ and _descends_from(told["pid"])
+    worker = told["launcher"] and any(name in os.environ for name in _WORKERS_HAVE) and _descends_from(told["pid"])
     if told["launcher"] and not worker:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     _restore_python_path(told["python_path"])
     if mine or worker:
-        finder = _Finder(text)
+        finder = _Finder(text, alone=mine and told["drawn_id"] is not None)
         sys.meta_path.insert(0, finder)
-        if mine:
-            finder.follow()
+        finder.follow()
 
 
 def _restore_python_path(before: str | None) -> None:
@@ -76,8 +79,9 @@ class _Finder:
     Who only looks (importlib.util.find_spec, as transformers does) gets a spec that is never executed: the next look counts too.
     """
 
-    def __init__(self, text: str) -> None:
-        self._text, self._pid = text, os.getpid()
+    def __init__(self, text: str, *, alone: bool) -> None:
+        """alone: this process is the whole job."""
+        self._text, self._alone, self._pid = text, alone, os.getpid()
         self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
         self._give_back: Callable[[], None] = lambda: None
 
@@ -134,7 +138,7 @@ class _Finder:
         self._give_back = give_back
 
     def _waits(self) -> bool:
-        return self in sys.meta_path and os.getpid() == self._pid
+        return (self._alone or self in sys.meta_path) and os.getpid() == self._pid
 
     def _told_again(self, path: Any, env: Any) -> Any:
         """The environment with our word in it, for a Python."""
@@ -151,7 +155,8 @@ class _Finder:
         }
 
     def _start(self) -> None:
-        self._give_back()
+        if not self._alone:
+            self._give_back()
         try:
             from perfagent.launch import options
 
@@ -159,6 +164,10 @@ class _Finder:
             from perfagent.session import start_from_launcher
 
             start_from_launcher(**told.for_session())
+            if self._alone:
+                from perfagent.launch.children import watch
+
+                watch(self._text)
         except Exception as error:
             sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")
 

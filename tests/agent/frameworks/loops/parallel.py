@@ -106,3 +106,21 @@ def fully_sharded(script: Script, clip: str = "") -> None:
         optimizer.zero_grad()
         script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=BATCH)
     script.produced(model)
+
+
+def fully_sharded_in_parts(script: Script) -> None:
+    """FSDP2, with an optimizer for the matrices and one for the rest; the large one steps first."""
+    model, other = pair()
+    norms = alone(other, torch.optim.SGD(other.parameters(), lr=0.1), script.ranks)
+    script.attach()
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (script.ranks,)))
+    matrices, rest = ([p for p in model.parameters() if (p.dim() == 2) is large] for large in (True, False))
+    optimizers = [torch.optim.SGD(matrices, lr=0.1), torch.optim.SGD(rest, lr=0.1)]
+    for (x, y), norm in zip(batches(script), norms, strict=True):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        script.step(loss=loss.item(), lr=0.1, norm=norm, samples=BATCH)
+    script.produced(model)

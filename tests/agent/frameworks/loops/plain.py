@@ -84,7 +84,7 @@ def accumulation_plain(script: Script) -> None:
 
 
 def closure(script: Script) -> None:
-    """LBFGS evaluates the loss several times a step; the loss is that of the weights it starts from, the norm the last one."""
+    """LBFGS evaluates the loss several times a step; loss and norm are those of the weights it starts from."""
     model = classifier(dropout=0.0)
     optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=3)
     script.attach(model, optimizer)
@@ -100,7 +100,7 @@ def closure(script: Script) -> None:
             return loss
 
         optimizer.step(evaluate)
-        script.step(loss=seen[0][0], lr=0.1, norm=seen[-1][1], samples=32 * len(seen))
+        script.step(loss=seen[0][0], lr=0.1, norm=seen[0][1], samples=32 * len(seen))
     script.produced(model)
 
 

@@ -18,11 +18,31 @@ def several_optimizers(script: Script) -> None:
     for x, y in DataLoader(Points(48), batch_size=8):
         loss = nn.functional.cross_entropy(model(x), y)
         loss.backward()
-        norm = norm_of(body)
+        norm = norm_of(model.parameters())
         first.step()
         second.step()
         model.zero_grad()
         script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=8)
+    script.produced(model)
+
+
+def muon(script: Script) -> None:
+    """Muon for the matrices, AdamW for the rest, as language models are trained; all clipped together."""
+    script.attach()
+    model = classifier()
+    optimizers = [
+        torch.optim.AdamW([p for p in model.parameters() if p.dim() != 2], lr=1e-2),
+        torch.optim.Muon([p for p in model.parameters() if p.dim() == 2], lr=1e-3),
+    ]
+    for x, y in DataLoader(Points(48), batch_size=8):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        norm = norm_of(model.parameters())
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        script.step(loss=loss.item(), lr=1e-3, norm=norm, samples=8)
     script.produced(model)
 
 

@@ -1,0 +1,80 @@
+"""Ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under `perfagent run` they are
+ranks of its run.
+
+Such a child tells nobody its rank before it joins a process group, and most children of a training never do (a DataLoader's
+workers): so it is monitored from there on. What it needs to know comes with the program that multiprocessing gives the child's
+Python: the environment stays as it is.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from perfagent.importing import Once
+
+__all__ = ["expect", "watch"]
+
+_GROUPS = "torch.distributed.distributed_c10d"
+_PROGRAM = """\
+try:
+    from perfagent.launch.children import expect
+    expect({text!r})
+except Exception:
+    pass
+{program}"""
+
+
+def watch(text: str) -> None:
+    """In the process that `perfagent run` became: tells those that it spawns what it was told itself."""
+    import multiprocessing.spawn as spawn
+
+    original = spawn.get_command_line
+
+    @functools.wraps(original)
+    def get_command_line(**words: Any) -> list[str]:
+        line: list[str] = original(**words)
+        if "-c" in line:  # a frozen program has none
+            place = line.index("-c") + 1
+            line[place] = _PROGRAM.format(text=text, program=line[place])
+        return line
+
+    spawn.get_command_line = get_command_line
+
+
+def expect(text: str) -> None:
+    """In a spawned child: waits until it joins a process group."""
+
+    def loaded() -> None:
+        groups = sys.modules[_GROUPS]
+        groups.init_process_group = _joining(groups.init_process_group, text)  # type: ignore[attr-defined]
+
+    sys.meta_path.insert(0, Once(_GROUPS, loaded))
+
+
+def _joining(original: Callable[..., Any], text: str) -> Callable[..., Any]:
+    told = [text]
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if told:
+            _start(told.pop())
+        return result
+
+    return init_process_group
+
+
+def _start(text: str) -> None:
+    try:
+        from perfagent.launch import options
+        from perfagent.session import current, start_from_launcher
+
+        if current() is None:  # the script has not attached by itself
+            options.current = options.read(text)
+            options.current.watched = False  # the watcher waits for the end of the process that spawned this one
+            start_from_launcher(**options.current.for_session())
+    except Exception as error:  # noqa: BLE001 - the training goes on without us
+        sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")

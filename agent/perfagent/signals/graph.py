@@ -1,0 +1,47 @@
+"""What autograd's graph knows of a step's operators and torch's recording does not say: the type they compute in, results and
+gradients of convolutions, and whether attention is causal. Each node has the number that the recording gives the operator.
+
+Only what a node says of itself is read: the tensors that it keeps for its backward pass may be on another device, on a disk, or
+be computed again when they are asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from perfagent.signals.convolutions import NODES, Convolution
+
+__all__ = ["PRODUCTS", "in_graph"]
+
+PRODUCTS = re.compile(r"(Mm|Addmm|AddmmActivation|Bmm|Baddbmm|Mv|Addmv|GroupedMm|ScaledDotProduct\w+)Backward0")
+"""Nodes whose gradients are products of the size of the forward pass's own. Those of convolutions besides."""
+
+
+def in_graph(roots: Iterable[Any]) -> Iterable[tuple[int, str, Convolution | bool | None]]:
+    """(number, type, convolution or whether it is causal) of all products that a backward pass from these tensors may meet.
+
+    Half a microsecond a node.
+    """
+    waiting = [root.node if hasattr(root, "node") else root.grad_fn for root in roots]
+    seen, computes = set(), {type(None): False}
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        seen.add(node)
+        kind = type(node)
+        if kind not in computes:
+            computes[kind] = node.name() in NODES or PRODUCTS.fullmatch(node.name()) is not None
+        if node is not None:
+            waiting += [after for after, _ in node.next_functions]
+        if computes[kind]:
+            yield node._sequence_nr(), str(node._input_metadata[0].dtype).removeprefix("torch."), _told(node)
+
+
+def _told(node: Any) -> Convolution | bool | None:
+    if node.name() not in NODES:
+        return getattr(node, "_saved_is_causal", None)
+    gradients = sum(after is not None for after, _ in node.next_functions[:2])
+    return Convolution(tuple(node._input_metadata[0].shape), node._saved_transposed, gradients)

@@ -1,0 +1,123 @@
+"""Optimizers that are given a closure: what is told of a step is of the weights it begins at, as its loss is."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+
+def norm_of(parameters) -> float:
+    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
+
+
+def small() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+
+
+def trained(model, optimizer, *, clip=None, windows=1, by_name=False, steps=4) -> list[list[tuple[float, float]]]:
+    """For each step loss and norm of each evaluation."""
+    torch.manual_seed(1)
+    x, y = torch.randn(32, 8), torch.randn(32, 1)
+    told = []
+    for _ in range(steps):
+        seen: list[tuple[float, float]] = []
+
+        def closure(seen=seen):
+            optimizer.zero_grad()
+            losses = []
+            for part, target in zip(x.chunk(windows), y.chunk(windows), strict=True):
+                loss = 20 * (model(part) - target).square().mean() / windows
+                loss.backward()
+                losses.append(loss.item())
+            seen.append((math.fsum(losses), norm_of(model.parameters())))
+            if clip == "norm":
+                nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if clip == "value":
+                nn.utils.clip_grad_value_(model.parameters(), 0.01)
+            return loss
+
+        if by_name:
+            optimizer.step(closure=closure)
+        else:
+            optimizer.step(closure)
+        told.append(seen)
+    return told
+
+
+@pytest.mark.parametrize("clip", [None, "norm", "value"])
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_norm_is_of_the_same_weights_as_the_loss(record, clip, by_name):
+    model = small()
+    recorded = record(model, overhead_budget_pct=1e9)
+    seen = trained(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4), clip=clip, by_name=by_name)
+    assert all(len(step) > 1 for step in seen)
+    assert [loss for _, loss in recorded.of("loss")] == [step[0][0] for step in seen]
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
+
+
+def test_clipping_alone_tells_it_too(record):
+    """Steps in which nothing is measured."""
+    model = small()
+    recorded = record(model)
+    recorded.run._progress.measure_at = 2**60
+    seen = trained(model, torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4), clip="norm")
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
+
+
+def test_micro_batches_inside_of_a_closure_are_one_gradient(record):
+    model = small()
+    recorded = record(model, overhead_budget_pct=1e9)
+    seen = trained(model, torch.optim.SGD(model.parameters(), lr=1e-3), windows=4)
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
+    assert recorded.of("update/ratio"), "the closure returns before a weight is moved"
+
+
+def test_the_closure_is_called_as_it_was_and_its_answer_returned(record):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    recorded = record(model, overhead_budget_pct=1e9)
+    calls = []
+
+    def closure():
+        calls.append(torch.is_grad_enabled())
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    answers = [optimizer.step(closure) for _ in range(3)]
+    assert calls == [True] * 3
+    assert [value for _, value in recorded.of("loss")] == [answer.item() for answer in answers]
+
+
+def test_a_closure_that_raises_reaches_the_script_and_the_next_step_is_told(record):
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=2)
+    recorded = record(model, optimizer=optimizer, overhead_budget_pct=1e9)
+
+    def bad():
+        raise KeyError("from the script")
+
+    seen = trained(model, optimizer, steps=2)
+    with pytest.raises(KeyError, match="from the script"):
+        optimizer.step(bad)
+    seen += trained(model, optimizer, steps=2)
+    assert [norm for _, norm in recorded.of("grad/norm")] == pytest.approx([step[0][1] for step in seen], rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.Adam])
+def test_weights_are_the_same_bits(record, kind):
+    def weights(watched: bool) -> list[torch.Tensor]:
+        model = small()
+        recorded = record(model, overhead_budget_pct=1e9) if watched else None
+        trained(model, kind(model.parameters(), lr=0.01), clip="norm")
+        if recorded is not None:
+            recorded.finish()
+        return [parameter.detach().clone() for parameter in model.parameters()]
+
+    alone = weights(False)
+    assert all(torch.equal(one, other) for one, other in zip(alone, weights(True), strict=True))
