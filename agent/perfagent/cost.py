@@ -16,6 +16,8 @@ _STEP, _ENTRY = 105, 32
 """Stamps that completing a step is worth, and each entry of its trace."""
 _LOG, _VALUE = 45, 4
 """Stamps that a log() call is worth, and each of its values."""
+_LOG_AGAIN, _VALUE_AGAIN = 10, 0.5
+"""The same of a call right behind another one, which finds all that it needs in the caches."""
 _TOLD, _LAYER = 3000, 10
 """Stamps that telling one measured step is worth, on the sender's thread, and each of its layers: it has series that the steps
 before and after it do not have. Measured as the CPU of that thread with a pass in every tenth step, and with none."""
@@ -46,9 +48,9 @@ def steps_ns(steps: int, entries: int) -> float:
     return stamp_ns() * (_STEP * steps + _ENTRY * entries)
 
 
-def log_ns(calls: int, values: int) -> float:
-    """Of so many log() calls with so many values in all."""
-    return stamp_ns() * (_LOG * calls + _VALUE * values)
+def log_ns(calls: int, values: int, again: int = 0, values_again: int = 0) -> float:
+    """Of so many log() calls with so many values in all, and of so many that came right behind another one."""
+    return stamp_ns() * (_LOG * calls + _VALUE * values + _LOG_AGAIN * again + _VALUE_AGAIN * values_again)
 
 
 def telling_ns(layers: int) -> float:

@@ -10,6 +10,7 @@ import textwrap
 from pathlib import Path
 
 import pytest
+from agent.frameworks.recordings import recorded
 from agent_recorded import Recording
 from builders import job_environment, until
 
@@ -69,11 +70,61 @@ if "PYTHONHASHSEED" not in os.environ:
 assert not any("startup" in entry for entry in sys.path)
 assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == "/nowhere"
 import torch
-assert os.execv.__module__ == os.execve.__module__ == "posix"
 """
     done = run(tmp_path, begin + STEPS, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
     assert done.returncode == 0, done.stderr
     assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
+
+
+ANEW = """
+import os, sys
+import torch
+words = [sys.executable, *sys.argv]
+if "THREADS" not in os.environ:
+    os.environ["THREADS"] = "1"
+    {before}
+    os.{call}
+assert not any("startup" in entry for entry in sys.path)
+assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == "/nowhere"
+"""
+
+
+@pytest.mark.parametrize("call", ["execv(words[0], words)", "execve(words[0], words, os.environ)", "execlp(words[0], *words)"])
+def test_a_script_that_starts_itself_anew_after_it_has_imported_torch_is_monitored(tmp_path: Path, call: str) -> None:
+    done = run(tmp_path, ANEW.format(call=call, before="") + STEPS, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
+    assert Recording(tmp_path / "record").events("state")[-1]["state"] == "finished"
+
+
+def test_a_training_that_starts_itself_anew_is_another_attempt_of_the_run(tmp_path: Path) -> None:
+    before = "exec(os.environ['STEPS']); import perfagent; assert perfagent.attach()._sender.settled.wait(30)"
+    script = ANEW.format(call="execv(words[0], words)", before=before) + STEPS
+    done = run(tmp_path, script, "-m", "perfagent", "run", PYTHONPATH="/nowhere", STEPS=STEPS)
+    assert done.returncode == 0, done.stderr
+    first, second = sorted(recorded(tmp_path / "record"), key=lambda one: one.attempt)
+    assert (first.run, first.attempt < second.attempt) == (second.run, True)
+    assert [states[-1]["state"] for states in (first.states, second.states)] == ["running", "finished"]
+    assert sorted(second.series["loss"]) == [*range(1, 21)]
+
+
+def test_an_exec_that_fails_or_is_a_childs_changes_nothing(tmp_path: Path) -> None:
+    script = """
+import os, sys
+import torch
+try:
+    os.execv("/nowhere/python", ["python"])
+except FileNotFoundError as error:
+    assert error.filename == "/nowhere/python" or error.errno == 2
+child = os.fork()
+if not child:
+    os.execv(sys.executable, [sys.executable, "-c", "import os; assert 'PERFAGENT_RUN_LAUNCH' not in os.environ"])
+assert os.waitpid(child, 0)[1] == 0
+"""
+    done = run(tmp_path, script + STEPS, "-m", "perfagent", "run")
+    assert done.returncode == 0, done.stderr
+    assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
+    assert len(recorded(tmp_path / "record")) == 1
 
 
 @pytest.mark.parametrize("name", ["secrets.py", "statistics.py"])
@@ -281,6 +332,32 @@ def test_how_a_process_leaves(tmp_path: Path, case: str) -> None:
     assert ends(tmp_path) == [(state, reason)]
 
 
+def test_leaving_is_otherwise_as_without_us(tmp_path: Path) -> None:
+    """A worker's SystemExit reaches its parent, sys.exit can be sent to a process, and any object may be a status."""
+    body = """
+        import copy, inspect, multiprocessing, pickle, sys, numpy, perfagent
+        from concurrent.futures import ProcessPoolExecutor
+        original = inspect.signature(sys.exit)
+        def work():
+            sys.exit(3)
+        perfagent.init()
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("fork")) as pool:
+            assert repr(pool.submit(work).exception()) == "SystemExit(3)"
+        assert pickle.loads(pickle.dumps(sys.exit)) is sys.exit
+        assert inspect.signature(sys.exit) == original
+        try:
+            sys.exit(4)
+        except SystemExit as error:
+            assert copy.deepcopy(error).code == pickle.loads(pickle.dumps(error)).code == 4
+        try:
+            sys.exit(numpy.ones(3))
+        except SystemExit as error:
+            assert error.code.shape == (3,)
+    """
+    assert run(tmp_path, textwrap.dedent(body)).returncode == 0
+    assert ends(tmp_path) == [("finished", "")]
+
+
 def test_an_exit_that_was_caught_and_kept_is_not_the_end_where_training_goes_on(tmp_path: Path) -> None:
     body = """
         import sys, torch, perfagent
@@ -333,3 +410,60 @@ def test_ctrl_c_in_the_midst_of_the_end_loses_nothing(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "interrupted\n")
     assert ends(tmp_path) == [("finished", "")]
     assert len(Recording(tmp_path / "record").series("x")) == 100
+
+
+def test_a_script_that_closes_every_descriptor_keeps_the_files_that_get_their_numbers(tmp_path: Path) -> None:
+    """As daemons begin: our files are gone then, and their numbers are the script's own."""
+    body = f"""
+        import os, time, torch, perfagent
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        run = perfagent.attach(model, optimizer)
+        run._sender.settled.wait(30)
+
+        def step():
+            model(torch.ones(1, 2)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.02)
+
+        for _ in range(30):
+            step()
+        os.closerange(3, 1024)
+        files = [open({str(tmp_path)!r} + f"/own{{number}}", "wb", buffering=0) for number in range(30)]
+        for _ in range(100):
+            step()
+            for file in files:
+                file.write(b"x")
+        for file in files:
+            file.close()
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert [path.read_bytes() for path in sorted(tmp_path.glob("own*"))] == [b"x" * 100] * 30
+    steps = [step for step, _ in Recording(tmp_path / "record").series("loss")]
+    assert len(steps) == len(set(steps)) >= 120  # what was written in the tick of that moment may be lost
+    assert ends(tmp_path) == [("finished", "")]
+
+
+# ---- the start
+
+
+def test_nothing_is_imported_once_a_run_has_started(tmp_path: Path) -> None:
+    """An import of ours beside the training would take the interpreter from its first steps, and stay locked in a fork."""
+    body = """
+        import sys, time, torch
+        model = torch.nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        import perfagent
+        run = perfagent.attach(model, optimizer)
+        there = set(sys.modules)
+        begin = time.monotonic()
+        while time.monotonic() < begin + 2.0:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            run.log({"x": 1.0})
+            time.sleep(0.01)
+        print([name for name in set(sys.modules) - there if not name.startswith('torch.')])  # torch's profiler has one of its own
+    """
+    assert run(tmp_path, body).stdout.strip() == "[]"

@@ -9,6 +9,7 @@ objects that live on make the garbage collector run.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ __all__ = ["Collector", "Taken"]
 DEFERRED_S = 60.0
 _AT_A_TIME = 32
 """Rows that are taken in 0.1 ms."""
+_AT_ONCE_S = 1e-5
+"""log() calls that are no further apart are made in one loop, with nothing of a training between them."""
 _LOSSES_KEPT = 100
 """Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are forgotten."""
 _LOGGED, _OURS = 4, 5
@@ -62,7 +65,9 @@ class Collector:
         self._packer = Packer(columns)
         self._steps = StepPacker()
         self._deferred_since = 0.0
-        self._calls = self._values = 0
+        self._calls = self._values = self._again = self._values_again = 0
+        self._called = -math.inf
+        """When log() was called last."""
         self._epoch = 0.0
         self._newest_step = 0
         self._passed = 0
@@ -90,15 +95,21 @@ class Collector:
         losses = p.user_losses if p is not None else {}
         packer, alike, newest = self._packer, self._steps, self.newest
         self._epoch = epoch = time.time() - time.monotonic()
-        self._calls = self._values = steps = entries = taken = 0
+        self._calls = self._values = self._again = self._values_again = steps = entries = taken = 0
+        called = self._called
         rows: list[Any] = []
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
             if kind is tuple and len(row) == _LOGGED:
                 step, wall, monotonic, metrics = row
-                self._calls += 1
-                self._values += len(metrics)
+                if monotonic - called < _AT_ONCE_S:
+                    self._again += 1
+                    self._values_again += len(metrics)
+                else:
+                    self._calls += 1
+                    self._values += len(metrics)
+                called = monotonic
                 if step > newest:
                     newest = step
                 try:  # as in Packer.add, which does the same for any names
@@ -131,9 +142,10 @@ class Collector:
             waiting.popleft()
             taken += 1
             if not taken % _AT_A_TIME and taken + _AT_A_TIME <= most:  # not for the sake of a few more
-                give_way()
+                give_way(len(waiting))
             self._deferred_since = 0.0  # whatever was waited for has come: the next one has all the time there is
         self._passed += taken
+        self._called = called
         self.newest = max(newest, self.newest, self._newest_step)
         self._account(steps, entries)
         if len(losses) > _LOSSES_KEPT:
@@ -176,8 +188,13 @@ class Collector:
     def _account(self, steps: int, entries: int) -> None:
         """For the agent's account of its own cost."""
         sender = self._sender
-        calls, values = sender.logged
-        sender.logged = calls + self._calls, values + self._values
+        calls, values, again, values_again = sender.logged
+        sender.logged = (
+            calls + self._calls,
+            values + self._values,
+            again + self._again,
+            values_again + self._values_again,
+        )
         before, its_entries = sender.stepped
         sender.stepped = before + steps, its_entries + entries
 

@@ -1,13 +1,11 @@
 """What the sender thread does: decides when to spool, what to send, and what an answer means.
 
-Imported on that thread, so that neither this module nor the wire, the spool or the transport below it costs the training thread
-anything at its start.
+Imported when a sender starts, so that `import perfagent` costs neither this module nor the wire, the spool and the transport
+below it.
 """
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import logging
 import math
 import os
@@ -120,10 +118,6 @@ class Dispatcher:
         self._busy = None  # what was on its way is still in the spool
         if self.sender.config.record is None:
             self.spool.create()
-        for name in self.sender.imports:
-            self._drain(time.monotonic())  # what was measured while we were being imported does not wait for the rest
-            with contextlib.suppress(ImportError):
-                importlib.import_module(name)
         self.sender.settled.set()
         next_tick = self._last_sent = time.monotonic()
         rung = True  # after an error too: what was to be sent has to be asked for again
@@ -234,7 +228,7 @@ class Dispatcher:
         groups: list[Group] = []
         for piece in pieces(drafts):
             if groups:
-                give_way()
+                give_way(len(self.sender.rows))
             groups += read([piece], self.sender.reader, self._columns, self._lost)
         groups = merge(groups)
         self._tell_refused()

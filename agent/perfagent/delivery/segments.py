@@ -14,6 +14,7 @@ is kept in `error` and never raised to who writes.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import math
 import os
@@ -26,6 +27,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
+
+from perfagent.descriptors import Descriptor, opened
 
 __all__ = [
     "BAD_RECORD",
@@ -59,6 +62,8 @@ MAX_RECORD = 64 * 2**20
 SEGMENT_BYTES = 8 * 2**20
 RETRY_S = 1.0
 """After an error of the disk nothing is tried for so long."""
+LOOK_S = 1.0
+"""So often it is looked whether the files are still there and ours that are not written to."""
 
 _STATE = struct.Struct("<QQQQQI")  # generation, the fields of State, CRC-32 of the rest
 _SLOT = 64
@@ -110,7 +115,7 @@ class _Growing(msgspec.Struct):
     """The file of one kind that is being written."""
 
     suffix: str
-    fd: int = -1
+    file: Descriptor | None = None
     path: Path | None = None
     size: int = 0
 
@@ -132,7 +137,9 @@ class Segments:
         self.old_ticks: list[tuple[Path, int]] = []
         """Files of ticks that no longer grow, with the last tick in each."""
         self._generation = 0
-        self._lock_fd = self._state_fd = -1
+        self._lock: Descriptor | None = None
+        self._state: Descriptor | None = None
+        self._look_at = 0.0
         self._growing = {"ticks": _Growing("ticks"), "frames": _Growing("frames")}
 
     # ---- opening and closing
@@ -144,53 +151,59 @@ class Segments:
         try:
             for missing in [p for p in (self.folder, *self.folder.parents) if not p.exists()][::-1]:
                 missing.mkdir(mode=0o700, exist_ok=True)
-            self.lock()
+            lock = self.lock()
             with contextlib.suppress(OSError):  # on a full disk the watcher finds nothing, and the next start delivers
-                os.ftruncate(self._lock_fd, 0)
-                os.pwrite(self._lock_fd, f"{self.header.pid} {self.header.pid_start}".encode("ascii"), 0)
-            self._state_fd = self.open_private("state", os.O_RDWR | os.O_CREAT)
-            if os.fstat(self._state_fd).st_size < 2 * _SLOT:
+                os.ftruncate(lock.fd, 0)
+                os.pwrite(lock.fd, f"{self.header.pid} {self.header.pid_start}".encode("ascii"), 0)
+            self._state = self.open_private("state", os.O_RDWR | os.O_CREAT)
+            if os.fstat(self._state.fd).st_size < 2 * _SLOT:
                 self.write_state()
             self.ready = True
         except BaseException as error:
-            self._close_fd("_lock_fd")
-            if not isinstance(error, OSError):
+            self._let_go()
+            if not isinstance(error, OSError | SpoolBusyError):
                 raise
-            self.failed(error)
+            self.failed(error if isinstance(error, OSError) else OSError(errno.EBUSY, str(error)))
             return False
         return True
 
     def take_over(self) -> None:
         """After `lock()`: the state that a dead process left. Raises OSError."""
-        self._state_fd = self.open_private("state", os.O_RDWR | os.O_CREAT)
-        self._read_state()
+        self._state = self.open_private("state", os.O_RDWR | os.O_CREAT)
+        self._read_state(self._state)
         self.ready = True
 
-    def lock(self) -> None:
+    def lock(self) -> Descriptor:
         """Raises SpoolBusyError while another process holds it, OSError for trouble of the disk."""
-        self._lock_fd = self.open_private("lock", os.O_RDWR | os.O_CREAT)
+        self._lock = lock = self.open_private("lock", os.O_RDWR | os.O_CREAT)
         try:
-            fcntl.flock(self._lock_fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
-            self._close_fd("_lock_fd")
+            self._let_go()
             if isinstance(error, BlockingIOError):
                 raise SpoolBusyError(f"{self.folder} belongs to a running process") from error
             raise
+        return lock
 
-    def open_private(self, name: str, flags: int) -> int:
-        return os.open(self.folder / name, flags | os.O_CLOEXEC, 0o600)
+    def open_private(self, name: str, flags: int) -> Descriptor:
+        return opened(self.folder / name, flags)
 
     def close(self) -> None:
         """Closes the files and does nothing else; nothing is written afterwards."""
-        for growing in self._growing.values():
-            fd, growing.fd = growing.fd, -1
-            if fd >= 0:
-                with contextlib.suppress(OSError):
-                    os.close(fd)
-        self._close_fd("_state_fd")
-        self._close_fd("_lock_fd")
-        self.ready = False
+        self._let_go()
         self.retry_at = math.inf
+
+    def _let_go(self) -> None:
+        """Closes the files; they may be opened again, and what grew is not written to any more."""
+        for kind in self._growing:
+            with contextlib.suppress(OSError):
+                self.rotate(kind)
+        for file in (self._state, self._lock):
+            if file is not None:
+                with contextlib.suppress(OSError):
+                    file.close()
+        self._state = self._lock = None
+        self.ready = False
 
     def forked(self) -> None:
         """In a forked child: closes the files, also one that the parent's threads had opened but not yet noted down, and those
@@ -203,26 +216,50 @@ class Segments:
                     if os.readlink(f"/proc/self/fd/{name}").startswith(mine):  # noqa: PTH115
                         os.close(int(name))
 
-    def _close_fd(self, name: str) -> None:
-        fd = getattr(self, name)
-        setattr(self, name, -1)
-        if fd >= 0:
+    def _is_there(self, file: Descriptor | None, now: float) -> bool:
+        """False where somebody has deleted the files: what was in them is not on the disk, and the next write begins others.
+        Where the script has closed every descriptor there was, all is let go of, to be opened anew.
+
+        file: that is to be written; the others are looked at once a second (with cold caches 10 µs each)."""
+        files = [file]
+        if now >= self._look_at:
+            self._look_at = now + LOOK_S
+            files = [self._lock, self._state, *(growing.file for growing in self._growing.values())]
+        for one in files:
+            deleted = one.is_deleted if one is not None else False
+            if deleted:
+                self._deleted(FileNotFoundError(errno.ENOENT, "its files were deleted"))
+                return False
+            if deleted is None:
+                self._let_go()
+                break
+        return True
+
+    def _deleted(self, error: FileNotFoundError) -> None:
+        """The disk itself is well: nothing has to be waited for."""
+        self._let_go()
+        self.failed(error)
+        self.retry_at = 0.0
+        self.on_disk = 0
+        for path in numbered(self.folder, "ticks", "frames"):
             with contextlib.suppress(OSError):
-                os.close(fd)
+                self.on_disk += path.stat().st_size
 
     # ---- writing
 
     def append(self, kind: str, record: bytes) -> int:
         """Appends one record; its offset + 1, or 0 when the disk did not take it all (then none of it stays)."""
-        if time.monotonic() < self.retry_at or not self.create():
+        now, growing = time.monotonic(), self._growing[kind]
+        if now < self.retry_at or not self._is_there(growing.file, now) or not self.create():
             return 0
-        growing = self._growing[kind]
         try:
-            if growing.fd >= 0 and growing.size + len(record) > SEGMENT_BYTES:
+            if growing.file is not None and growing.size + len(record) > SEGMENT_BYTES:
                 self.rotate(kind)
-            if growing.fd < 0:
-                self._new_file(growing)
-            write_whole(growing.fd, growing.size, record)
+            file = growing.file or self._new_file(growing)
+            write_whole(file.fd, growing.size, record)
+        except FileNotFoundError as error:
+            self._deleted(error)
+            return 0
         except OSError as error:
             self.failed(error)
             return 0
@@ -235,31 +272,32 @@ class Segments:
     def append_header(self, kind: str | None = None) -> None:
         """Writes the header again, into the files that are open or into one kind (opened if need be)."""
         for name, growing in self._growing.items():
-            if name == kind or (kind is None and growing.fd >= 0):
+            if name == kind or (kind is None and growing.file is not None):
                 self.append(name, framed(HEADER, self.header_bytes()))
 
-    def _new_file(self, growing: _Growing) -> None:
+    def _new_file(self, growing: _Growing) -> Descriptor:
         self.number += 1
         path = self.folder / f"{self.number:08d}.{growing.suffix}"
         start = MAGIC + framed(HEADER, self.header_bytes())
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        file = self.open_private(path.name, os.O_RDWR | os.O_CREAT | os.O_TRUNC)
         try:
-            write_whole(fd, 0, start)
+            write_whole(file.fd, 0, start)
         except OSError:
-            os.close(fd)
+            file.close()
             with contextlib.suppress(OSError):
                 path.unlink()
             raise
-        growing.fd, growing.path, growing.size = fd, path, len(start)
+        growing.file, growing.path, growing.size = file, path, len(start)
         self.on_disk += len(start)
+        return file
 
     def rotate(self, kind: str) -> Path | None:
         """Closes the file that grows; the next record starts another. The closed file, None where there was none."""
         growing = self._growing[kind]
         path, growing.path = growing.path, None
-        fd, growing.fd = growing.fd, -1
-        if fd >= 0:
-            os.close(fd)
+        file, growing.file = growing.file, None
+        if file is not None:
+            file.close()
         if path is not None and kind == "ticks":
             self.old_ticks.append((path, self.header.next_tick - 1))
         return path
@@ -290,31 +328,34 @@ class Segments:
     def sync(self) -> None:
         """Asks the disk to keep what was written (power loss; a killed process loses nothing without this)."""
         for growing in self._growing.values():
-            if growing.fd >= 0:
+            if growing.file is not None and growing.file.is_ours:
                 with contextlib.suppress(OSError):
-                    os.fdatasync(growing.fd)
+                    os.fdatasync(growing.file.fd)
 
     # ---- state
 
     def write_state(self) -> bool:
         """False when the disk did not take it."""
-        if self._state_fd < 0:
+        if self._state is not None and not self._state.is_ours:
+            self._let_go()
+            self.create()
+        if self._state is None:
             return False
         self._generation += 1
         state = self.state
         body = struct.pack("<QQQQQ", self._generation, state.acked, state.marked, state.mark_from, state.mark_upto)
         slot = body + struct.pack("<I", zlib.crc32(body))
         try:
-            os.pwrite(self._state_fd, slot.ljust(_SLOT, b"\0"), _SLOT * (self._generation % 2))
+            os.pwrite(self._state.fd, slot.ljust(_SLOT, b"\0"), _SLOT * (self._generation % 2))
         except OSError as error:
             self.failed(error)
             return False
         return True
 
-    def _read_state(self) -> None:
+    def _read_state(self, file: Descriptor) -> None:
         best: tuple[int, ...] = ()
         with contextlib.suppress(OSError):
-            data = os.pread(self._state_fd, 2 * _SLOT, 0)
+            data = os.pread(file.fd, 2 * _SLOT, 0)
             for offset in (0, _SLOT):
                 slot = data[offset : offset + _STATE.size]
                 if len(slot) == _STATE.size and zlib.crc32(slot[:-4]) == _STATE.unpack(slot)[-1]:

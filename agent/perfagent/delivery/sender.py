@@ -18,6 +18,7 @@ forgotten (spool.py). Nothing is given up by time; what had to be dropped for sp
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import os
 import threading
@@ -99,8 +100,8 @@ class Sender:
         """CPU seconds that both threads have used so far (for the governor)."""
         self.reader = StepReader()
         """Reads what was noted of steps; the session puts its own here."""
-        self.logged = (0, 0)
-        """log() calls so far, and their values (for the governor)."""
+        self.logged = (0, 0, 0, 0)
+        """log() calls so far, and their values; those right behind another one, and theirs (for the governor)."""
         self.stepped = (0, 0)
         """Plain steps so far, and the entries of their traces (for the governor)."""
         self.events: deque[Happened] = deque(maxlen=10_000)
@@ -109,7 +110,7 @@ class Sender:
         """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so here."""
         self.slow_sources: list[Source] = []
         self.imports: list[str] = []
-        """Modules that sources need: imported before `settled`, since a fork or Ctrl-C must not meet an import of ours."""
+        """Modules that sources need: imported by `start`, since a fork or Ctrl-C must not meet an import of ours later."""
         self.flushes: deque[_Flush] = deque()
         self._transport = transport
         self._dispatcher: Dispatcher | None = None
@@ -124,7 +125,7 @@ class Sender:
         self.followed: Path | None = None
         """Where the next run of this process has its source, once this one ends for it."""
         self.settled = threading.Event()
-        """Set when the sender thread has imported what it needs and opened its files."""
+        """Set when the sender thread has opened its files."""
         # register_at_fork cannot be undone, so it must not keep us alive
         settle, forget = weakref.WeakMethod(self._before_fork), weakref.WeakMethod(self._in_forked_child)
         os.register_at_fork(
@@ -146,7 +147,7 @@ class Sender:
 
     def start(self) -> None:
         """Starts the sender thread, once. Does nothing in a forked child or when disabled; never raises."""
-        if self.disabled or self._thread is not None or os.getpid() != self._pid:
+        if self.disabled or self._thread is not None or os.getpid() != self._pid or not self._import():
             return
         thread = threading.Thread(target=self._run, name="perfagent-sender", daemon=True)
         try:
@@ -155,6 +156,18 @@ class Sender:
             self._disable(f"its thread could not be started ({error})")
             return
         self._thread = thread
+
+    def _import(self) -> bool:
+        """All that the threads need, 20 ms: here it delays the start, on the sender's thread it would slow the first steps."""
+        for name in self.imports:
+            with contextlib.suppress(Exception):  # NVML's bindings are somebody else's
+                importlib.import_module(name)
+        try:
+            importlib.import_module("perfagent.delivery.dispatcher")
+        except Exception as error:  # noqa: BLE001 - a broken installation is no reason why a training should not start
+            self._disable(f"it could not be imported ({error})")
+            return False
+        return True
 
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
         """Something that happened once; redacted and made encodable on the sender thread. kind: one of wire.EVENT_KINDS."""
@@ -220,7 +233,7 @@ class Sender:
     # ---- forking
 
     def _before_fork(self) -> None:
-        """A module that is being imported stays locked in the child for good: let our thread import and open its files first."""
+        """What our thread is just opening would stay open in the child: let it come to an end first."""
         if self._thread is not None and self._thread is not threading.current_thread():
             self.settled.wait(1.0)
 
@@ -239,7 +252,7 @@ class Sender:
     def _dispatch(self) -> Dispatcher:
         with self._making:
             if self._dispatcher is None:
-                from perfagent.delivery.dispatcher import Dispatcher  # 30 ms that the training thread need not spend
+                from perfagent.delivery.dispatcher import Dispatcher  # not with this module: `import perfagent` is to be quick
 
                 self._dispatcher = Dispatcher(self, self._transport)
             return self._dispatcher

@@ -3,7 +3,7 @@
 A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so the server
 goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet: `os.fork` therefore waits
 until it has (microseconds), and what was opened is known by descriptor and inode, whatever object wraps it by then (TLS makes
-another one).
+another one). In the process itself, too, nothing is written to a number that has become somebody else's.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ import socket
 import threading
 import time
 from typing import Any
+
+from perfagent.descriptors import Descriptor, above_streams
 
 __all__ = ["Dialer"]
 
@@ -46,8 +48,8 @@ class Dialer:
     """Opens one connection at a time."""
 
     def __init__(self) -> None:
-        self._opened = (-1, 0)
-        """(descriptor, inode) of the newest socket."""
+        self._opened: Descriptor | None = None
+        """The newest socket."""
 
     def connect(self, address: tuple[str, int], timeout: float, _source: object = None) -> socket.socket:
         """As socket.create_connection, with a timeout for all addresses together. Raises OSError."""
@@ -73,16 +75,23 @@ class Dialer:
     def _socket(self, family: int, kind: int, protocol: int) -> socket.socket:
         with _gate.lock:
             sock = socket.socket(family, kind, protocol)
-            self._opened = sock.fileno(), os.fstat(sock.fileno()).st_ino
+            if sock.fileno() != (fd := above_streams(sock.fileno())):
+                sock.detach()
+                sock = socket.socket(family, kind, protocol, fileno=fd)
+            self._opened = Descriptor(fd)
         return sock
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the newest socket is still what its number means."""
+        return self._opened is not None and self._opened.is_ours
 
     def forked(self) -> None:
         """In a forked child: closes what this process inherited of it, without a word to the other side."""
-        fd, inode = self._opened
-        self._opened = (-1, 0)
+        opened, self._opened = self._opened, None
         with contextlib.suppress(OSError):
-            if fd >= 0 and os.fstat(fd).st_ino == inode:
-                os.close(fd)
+            if opened is not None:
+                opened.close()
 
 
 def _addresses(host: str, port: int) -> list[tuple[Any, ...]]:

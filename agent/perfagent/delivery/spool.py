@@ -53,6 +53,7 @@ from perfagent.delivery.segments import (
     write_whole,
 )
 from perfagent.delivery.thinning import halves, raw_size
+from perfagent.descriptors import opened
 from perfagent.wire import Event, Frame, Group
 
 __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]
@@ -258,11 +259,11 @@ class Spool:
             for kept in frames.values():
                 if kept.path == path:
                     kept.path = broken
-            fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
             try:
-                write_whole(fd, 0, data[:end])
+                write_whole(file.fd, 0, data[:end])
             finally:
-                os.close(fd)
+                file.close()
             for kept in frames.values():
                 if kept.path == broken:
                     kept.path = path
@@ -474,22 +475,22 @@ class Spool:
         note = framed(REASON, _encoder.encode({"seq": seq, "reason": reason[:1000], "time": time.time()}))
         self.ack(seq)
         try:
-            fd = self.files.open_private("quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+            file = self.files.open_private("quarantine", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         except OSError as error:
             self.files.failed(error)
             return False
         try:
-            size = os.fstat(fd).st_size
+            size = os.fstat(file.fd).st_size
             if self.recording and self._set_aside(seq):  # by an earlier `perfagent sync`
                 return True
             if size + len(record) + len(note) + len(MAGIC) > QUARANTINE_BYTES:
                 return False
-            write_whole(fd, size, (b"" if size else MAGIC) + note + record)
+            write_whole(file.fd, size, (b"" if size else MAGIC) + note + record)
         except OSError as error:
             self.files.failed(error)
             return False
         finally:
-            os.close(fd)
+            file.close()
         return True
 
     def _set_aside(self, seq: int) -> bool:

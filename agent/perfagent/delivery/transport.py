@@ -202,13 +202,18 @@ class HttpTransport:
         return " ".join(text.split()) + (f", through the proxy {self._through}" if self._through else "")
 
     def _exchange(self, body: bytes, headers: dict[str, str], deadline: float) -> Reply:
+        if self._connection is not None and not self._dialer.is_ours:  # the script has closed it
+            self.close()
         connection = self._connection
         if connection is None:
             connection = self._connection = self._connect(deadline)
         sock = connection.sock
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         connection.request("POST", self._target, body=body, headers={**headers, **self._proxy_headers})
-        response = http.client.HTTPResponse(_Readable(sock, deadline, self.idle), method="POST")  # type: ignore[arg-type]
+        response = http.client.HTTPResponse(
+            _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours),  # type: ignore[arg-type]
+            method="POST",
+        )
         try:
             response.begin()
             found = response.read(MAX_REPLY_BYTES + 1)
@@ -270,9 +275,12 @@ class HttpTransport:
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is not None:
-            with contextlib.suppress(OSError):
-                connection.close()
+        if connection is None:
+            return
+        with contextlib.suppress(OSError):
+            if connection.sock is not None and not self._dialer.is_ours:
+                connection.sock.detach()
+            connection.close()
 
     def abandon(self) -> None:
         connection, self._connection = self._connection, None
@@ -291,16 +299,20 @@ def _forget_response(connection: http.client.HTTPConnection) -> None:
 class _Readable:
     """What HTTPResponse wants of a socket: a buffered file of it, here with a deadline."""
 
-    def __init__(self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None) -> None:
-        self._reader = _DeadlineReader(sock, deadline, idle)
+    def __init__(
+        self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None, is_ours: Callable[[], bool]
+    ) -> None:
+        self._reader = _DeadlineReader(sock, deadline, idle, is_ours)
 
     def makefile(self, _mode: str) -> io.BufferedReader:
         return io.BufferedReader(self._reader)
 
 
 class _DeadlineReader(io.RawIOBase):
-    def __init__(self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None) -> None:
-        self._sock, self._deadline, self._idle = sock, deadline, idle
+    def __init__(
+        self, sock: socket.socket, deadline: float, idle: Callable[[], None] | None, is_ours: Callable[[], bool]
+    ) -> None:
+        self._sock, self._deadline, self._idle, self._is_ours = sock, deadline, idle, is_ours
         self._poll = select.poll()  # select() cannot watch descriptors above 1023
         self._poll.register(sock, select.POLLIN)
 
@@ -318,6 +330,8 @@ class _DeadlineReader(io.RawIOBase):
                 break
             if self._idle is not None:
                 self._idle()
+        if not self._is_ours():
+            raise ConnectionAbortedError("the script has closed the socket")
         self._sock.settimeout(max(0.001, self._deadline - time.monotonic()))
         return self._sock.recv_into(buffer)
 

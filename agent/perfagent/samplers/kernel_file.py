@@ -9,28 +9,33 @@ import contextlib
 import os
 from pathlib import Path
 
+from perfagent.descriptors import Descriptor, opened
+
 __all__ = ["KernelFile"]
 
 
 class KernelFile:
     """`read()` gives the file's text as it is now, or None where it cannot be read. most: bytes that are of interest."""
 
-    __slots__ = ("_fd", "_most", "_path")
+    __slots__ = ("_file", "_most", "_off", "_path")
 
     def __init__(self, path: Path | str, most: int = 4096) -> None:
         self._path, self._most = str(path), most
-        self._fd = -1
+        self._file: Descriptor | None = None
+        self._off = False
 
     def read(self) -> bytes | None:
-        if self._fd == -1:
-            try:
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            except OSError:
-                self._fd = -2  # not asked for again
-        if self._fd < 0:
+        if self._off:
+            return None
+        file = self._file
+        try:
+            if file is None or not file.is_ours:
+                file = self._file = opened(self._path, os.O_RDONLY)
+        except OSError:
+            self._off = True  # not asked for again
             return None
         try:
-            return os.pread(self._fd, self._most, 0)
+            return os.pread(file.fd, self._most, 0)
         except OSError:  # a process that ended, a controller that was taken away
             self.close()
             return None
@@ -49,7 +54,7 @@ class KernelFile:
 
     def close(self) -> None:
         """For good. In a forked child: its copies of our descriptors are nobody's."""
-        fd, self._fd = self._fd, -2
-        if fd >= 0:
+        file, self._file, self._off = self._file, None, True
+        if file is not None:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                file.close()

@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.descriptors import Descriptor, opened
 from perfagent.samplers.folders import EVERY_S, FolderSampler
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ class Sampler:
         self._source: Source | None = None
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._started = clock()
-        self._lock_fd = -1
+        self._lock: Descriptor | None = None
         self._elected = self._elect(late=False)
         self._gpus: Any = None
         self._gpu_since = 0.0
@@ -190,26 +191,26 @@ class Sampler:
         folder = Path(self._config.state_dir) / "jobs"
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            fd = os.open(folder / f"{key}.node", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = opened(folder / f"{key}.node", os.O_RDWR | os.O_CREAT)
         except OSError:
             return self._identity.local_rank == 0
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(lock.fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            os.close(fd)
+            lock.close()
             return False
         except OSError:  # a file system without locks (ENOSYS, ENOLCK, EOPNOTSUPP): nobody could ever hold this one
-            os.close(fd)
+            lock.close()
             return self._identity.local_rank == 0
-        self._lock_fd = fd
+        self._lock = lock
         return True
 
     def resign(self) -> None:
         """The run is over: another rank, or the next run of this process, may speak for the node."""
-        fd, self._lock_fd = self._lock_fd, -1
-        if fd >= 0:
+        lock, self._lock = self._lock, None
+        if lock is not None:
             with contextlib.suppress(OSError):
-                os.close(fd)
+                lock.close()
         if self._sender.closed.is_set():  # else its thread may be reading now
             self._close_files()
 

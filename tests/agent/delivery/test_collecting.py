@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from builders import RecordingSender
 
+from perfagent.cost import log_ns
 from perfagent.delivery.collecting import DEFERRED_S, Collector, Taken
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
@@ -33,7 +34,7 @@ class Waits:
 @pytest.fixture
 def sender(tmp_path: Path) -> Any:
     made = RecordingSender(tmp_path)
-    made.logged, made.stepped, made.counters = (0, 0), (0, 0), Counter()  # type: ignore[attr-defined]
+    made.logged, made.stepped, made.counters = (0, 0, 0, 0), (0, 0), Counter()  # type: ignore[attr-defined]
     return made
 
 
@@ -74,7 +75,7 @@ def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collecto
     assert taken.total == 3
     assert len(sender.rows) == 2
     assert sender.stepped == (2, 2 * (len(step(1).trace) // 4))
-    assert sender.logged == (1, 1)
+    assert sender.logged == (1, 1, 0, 0)
 
 
 def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:
@@ -107,7 +108,7 @@ def test_every_call_of_log_is_counted_with_its_values(sender: Any, collector: Co
     sender.rows.append((1, 0.0, 0.0, {"a": 1.0, "b": 2}))
     sender.rows.append(LoggedLater(1, 0.0, 0.0, {"c": 1.0, "text": "no number"}))
     taken = collector.collect(1.0, last=False)
-    assert sender.logged == (2, 4)
+    assert sender.logged == (2, 4, 0, 0)
     assert [block.names for block in taken.packed] == [("a", "b"), ("c",)]
 
 
@@ -302,3 +303,40 @@ def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
     gone = weakref.ref(bounded.rows)
     bounded.rows = None
     assert gone() is None
+
+
+def test_a_loop_that_logs_hundreds_of_times_a_step_loses_none_to_politeness(
+    sender: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pause lets a training thread that computes in Python go on for 5 ms: 200 rows at 40 000 a second. More of them came
+    during the pauses than were taken between them, and of 197 000 rows 118 000 were dropped."""
+    rows = sender.rows = deque(maxlen=5000)
+    collector = Collector(sender, Columns(), lambda: None, lambda _: None)
+    given = 0
+
+    def train(count: int) -> None:
+        nonlocal given
+        for _ in range(count):
+            rows.append((given, 1.0, float(given), {"a": 1.0}))
+            given += 1
+
+    monkeypatch.setattr("perfagent.delivery.bell.time.sleep", lambda _: train(200))
+    taken = 0
+    for _ in range(10):
+        train(3000)
+        taken += collector.collect(1.0, last=False).total
+    monkeypatch.undo()
+    taken += collector.collect(1.0, last=True).total
+    assert not sender.counters["overflows"]
+    assert taken == given > 30_000, "it gave way now and then"
+
+
+def test_calls_right_behind_another_are_counted_apart(sender: Any, collector: Collector) -> None:
+    """200 calls in a loop take 0.8 µs each and not the 3.7 of one between two operations: 14.8 % was told where it was 6.8."""
+    moments = [10.0, 10.000004, 10.000009, 10.5, 10.500004]
+    sender.rows.extend((1, 0.0, moment, {"a": 1.0, "b": 2.0}) for moment in moments[:2])
+    collector.collect(1.0, last=False)
+    sender.rows.extend((1, 0.0, moment, {"a": 1.0, "b": 2.0}) for moment in moments[2:])
+    collector.collect(2.0, last=False)
+    assert sender.logged == (2, 4, 3, 6)
+    assert log_ns(1, 2, 199, 398) < log_ns(200, 400) / 3

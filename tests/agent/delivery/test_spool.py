@@ -5,6 +5,7 @@ import math
 import os
 import random
 import resource
+import shutil
 import stat
 import struct
 import subprocess
@@ -475,6 +476,32 @@ def test_a05_a_day_at_100_points_a_second_fits_in_64_megabytes(tmp_path: Path) -
     assert spool.counters["dropped"] == 0
 
 
+SHAPES = {"ten series of noise": (10, 10, False), "one series": (1, 100, True)}
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a05_a_day_of_what_users_log_fits_in_64_megabytes(tmp_path: Path, shape: str) -> None:
+    """Twelve minutes, multiplied. Noise in float64 has 54 random bits a number; a series by itself has a clock a number."""
+    series, a_second, narrow = SHAPES[shape]
+    spool = Spool(tmp_path / "s", header())
+    noise = random.Random(1)
+    begin = round(6e4 * 1e9)
+    for minute in range(12):
+        steps = range(60 * a_second * minute, 60 * a_second * (minute + 1))
+        monotonics = [(begin + step * 10**9 // a_second + noise.randrange(10**6)) / 1e9 for step in steps]
+        columns: dict[str, bytes] = {}
+        for n in range(series):
+            values = [noise.gauss(0, 1) for _ in steps]
+            narrowed = struct.unpack(f"<{len(values)}f", struct.pack(f"<{len(values)}f", *values))
+            columns[f"metric/{n}"] = struct.pack(f"<{len(values)}d", *(narrowed if narrow else values))
+        times = [1.79e9 + monotonic for monotonic in monotonics]
+        spool.append([Group(step=list(steps), time=times, monotonic=monotonics, values=columns)], [], now=60.0 * minute)
+        spool.hold(now=60.0 * minute + 61)
+    assert 120 * spool.on_disk <= 64 * 2**20
+    assert sum(frame.samples for frame in drain(spool)) == 72_000
+
+
 def resident() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
@@ -511,6 +538,40 @@ def test_a05_over_the_cap_samples_are_thinned_and_events_and_nan_stay(tmp_path: 
 
 
 # ---- finding what others left
+
+
+@pytest.mark.fault
+def test_a15_a_folder_that_somebody_deletes_is_made_again_and_holds_all_that_waits(tmp_path: Path) -> None:
+    """A cleaner of temporary folders, or a user: what is written to a deleted file is gone with the process."""
+    spool = Spool(tmp_path / "state" / "s", header())
+    spool.append(rows(0), [], now=0.0)
+    sent = spool.next()
+    assert sent is not None
+    spool.append(rows(3), [], now=0.0)
+    shutil.rmtree(tmp_path / "state")
+    assert not spool.append(rows(6), [], now=0.0), "it was not told that the files are gone"
+    assert isinstance(spool.error, FileNotFoundError)
+    assert spool.append(rows(9), [], now=0.0), "no second folder was made"
+    spool.hold(now=0.0)
+    assert stat.S_IMODE((tmp_path / "state" / "s").stat().st_mode) == 0o700
+    crash(spool)
+    again = Spool.open(tmp_path / "state" / "s")
+    frames = drain(again)
+    assert frames[0].seq == sent.seq
+    assert steps_of(*frames) == [*range(12)]
+
+
+@pytest.mark.fault
+def test_a15_a_folder_that_was_moved_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
+    spool = Spool(tmp_path / "s", header())
+    spool.append(rows(0), [], now=0.0)
+    (tmp_path / "s").rename(tmp_path / "elsewhere")
+    spool.append(rows(3), [], now=0.0)
+    assert spool.append(rows(6), [], now=0.0)
+    spool.hold(now=0.0)
+    crash(spool)
+    assert steps_of(*drain(Spool.open(tmp_path / "s"))) == [*range(9)]
 
 
 def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:

@@ -243,12 +243,12 @@ def test_without_a_driver_the_package_is_not_even_imported(tmp_path: Path) -> No
 @pytest.mark.fault
 def test_a14_a_forked_child_lets_go_of_the_nodes_lock(tmp_path: Path) -> None:
     sampler, _, _ = make(tmp_path, world_size=2, job_key="job")
-    assert sampler._lock_fd >= 0
+    assert sampler._lock is not None
     sampler.poll()
     files = [file for reader in sampler._readers or () for file in vars(reader).values() if isinstance(file, KernelFile)]
-    assert [file for file in files if file._fd >= 0]
+    assert [file for file in files if file._file is not None]
     child = os.fork()
     if child == 0:
-        os._exit(0 if sampler._lock_fd == -1 and all(file._fd < 0 for file in files) else 1)
+        os._exit(0 if sampler._lock is None and all(file._file is None for file in files) else 1)
     assert os.waitpid(child, 0)[1] == 0
-    assert sampler._lock_fd >= 0
+    assert sampler._lock is not None

@@ -14,6 +14,7 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+from perfagent.descriptors import Descriptor, opened
 from perfagent.samplers.gpu.device import Gpu, text_of
 from perfagent.samplers.gpu.nvml import DeviceLost, Door, Library
 
@@ -130,33 +131,35 @@ class KernelLog:
     """The kernel's messages from now on; nothing where they may not be read. path: /dev/kmsg, a record a read."""
 
     def __init__(self, path: str = "/dev/kmsg") -> None:
-        self._path, self._fd, self._tried = path, -1, False
+        self._path, self._tried = path, False
+        self._file: Descriptor | None = None
 
     def __del__(self) -> None:
-        if self._fd >= 0:  # a search of many runs in one process would come to its limit of open files
+        if self._file is not None:  # a search of many runs in one process would come to its limit of open files
             with contextlib.suppress(OSError, AttributeError, TypeError):  # at the very end of the process modules are empty
-                os.close(self._fd)
+                self._file.close()
 
     def poll(self) -> list[tuple[str, int]]:
         """(PCI address, code) of each Xid since the last call."""
         if not self._tried:
             self._tried = True
             with contextlib.suppress(OSError):
-                self._fd = os.open(self._path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-                os.lseek(self._fd, 0, os.SEEK_END)
-        if self._fd < 0:
+                self._file = opened(self._path, os.O_RDONLY | os.O_NONBLOCK)
+                os.lseek(self._file.fd, 0, os.SEEK_END)
+        file = self._file
+        if file is None or not file.is_ours:
             return []
         found: list[tuple[str, int]] = []
         for _ in range(1000):
             try:
-                record = os.read(self._fd, 8192)
+                record = os.read(file.fd, 8192)
             except BlockingIOError:
                 break
             except BrokenPipeError:  # records were overwritten before we came: the next read goes on behind them
                 continue
             except OSError:
-                os.close(self._fd)
-                self._fd = -1
+                self._file = None
+                file.close()
                 break
             if not record:
                 break

@@ -94,7 +94,8 @@ def test_a_device_is_known_by_where_its_handle_points() -> None:
 def test_a_log_that_nobody_holds_is_closed() -> None:
     log = KernelLog("/dev/null")
     log.poll()
-    fd = log._fd
+    assert log._file is not None
+    fd = log._file.fd
     assert os.fstat(fd)
     del log
     with pytest.raises(OSError, match="Bad file descriptor"):

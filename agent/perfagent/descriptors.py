@@ -1,0 +1,70 @@
+"""Descriptors that are known by what they name, and not by their number alone.
+
+A number may become somebody else's at any time: a daemon begins with closing every descriptor there is (`os.closerange`), and a
+script that closes one of its own twice closes whatever has that number by then. Who went on by number would write into a
+checkpoint, or close it. And where a process was started without standard streams, the first files get their numbers: what
+native code writes to 1 and 2 would stand in the midst of them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from pathlib import Path
+
+__all__ = ["Descriptor", "above_streams", "opened"]
+
+_FIRST = 3
+"""Below are standard input, output and error, also where they are closed."""
+
+
+class Descriptor:
+    """An open file or socket of ours. fd: its number; to be used only while `is_ours`."""
+
+    __slots__ = ("_identity", "_linked", "fd")
+
+    def __init__(self, fd: int) -> None:
+        found = os.fstat(fd)
+        self.fd = fd
+        self._identity = found.st_dev, found.st_ino
+        self._linked = found.st_nlink > 0
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the number still means what was opened."""
+        return self.is_deleted is not None
+
+    @property
+    def is_deleted(self) -> bool | None:
+        """Whether the file was deleted meanwhile: what is written to it is lost with this process. None where it is not ours."""
+        try:
+            found = os.fstat(self.fd)
+        except OSError:
+            return None
+        return self._linked and not found.st_nlink if (found.st_dev, found.st_ino) == self._identity else None
+
+    def close(self) -> None:
+        """Raises OSError as os.close does; nothing is done with a number that is somebody else's."""
+        if self.is_ours:
+            fd, self.fd = self.fd, -1
+            os.close(fd)
+
+
+def opened(path: str | Path, flags: int) -> Descriptor:
+    """A file for this user alone, which no program that is started from here gets to see. Raises OSError."""
+    fd = above_streams(os.open(path, flags | os.O_CLOEXEC, 0o600))
+    try:
+        return Descriptor(fd)
+    except OSError:
+        os.close(fd)
+        raise
+
+
+def above_streams(fd: int) -> int:
+    """The same with a number that no standard stream has; the old one is closed where there is another. Raises OSError."""
+    if fd >= _FIRST:
+        return fd
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, _FIRST)
+    finally:
+        os.close(fd)

@@ -1,0 +1,116 @@
+"""Frames that wait are smaller than their columns, and the same to the last bit."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import random
+import struct
+import zlib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from perfagent.delivery.backlog import _read, squeezed
+from perfagent.delivery.planes import Planes, columns, deflated, planes
+from perfagent.delivery.segments import BAD_RECORD
+from perfagent.wire import Event, Group
+
+bits = st.one_of(
+    st.integers(0, 2**64 - 1),
+    st.floats().map(lambda number: int.from_bytes(struct.pack("<d", number), "little")),
+    st.floats(0, 1e6).map(lambda number: int.from_bytes(struct.pack("<d", round(number * 1e9) / 1e9), "little")),
+)
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Group:
+    rows = draw(st.integers(0, 5))
+
+    def column(width: int) -> bytes:
+        numbers = draw(st.lists(bits, min_size=rows, max_size=rows))
+        return b"".join(number.to_bytes(8, "little")[:width] for number in numbers)
+
+    names = draw(st.dictionaries(st.text(max_size=3), st.sampled_from([4, 8]), max_size=4))
+    return Group(step=column(8), time=column(8), monotonic=column(8), values={name: column(names[name]) for name in names})
+
+
+def whole(group: Group) -> tuple[object, ...]:
+    return group.step, group.time, group.monotonic, [*group.values.items()]
+
+
+@given(st.lists(groups(), max_size=4))
+def test_any_columns_come_back_to_the_last_bit_and_in_their_order(given: list[Group]) -> None:
+    assert [whole(group) for group in columns(planes(given))] == [whole(group) for group in given]
+
+
+def clocked(rows: int, *, walk: bool = True) -> Group:
+    """What a training gives: a clock in whole nanoseconds, a time that follows it, a loss, a learning rate."""
+    noise = random.Random(0)
+    clock = [(6 * 10**13 + step * 10**7 + noise.randrange(10**6)) / 1e9 for step in range(rows)]
+    loss = [2.0 + noise.gauss(0, 0.01) for _ in range(rows)]
+    accuracy = [round(noise.random(), 3) for _ in range(rows)]
+    values = {"loss": loss, "accuracy": accuracy, "lr": [3e-4] * rows} if walk else {}
+    return Group(step=list(range(rows)), time=[1.79e9 + at for at in clock], monotonic=clock, values=values)
+
+
+@pytest.mark.parametrize("rows", [999, 1000, 1001, 9000])
+def test_columns_of_any_length_come_back(rows: int) -> None:
+    given = [clocked(rows), clocked(3)]
+    assert columns(planes(given)) == given
+
+
+def test_what_compresses_better_as_it_is_stays_so() -> None:
+    group = clocked(6000)
+    accuracy = group.values["accuracy"]
+    alone = Group(step=group.step, time=group.time, monotonic=group.monotonic, values={"accuracy": accuracy})
+    kept = planes([alone])
+    assert kept.plain == deflated(accuracy)
+    assert not kept.wide
+
+
+def test_a_clock_is_three_bytes_a_row_and_its_time_less_than_one() -> None:
+    kept = planes([clocked(6000, walk=False)])
+    assert sum(map(len, kept.clocks)) < 3.5 * 6000  # 24 as they are
+
+
+@pytest.mark.parametrize("clock", [[math.nan, 1.0], [math.inf, 1.0], [-0.0, 0.0], [1e-10, 1.0], [1e300, -1e300], [0.3, 9e9]])
+def test_a_clock_that_is_none_comes_back_as_it_was(clock: list[float]) -> None:
+    group = Group(step=[1, 2], time=[math.nan, -math.inf], monotonic=clock, values={"x": [1.0, 2.0]})
+    assert [whole(one) for one in columns(planes([group]))] == [whole(group)]
+
+
+def test_a_frame_of_an_older_agent_is_read() -> None:
+    parts = [(3, 7, False, [clocked(5)], [Event(kind="alert", time=1.0)])]
+    old = zlib.compress(msgspec.msgpack.encode((2, parts)), 1)
+    assert _read(old) == _read(squeezed((2, parts))) == (2, parts)
+
+
+@settings(max_examples=300)
+@given(st.randoms(use_true_random=False))
+def test_a_damaged_record_is_one_of_the_known_errors_and_never_another(chance: random.Random) -> None:
+    """The checksum lets none of them through; whatever would must not stop the start."""
+    payload = bytearray(squeezed((0, [(1, 2, False, [clocked(8)], [Event(kind="alert", time=1.0)])])))
+    for _ in range(chance.randrange(1, 4)):
+        payload[chance.randrange(len(payload))] ^= 1 << chance.randrange(8)
+    with contextlib.suppress(*BAD_RECORD):
+        _read(bytes(payload))
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        [1, True, 0.0, ["x"], "?"],
+        [-1, False, 0.0, [], ""],
+        [10**12, False, 0.0, [], ""],
+        [2**62, True, math.nan, ["x"], "w"],
+        [1, True, 0.0, ["x", "y"], "w"],
+        [1, True, 0.0, list("abcdefg"), 7 * "N"],
+    ],
+)
+def test_columns_that_do_not_belong_together_are_a_value_error(shape: list[object]) -> None:
+    good = planes([clocked(1)])
+    with pytest.raises(ValueError):
+        columns(Planes(deflated(msgspec.msgpack.encode([shape])), good.clocks, good.wide, good.narrow, good.plain))

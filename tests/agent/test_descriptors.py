@@ -1,0 +1,140 @@
+"""A number of ours that became somebody else's is neither written to nor closed."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from perfagent.delivery.sockets import Dialer
+from perfagent.delivery.spool import Spool
+from perfagent.delivery.transport import HttpTransport
+from perfagent.descriptors import Descriptor, opened
+from perfagent.samplers.kernel_file import KernelFile
+
+FLAGS = os.O_RDWR | os.O_CREAT
+
+
+def in_its_place(descriptor: Descriptor, path: Path) -> int:
+    """What a script does that closes every descriptor and opens a file of its own: the number is that file's now."""
+    fd = os.open(path, FLAGS)
+    os.dup2(fd, descriptor.fd)
+    os.close(fd)
+    return descriptor.fd
+
+
+def test_a_file_that_got_the_number_is_not_ours_and_stays_open(tmp_path: Path) -> None:
+    mine = opened(tmp_path / "mine", FLAGS)
+    assert mine.is_ours
+    theirs = in_its_place(mine, tmp_path / "theirs")
+    assert not mine.is_ours
+    assert not mine.is_deleted
+    mine.close()
+    os.write(theirs, b"still open")
+    os.close(theirs)
+    assert not mine.is_ours, "a number that nobody has is not ours either"
+
+
+def test_a_deleted_file_is_told_from_one_that_is_there(tmp_path: Path) -> None:
+    mine = opened(tmp_path / "mine", FLAGS)
+    assert not mine.is_deleted
+    (tmp_path / "mine").unlink()
+    assert mine.is_deleted
+    assert mine.is_ours
+    mine.close()
+
+
+STREAMS = """
+import os
+os.close({closed})
+from perfagent.delivery.sockets import Dialer
+from perfagent.descriptors import opened
+file = opened({path!r}, os.O_RDWR | os.O_CREAT)
+sock = Dialer()._socket(2, 1, 0)
+assert file.fd > 2 and not os.get_inheritable(file.fd), file.fd
+assert sock.fileno() > 2 and not os.get_inheritable(sock.fileno()), sock
+assert os.open("/dev/null", os.O_RDONLY) == {closed}
+sock.close()
+"""
+
+
+@pytest.mark.parametrize("closed", [0, 1, 2])
+def test_a_closed_standard_stream_does_not_become_a_file_or_socket_of_ours(tmp_path: Path, closed: int) -> None:
+    code = STREAMS.format(closed=closed, path=str(tmp_path / "mine"))
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_a_kept_connection_whose_number_is_a_script_s_is_let_go_of(tmp_path: Path) -> None:
+    transport = HttpTransport("http://127.0.0.1:1")
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport._port = listener.getsockname()[1]
+        connection = transport._connection = transport._connect(float("inf"))
+        listener.accept()[0].close()
+        opened_ = transport._dialer._opened
+        assert opened_ is not None
+        assert transport._dialer.is_ours
+        theirs = in_its_place(opened_, tmp_path / "theirs")
+        assert not transport._dialer.is_ours
+        transport.close()
+        assert connection.sock is None
+    os.write(theirs, b"still open")
+    os.close(theirs)
+
+
+def test_nothing_is_read_from_a_socket_that_a_script_put_in_place_of_ours() -> None:
+    from perfagent.delivery.transport import _DeadlineReader
+
+    one, other = socket.socketpair()
+    other.sendall(b"theirs")
+    reader = _DeadlineReader(one, float("inf"), None, lambda: False)
+    with pytest.raises(ConnectionAbortedError):
+        reader.readinto(bytearray(10))
+    assert one.recv(10) == b"theirs"
+    one.close()
+    other.close()
+
+
+def test_a_dialer_without_a_socket_holds_none() -> None:
+    assert not Dialer().is_ours
+
+
+def test_a_spool_whose_numbers_are_a_script_s_goes_on_in_files_of_its_own(tmp_path: Path) -> None:
+    from agent.delivery.test_spool import crash, drain, header, rows, steps_of
+
+    spool = Spool(tmp_path / "s", header())
+    assert spool.append(rows(0), [], now=0.0)
+    files = spool.files
+    ours = [files._lock, files._state, files._growing["ticks"].file]
+    theirs = [tmp_path / f"theirs{number}" for number in range(3)]
+    numbers = [in_its_place(one, path) for one, path in zip(ours, theirs, strict=True) if one is not None]
+    assert len(numbers) == 3
+    assert spool.append(rows(3), [], now=0.0)
+    frame = spool.next()
+    assert frame is not None
+    assert steps_of(frame) == [*range(6)]
+    in_its_place(files._state, theirs[1]) if files._state is not None else None
+    assert spool.files.write_state(), "its state is opened anew, too"
+    crash(spool)
+    for number, path in zip(numbers, theirs, strict=True):
+        os.write(number, b"a checkpoint")
+        assert path.read_bytes() == b"a checkpoint"
+        os.close(number)
+    again = Spool.open(tmp_path / "s")
+    assert steps_of(*drain(again)) == [*range(6)]
+
+
+def test_a_kernel_file_whose_number_is_a_script_s_is_opened_again(tmp_path: Path) -> None:
+    (tmp_path / "stat").write_bytes(b"cpu 1 2 3")
+    file = KernelFile(tmp_path / "stat")
+    assert file.read() == b"cpu 1 2 3"
+    assert file._file is not None
+    theirs = in_its_place(file._file, tmp_path / "theirs")
+    os.write(theirs, b"a checkpoint")
+    assert file.read() == b"cpu 1 2 3"
+    file.close()
+    assert os.pread(theirs, 100, 0) == b"a checkpoint"
+    os.close(theirs)
