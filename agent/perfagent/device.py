@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "value_of", "waiting"]
+__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "take_if_any", "value_of", "waiting"]
 
 _MOST_WAITING = 4096
 """Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
@@ -63,6 +63,10 @@ def take(tensor: torch.Tensor) -> Value | None:
     if tensor.is_cpu:
         return float(tensor.item())
     return collect(tensor)
+
+
+def take_if_any(tensor: torch.Tensor | None) -> Value | None:
+    return None if tensor is None else take(tensor)
 
 
 def collect(tensor: torch.Tensor) -> Reading | None:

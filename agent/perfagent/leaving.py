@@ -9,6 +9,8 @@ Not seen: `raise SystemExit(n)`, for nothing of ours takes part in it.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import threading
 import weakref
@@ -42,24 +44,24 @@ class Leaving:
 
     @property
     def status(self) -> Any:
-        """As sys.exit takes it; None where nothing was said, or where it was caught."""
+        """A number, or the text that the interpreter prints; None where nothing was said, or where it was caught."""
         mark = self._held() if self._held is not None else None
-        if mark is not None and mark.seen == self._progress():
-            return mark.status
-        return self._left
+        status = mark.status if mark is not None and mark.seen == self._progress() else self._left
+        return status if status is None or issubclass(type(status), int) else str(status)
 
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)  # by its name it can be pickled, as the target of a process that is spawned
         def exit(*arguments: Any, **named: Any) -> None:  # noqa: A001 - it stands for sys.exit
             try:
                 original(*arguments, **named)
             except SystemExit as error:
                 if threading.current_thread() is threading.main_thread():  # another thread's ends that thread
-                    self._mark(error)
-                    if error.code not in (None, 0):
-                        self._on_failure(sys._getframe(1))
+                    with contextlib.suppress(Exception):  # whose exception it is: somebody may have patched sys.exit before us
+                        self._mark(error)
+                        if _tells_of_failure(error.code):
+                            self._on_failure(sys._getframe(1))
                 raise
 
-        exit.__doc__ = original.__doc__
         return exit
 
     def _mark(self, error: SystemExit) -> None:
@@ -73,11 +75,19 @@ class Leaving:
             self._left = status
 
 
+def _tells_of_failure(status: Any) -> bool:
+    """As the interpreter reads it; what is no number is printed, and never compared here: it may be a tensor."""
+    return status != 0 if issubclass(type(status), int) else status is not None
+
+
 class _Mark:
-    """Lives as long as the exception that carries it."""
+    """Lives as long as the exception that carries it, and goes nowhere else with it."""
 
     def __init__(self, leave: Callable[[int, Any], None], number: int, status: Any, seen: object) -> None:
         self._leave, self._number, self.status, self.seen = leave, number, status, seen
+
+    def __reduce__(self) -> tuple[Any, ...]:  # pools send exceptions from process to process
+        return type(None), ()
 
     def __del__(self) -> None:
         try:

@@ -311,6 +311,7 @@ LEAVES = {
     "with words": ("sys.exit('no data')", "failed", "exit code 1: no data"),
     "exit()": ("exit(4)", "failed", "exit code 4"),
     "quit() in a function": ("(lambda: quit(5))()", "failed", "exit code 5"),
+    "with any object": ("import numpy; sys.exit(numpy.ones(2))", "failed", "exit code 1: [1. 1.]"),
     "well": ("sys.exit(0)", "finished", ""),
     "a log in finally": ("try:\n    sys.exit(3)\nfinally:\n    perfagent.log({'x': 2}, step=2)", "failed", "exit code 3"),
     "a log at exit": ("atexit.register(lambda: perfagent.log({'x': 2}, step=2))\nsys.exit(3)", "failed", "exit code 3"),

@@ -165,7 +165,7 @@ def _settings(values: dict[Any, Any]) -> dict[Any, Any] | None:
 def _is_setting(value: Any) -> bool:
     kind = type(value)
     return (
-        isinstance(value, _PLAIN)
+        issubclass(kind, _PLAIN)  # isinstance asks a proxy for its __class__, and a lazy one would do its work
         or (kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"))
         or (kind.__module__ == "numpy" and any(base.__name__ == "generic" for base in kind.__mro__))
     )

@@ -153,12 +153,17 @@ def _sum(p: Progress, tensors: Any) -> Root | None:
 
 
 def _divided(tensor: Any) -> Divided:
-    """By what a division made the loss; True where that is not known, or where a product did."""
+    """By what a division made the loss; True where that is not known, or where a product did.
+
+    What hooks hold for the backward pass is not asked for: activation checkpointing would run the model again.
+    """
     node = tensor.grad_fn
     kind = type(node).__name__
     if kind != "DivBackward0":
         return kind == "MulBackward0"
     try:
+        if node._raw_saved_other.unpack_hook is not None:
+            return True
         other = node._saved_other
         value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else take(other)
     except (RuntimeError, TypeError, AttributeError):  # already freed, complex, or not kept by this torch

@@ -165,9 +165,9 @@ class Clips:
     def forget(self, p: Progress, stepped: Any) -> None:
         """Another optimizer than the one that counts has stepped, and its gradients may be let go of: others get their ids."""
         self._enter()
-        for parameter in parameters_of(stepped):
-            if parameter.grad is not None:
-                self._of.pop(id(parameter.grad), None)
+        for gradient in map(id, map(_gradient, parameters_of(stepped))):
+            self._of.pop(gradient, None)
+        self._of[_NONE] = _ABSENT
         if self.unnamed is not None and self.unnamed not in self.holding(p.primary()):
             self._forget_pass(p)
 

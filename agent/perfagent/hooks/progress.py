@@ -70,6 +70,7 @@ class Progress(_EveryStep):
         "fetched",
         "first_logged",
         "found",
+        "found_inf",
         "governor",
         "grad_scale",
         "health",
@@ -151,6 +152,7 @@ class Progress(_EveryStep):
         # mixed precision
         self.scaling = self.unscaled = False
         self.scaler_scale: Value | None = None
+        self.found_inf: Any = None  # by which a fused optimizer skips, from inside of its step to the end of the scaler's
         self.skipped = 0
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters

@@ -31,7 +31,6 @@ from perfagent.hooks.together import Taken, clipped_norm, report_of
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
-    from perfagent.signals.gradients import Report
 
 __all__ = ["EarlyLog", "Extra", "LoggedLater", "Rare", "StepRow"]
 
@@ -55,13 +54,14 @@ class Extra(Protocol):
 class Rare:
     """What not every step has: measured or clipped gradients, mixed precision, extras."""
 
-    __slots__ = ("_extras", "_scale", "_skipped", "_skipped_before", "_taken", "others")
+    __slots__ = ("_all", "_extras", "_scale", "_skipped", "_skipped_before", "_taken", "others")
 
     def __init__(
         self, taken: Taken, others: list[Taken], scale: Value | None, skipped: Any, skipped_before: int, extras: list[Extra]
     ) -> None:
         """taken: by the optimizer that counts. others: by those that step on the same backward pass; more may yet come."""
         self._taken, self.others, self._extras = taken, others, extras
+        self._all: tuple[Taken, ...] = ()
         self._scale, self._skipped, self._skipped_before = scale, skipped, skipped_before
 
     @property
@@ -73,12 +73,13 @@ class Rare:
         return self._taken.norms is not None or bool(self._taken.clips)
 
     def ready(self) -> bool:
-        if not all(map(ready, (self._scale, self._skipped))) or not self._taken.ready():
+        self._all = taken = (self._taken, *self.others)  # one that comes now comes too late
+        if not all(map(ready, (self._scale, self._skipped))) or not all(one.ready() for one in taken):
             return False
-        return all(other.ready() for other in self.others) and all(extra.ready() for extra in self._extras)
+        return all(extra.ready() for extra in self._extras)
 
     def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
-        """when: step, Unix time and monotonic time of the rows that this adds besides."""
+        """Once, when ready. when: step, Unix time and monotonic time of the rows that this adds besides."""
         scale = value_of(self._scale) if self._scale is not None else None
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
@@ -87,12 +88,16 @@ class Rare:
         if scale is not None:
             values["amp/scale"] = scale
             values["amp/skipped"] = float(p.skipped if on_device else self._skipped_before)
-        taken = (self._taken, *self.others)
+        taken = [one for one in self._all if not value_of(one.skipped) > 0]
+        partly = len(taken) < len(self._all)
         report, clipped = report_of(taken), clipped_norm(taken)
         norm, nonfinite = None, None
         if report is not None and not skipped:
-            norm, nonfinite = self._measured(report, values, p, when)
-        if clipped is not None:
+            norm, nonfinite = p.health.tell(p, when, values, report)
+            if partly or any(one.norms is None for one in taken):
+                values.pop("grad/local_square_sum", None)  # it is of a part of the gradients
+                norm, nonfinite = None, nonfinite or None
+        if clipped is not None and not partly:
             norm = clipped
         rows: list[dict[str, float]] = []
         for extra in self._extras:
@@ -106,15 +111,6 @@ class Rare:
             nonfinite = 0
         if nonfinite is not None:
             values["grad/nonfinite"] = float(nonfinite)
-
-    def _measured(self, report: Report, values: dict[str, float], p: Progress, when: Any) -> tuple[float | None, int | None]:
-        """The norm of all gradients that were taken, and how many parameters are bad; None where it is of a part of them, or the
-        ranks hold parts of it."""
-        norm, nonfinite = p.health.tell(p, when, values, report)
-        if any(one.norms is None for one in (self._taken, *self.others)):
-            values.pop("grad/local_square_sum", None)
-            return None, nonfinite or None
-        return norm, nonfinite
 
 
 class StepRow(NamedTuple):
@@ -144,7 +140,7 @@ class StepRow(NamedTuple):
         """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
         if not p.ended:
             waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
-            hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing)
+            hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
             if not hurried and not self._bad():
                 return False
             if self.roots > 1 and p.completed < self.step + 2 and self._undecided(p) and not self._bad():

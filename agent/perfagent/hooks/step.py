@@ -14,7 +14,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.device import take
+from perfagent.device import take, take_if_any
 from perfagent.hooks.account import (
     BACKWARD_END,
     CLEARED,
@@ -29,6 +29,7 @@ from perfagent.hooks.account import (
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.model import owned, parameters_of, search
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.together import has_gradients
 
 __all__ = [
     "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_scaler_step", "watch_unscale",
@@ -123,14 +124,9 @@ def _look(p: Progress, optimizer: Any) -> None:
     """Measures the gradients, unless they were clipped: then it is too late for that."""
     if p.clips is not None and p.clips.settle(p, optimizer):
         return
-    if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and _has_gradients(optimizer):
+    if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and has_gradients(optimizer):
         p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
         p.health.measure(p, optimizer)
-
-
-def _has_gradients(optimizer: Any) -> bool:
-    """Whether it has anything to go by. (Which backward pass they are of may be unknown: `autograd.grad`, a pipeline's stage.)"""
-    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 @untraced
@@ -142,6 +138,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
     p.entered = p.blocked = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step ends the step: it did not skip
+        p.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; afterwards it is taken back
         return
     try:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
@@ -163,9 +160,11 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         if p.clips is not None:
             p.clips.forget(p, optimizer)
         return
-    clipped = p.looked or (p.clips is not None and p.clips.settle(p, optimizer))
-    p.looked = False
-    p.together.clips, p.clips = p.clips, None
+    clipped = p.looked
+    if p.clips is not None:
+        clipped = clipped or p.clips.settle(p, optimizer)
+        p.together.clipped = p.completed + 1, p.clips
+        p.clips = None
     if p.completed >= p.measure_at and p.gradients is None and skipped is not True and not (clipped or p.clip_norm):
         _look_late(p, optimizer)
     if skipped is True:
@@ -178,6 +177,8 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
     first = p.last is None
     p.complete(lr, skipped, event)
+    if clipped:
+        p.looked = False
     if first and p.on_first_step is not None:
         p.pausing = True
         try:
@@ -188,12 +189,8 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:
-    if _has_gradients(optimizer):
+    if has_gradients(optimizer):
         p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
-
-
-def take_if_any(tensor: Any) -> Any:
-    return None if tensor is None else take(tensor)
 
 
 def _choose(p: Progress, optimizer: Any) -> None:
@@ -303,6 +300,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     owner = type(optimizer) if kept is None else optimizer
     inherited = "step" not in owner.__dict__
     original = owner.step
+    alone = 1 if kept is None else 0  # arguments of a step that is given nothing
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -315,7 +313,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
         p.plain = False
         p.whole = True  # the hooks inside of torch's wrapper have nothing to do
         try:
-            if _closure(args, kwargs):
+            if (kwargs or len(args) > alone) and _closure(args, kwargs):
                 args, kwargs = _with_closure_watched(p, me, args, kwargs)
             elif p.primary_id != p.entered:
                 p.together.steps(p, me)
@@ -377,7 +375,7 @@ def _holds_gradients(p: Progress) -> bool:
     """Whether what is trained has any gradient."""
     trained = p.primary() if p.primary is not None else None
     if trained is not None:
-        return _has_gradients(trained)
+        return has_gradients(trained)
     model = p.found() if p.found is not None else None
     return model is not None and any(parameter.grad is not None for parameter in model.parameters())
 
@@ -422,9 +420,11 @@ def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
 def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
     event = None if p.clock is None else p.clock.mark()
     skipped: Any = not stepped
-    found = getattr(optimizer, "found_inf", None)
+    found, p.found_inf = p.found_inf, None
     if stepped and found is not None:  # a fused optimizer decides on the device
         skipped = take(found)
+    if not stepped and p.primary_id != id(optimizer):
+        p.together.skips(p, optimizer)
     finish_step(p, optimizer, skipped, event)
 
 

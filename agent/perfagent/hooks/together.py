@@ -2,8 +2,9 @@
 
 The gradient norm of such a step is that of all that they take together. What each takes is looked at just before its own step: a
 scaler unscales for one optimizer at a time, and a loop may clear what one has taken before the next one steps. Those that step
-before the primary one wait here for it; those that step after it add to the step that it has ended, of which nothing is read
-before the next one begins (row.py). An optimizer with a backward pass of its own, as a GAN's critic has, belongs to none of this.
+before the primary one wait here for it; those that step after it add to the step that it has ended, which is read when the next
+one begins, or when nothing has happened for a while (row.py): what comes later still is left out. An optimizer with a backward
+pass of its own, as a GAN's critic has, belongs to none of this.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.device import Value, ready, take, value_of
+from perfagent.device import Value, ready, take_if_any, value_of
 from perfagent.hooks.account import backward_since
 from perfagent.hooks.guard import guarded
 from perfagent.signals.gradients import joint_report
@@ -23,38 +24,41 @@ if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
     from perfagent.signals.gradients import GradientNorms, Report
 
-__all__ = ["Taken", "Together", "clipped_norm", "report_of"]
+__all__ = ["Taken", "Together", "clipped_norm", "has_gradients", "report_of"]
 
 _MOST = 64
-"""Optimizers of a step. One for each parameter, stepping inside of the backward pass, would cost a pass each."""
+"""Optimizers that are measured together. One for each parameter, stepping inside of the backward pass, would cost a pass each."""
 
 
 class Taken(NamedTuple):
     """The gradients that one optimizer took. norms: measured; None where they were not. clips: the norms that clipping told of
-    them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured."""
+    them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured. skipped:
+    above zero where a scaler did not let it take them, which a fused optimizer knows on its device."""
 
     norms: GradientNorms | None
     clips: Sequence[Value]
     scale: Value | None = None
+    skipped: Value = 0.0
 
     def ready(self) -> bool:
         """Never blocks."""
-        return (self.norms is None or self.norms.ready()) and all(map(ready, (self.scale, *self.clips)))
+        return (self.norms is None or self.norms.ready()) and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
 class Together:
     """Who steps on the backward pass of the primary optimizer, in the step in progress and in the one before.
 
-    clips: what was clipped in the step that was ended last.
+    clipped: the step that was ended last of those in which something was clipped, and what that was.
     """
 
-    __slots__ = ("_apart", "_at", "_early", "_measured", "_members", "_step", "clips")
+    __slots__ = ("_apart", "_at", "_early", "_in_vain", "_measured", "_members", "_step", "clipped")
 
     def __init__(self) -> None:
-        self.clips: Clips | None = None
-        self._members: dict[int, weakref.ref[Any]] = {}  # of the steps so far, by id
-        self._apart: set[int] = set()  # ids of those that step on a pass of their own
+        self.clipped: tuple[int, Clips | None] = 0, None
+        self._members: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of the steps so far, by id
+        self._apart: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # that step on a pass of their own
         self._early: dict[int, Taken] = {}  # that stepped before the primary one, by id
+        self._in_vain = False  # others were measured, and then the primary one was not
         self._step = self._at = 0  # of those: the step, and the length of its trace when the first of them stepped
         self._measured: dict[int, tuple[int, int, GradientNorms | None]] = {}
         """What clipping was about to change, by id of the optimizer: step, round of clipping, norms."""
@@ -68,37 +72,46 @@ class Together:
     @guarded
     def steps(self, p: Progress, optimizer: Any) -> None:
         """Another optimizer than the primary one is about to step."""
+        self._note(p, optimizer, skipped=False)
+
+    @guarded
+    def skips(self, p: Progress, optimizer: Any) -> None:
+        """A scaler has seen to it that it does not: the norm of what the others take is of a part."""
+        self._note(p, optimizer, skipped=True)
+
+    def _note(self, p: Progress, optimizer: Any, *, skipped: bool) -> None:
         me = id(optimizer)
-        if me in self._apart:
+        if self._apart.get(me) is optimizer:
             return
         if p.last is not None and not p.opened:
             rare = p.last.rare
             if rare is not None and rare.has_norm:
-                clips = p.clips or self.clips  # it may have been clipped after the primary one has stepped
-                self._join(rare.others, p, optimizer, clips, p.completed, due=rare.measured)
-        elif p.clips is not None or p.completed >= p.measure_at:
+                step, clips = self.clipped
+                if p.clips is not None or step != p.completed:
+                    clips = p.clips  # it may have been clipped after the primary one has stepped
+                taken = self._taken(p, optimizer, clips, p.completed, due=rare.measured, skipped=skipped)
+                if taken is not None:
+                    rare.others.append(taken)
+        elif p.clips is not None or self._is_due(p):
             self._part(p, p.completed + 1)
             if not self._early:
                 self._step, self._at = p.completed + 1, len(p.trace)
-            taken: list[Taken] = []
-            self._join(taken, p, optimizer, p.clips, self._step, due=p.completed >= p.measure_at)
-            if taken:
-                self._early[me] = taken[0]
+            taken = self._taken(p, optimizer, p.clips, self._step, due=self._is_due(p), skipped=skipped)
+            if taken is not None:
+                self._early[me] = taken
 
     def of_step(self, p: Progress) -> list[Taken]:
         """The primary optimizer has ended the step that is completed now: what others took before it. More may be added."""
         self._part(p, p.completed)
         early, self._early = self._early, {}
+        asked = any(one.norms is not None for one in early.values())
+        self._in_vain = p.gradients is None and (self._in_vain or asked)
         return [*early.values()]
 
     def measure_clipped(self, p: Progress, clips: Clips, clip: Clip) -> None:
         """Clipping is about to change gradients: those of the others are to be measured now, too."""
         step = p.completed + p.opened
-        for me, one in [*self._members.items()]:
-            optimizer = one()
-            if optimizer is None:
-                del self._members[me]
-                continue
+        for me, optimizer in [*self._members.items()]:
             when, number, _ = self._measured.get(me, (-1, 0, None))
             if (when != step or number < clip.round) and clips.touches(clip, optimizer):
                 self._measured[me] = step, clip.round, p.health.measure_other(p, optimizer)
@@ -106,27 +119,45 @@ class Together:
     def _part(self, p: Progress, step: int) -> None:
         """Lets go of those that stepped before, where they were not the primary one's: a backward pass has begun since."""
         if self._early and (step != self._step or backward_since(p.trace, self._at)):
-            if step == self._step:
-                self._apart |= self._early.keys()
             for me in self._early:
-                self._members.pop(me, None)
-            self._early = {}
+                one = self._members.pop(me, None)
+                if step == self._step and one is not None:
+                    self._apart[me] = one
+            self._early, self._in_vain = {}, step != self._step
 
-    def _join(self, others: list[Taken], p: Progress, optimizer: Any, clips: Clips | None, step: int, *, due: bool) -> None:
-        if all(parameter.grad is None for group in optimizer.param_groups for parameter in group["params"]):
-            return
+    def _is_due(self, p: Progress) -> bool:
+        """Whether the primary one's gradients will be measured when it steps. Where it has none (what it trains is frozen) they
+        are due in vain, step after step."""
+        if p.completed < p.measure_at or not self._in_vain:
+            return p.completed >= p.measure_at
+        primary = p.primary()
+        return primary is not None and has_gradients(primary)
+
+    def _taken(
+        self, p: Progress, optimizer: Any, clips: Clips | None, step: int, *, due: bool, skipped: bool
+    ) -> Taken | None:
+        if not has_gradients(optimizer):
+            return None
+        self._members[id(optimizer)] = optimizer
+        when, _, norms = self._measured.pop(id(optimizer), (-1, 0, None))
+        if skipped:
+            return Taken(None, (), None, 1.0)
         held = clips.holding(optimizer) if clips is not None else {None}
         told = [clip.norm for clip in held if clip is not None and clip.norm is not None]
         known = told if len(told) == len(held) else []
-        when, _, norms = self._measured.pop(id(optimizer), (-1, 0, None))
         scale = None
         if when != step:
             norms = None
-            if due and held == {None} and len(others) < _MOST:
-                scale = getattr(optimizer, "grad_scale", None)  # a fused optimizer unscales inside its kernel
+            if due and held == {None} and len(self._members) <= _MOST:
+                scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
                 norms = p.health.measure_other(p, optimizer)
-        others.append(Taken(norms, known, None if scale is None else take(scale)))
-        self._members[id(optimizer)] = weakref.ref(optimizer)
+        on_device = take_if_any(getattr(optimizer, "found_inf", None))  # ... and skips there
+        return Taken(norms, known, scale, 0.0 if on_device is None else on_device)
+
+
+def has_gradients(optimizer: Any) -> bool:
+    """Whether it has anything to go by. (Which backward pass they are of may be unknown: `autograd.grad`, a pipeline's stage.)"""
+    return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
 
 
 def report_of(all_taken: Sequence[Taken]) -> Report | None:

@@ -84,6 +84,8 @@ _LICENCE = r"(?:^|[._\s-])licen[sc]e$"
 _WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
 _NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
 _EVEN_NUMBERS = r"passw|passphrase|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
+_PLACEHOLDER = r"<[^<>\s]{1,60}>|\[[A-Z]{3,8}\d*\]"
+"""`<|endoftext|>`, `[CLS]`; and `<HUB_TOKEN>`, which stands in the place of one."""
 _SAYS_NOTHING = frozenset((
     "none", "null", "true", "false", "yes", "no", "on", "off", "", "disabled", "enabled", "required", "optional", "missing",
     "invalid", "unset",
@@ -179,16 +181,18 @@ def may_stay(key: str, value: str) -> bool:
         return True
     if value.startswith(("/", "~")) and key.lower() in ("pwd", "oldpwd"):  # of a shell
         return True
+    if _is_number(value) or (value[0] in "<[" and compiled(_PLACEHOLDER).fullmatch(value)):
+        return compiled(_EVEN_NUMBERS, re.IGNORECASE).search(key) is None
     if len(value) > 12:
         return False
-    if _is_number(value):
-        return compiled(_EVEN_NUMBERS, re.IGNORECASE).search(key) is None
     return compiled(_SWEEP, re.IGNORECASE).search(key) is not None and compiled(_SAID_OF_A_SWEEP).fullmatch(value) is not None
 
 
 def _is_number(text: str) -> bool:
+    if len(text) > 12:
+        return False
     try:
-        float(text)
+        float(text.rstrip("% "))
     except ValueError:
         return False
     return True

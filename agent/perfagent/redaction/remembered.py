@@ -19,6 +19,11 @@ __all__ = ["forget", "hide_remembered", "learn", "learn_environment"]
 MOST = 64
 _IS_A_VALUE = r"passw|passphrase|pwd|secret|key|token|(?:^|[._-])(?:pass|pw|pat)$|jwt"
 """What a name must hold: AUTH_MODE=required and SESSION_ID say more of how than of what."""
+_SAYS_OF_IT = (
+    r"(?:^|[._-])(?:name|file(?:name)?|path|dir|folder|env|var(?:iable)?|region|type|kind|mode|provider|backend|url|uri|host|version"
+    r"|algorithm|policy|ttl|arn|ref)$"
+)
+"""SECRET_NAME=training-cluster-2 and AWS_SECRET_REGION=us-east-1 are told in logs for good reasons."""
 _NO_VALUE = r"[/~.<\[{$%]|[A-Za-z]:\\|.*://|.*\.(?:json|ya?ml|toml|txt|pem|crt|key|env|ini|cfg)$"
 """Paths, addresses, references to another place, and special tokens."""
 _IN_ADDRESS = r"://[^\s/@:'\"]{0,200}:(?!\d{1,5}[/?#])(?P<word>[^\s@:'\"]+)@"
@@ -52,6 +57,7 @@ def learn(name: str, value: str, *, digits: bool = True) -> None:
     digits: also one of hexadecimal digits alone, which may be a commit as well.
     """
     named = secret_key(name) and compiled(_IS_A_VALUE, re.IGNORECASE).search(name) is not None
+    named = named and compiled(_SAYS_OF_IT, re.IGNORECASE).search(name) is None
     if named and _memorable(value) and (digits or compiled(HEX).fullmatch(value) is None):
         _keep(value)
 

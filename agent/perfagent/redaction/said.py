@@ -54,6 +54,9 @@ _OF_A_PROGRAM = (
 )
 _SHORT = r"(?<=\s)-p[ =](?P<value>" + _QUOTED + r"|[^\s'\"]+)"
 _LETTERS_AND_DIGITS = r"(?=[^\s]*[A-Za-z])(?=[^\s]*\d)[^\s/\\.:,=_-]{6,}"
+_ORDINARY_WORD = r"(?i)[a-z]+\d{1,2}|.*(?:gpu|rtx|cuda|node|[abhlptv]\d{2,3}(?!\d)).*"
+"""`-p bfloat16`, `-p gpu2080ti`, `-p run12`: a precision, a partition, a folder."""
+_OTHER_PROGRAMS = r"(?<![\w-])(?:mkdir|cp|srun|sbatch|salloc|squeue|sinfo|sacct|scontrol)\s"
 _USER_BESIDE = r"(?:^|\s)(?:-u|-U|-l|--user(?:name)?|--login)(?:[ =]|$)"
 
 
@@ -84,7 +87,7 @@ def hide_short_options(text: str) -> str:
 def is_short_password(value: str, *, user: bool) -> bool:
     """Whether what follows `-p` is a password and no port, path, partition or precision. user: a user is named beside it."""
     value = value.strip("'\"")
-    if compiled(_LETTERS_AND_DIGITS).fullmatch(value):
+    if compiled(_LETTERS_AND_DIGITS).fullmatch(value) and compiled(_ORDINARY_WORD).fullmatch(value) is None:
         return True
     return user and compiled(r"[\d.:]+|[~./\\].*|.*/.*|-.*").fullmatch(value) is None and not value.startswith(HIDDEN)
 
@@ -99,7 +102,7 @@ def _bare(match: re.Match[str]) -> str:
 
 def _in_sentence(match: re.Match[str]) -> str:
     name, value = match["name"].lower(), _bare(match).rstrip(".:!?)")
-    if value.startswith(HIDDEN[:-1]) or may_stay(name, value):
+    if value.startswith((HIDDEN[:-1], "<")) or may_stay(name, value):
         return match[0]
     mixed = compiled(_MIXED).fullmatch(value) is not None and "/" not in value
     if name == "token" or name.startswith("credential"):  # a tokenizer's have numbers and quotes too
@@ -110,11 +113,17 @@ def _in_sentence(match: re.Match[str]) -> str:
 
 
 def _in_table(match: re.Match[str]) -> str:
-    value = match["value"].strip()
-    if not secret_key(match["name"]) or may_stay(match["name"], value) or value.startswith(HIDDEN[:-1]):
+    name, value = match["name"], match["value"].strip()
+    if not secret_key(name) or may_stay(name, value) or value.startswith(HIDDEN[:-1]):
         return match[0]
-    if match["gap"].isspace() and (value[0] in "([{=:" or compiled(_MIXED).fullmatch(value) is None):
-        return match[0]  # a heading, a shape, a sentence
+    if name.lower() == "pass" and (match["gap"].isspace() or " " in value):  # `PASS   test_8gpu`, of a check
+        return match[0]
+    if match["gap"].isspace():
+        first = compiled(r"[ \t]{2,}|\t").split(value, 1)[0]  # a row may have more columns
+        told = compiled(_MIXED).fullmatch(first) is not None and " " not in first
+        told = told and (len(first) >= 16 or not name.lower().endswith("token"))
+        if value[0] in "([{=:" or not told:
+            return match[0]  # a heading, a shape, a sentence
     return _value_only(match)
 
 
@@ -125,10 +134,14 @@ def _under_name(match: re.Match[str]) -> str:
 
 
 def _in_tuple(match: re.Match[str]) -> str:
-    if not any(secret_key(name.strip()) for name in match["name"].split(",")):
-        return match[0]
-    hidden = compiled(_QUOTED).sub(HIDDEN, match["value"])
-    return match[0][: match.start("value") - match.start()] + hidden
+    names = [name.strip() for name in match["name"].split(",")]
+    values = match["value"].split(",")
+    if len(names) == len(values):
+        pairs = zip(names, values, strict=True)
+        values = [compiled(_QUOTED).sub(HIDDEN, value) if secret_key(name) else value for name, value in pairs]
+    elif any(map(secret_key, names)):
+        values = [compiled(_QUOTED).sub(HIDDEN, match["value"])]
+    return match[0][: match.start("value") - match.start()] + ",".join(values)
 
 
 def _beside_a_name(match: re.Match[str]) -> str:
@@ -142,6 +155,9 @@ def _beside_a_name(match: re.Match[str]) -> str:
 
 def _short(match: re.Match[str]) -> str:
     text, begin = match.string, max(0, match.start() - 300)
-    line = text[begin : match.start()].rpartition("\n")[2] + text[match.end() : match.end() + 300].partition("\n")[0]
+    before = text[begin : match.start()].rpartition("\n")[2]
+    if compiled(_OTHER_PROGRAMS).search(before):
+        return match[0]
+    line = before + text[match.end() : match.end() + 300].partition("\n")[0]
     user = compiled(_USER_BESIDE).search(line) is not None
     return _value_only(match) if is_short_password(match["value"], user=user) else match[0]

@@ -32,7 +32,7 @@ _ALONE = r"(?P<scheme>(?<![a-zA-Z0-9+.-])[a-zA-Z][a-zA-Z0-9+.-]{0,30}://)[^\s/@:
 _ON_THE_WEB = r"(?P<scheme>(?<![a-zA-Z0-9.-])https?://)(?!git@)[^\s/@:?&=#'\"]{3,200}@(?=\w)"
 _QUERY = r"(?i)(?P<lead>[?&](?:sig|(?:q-)?signature|key|token|code|X-Amz-Signature|X-Amz-Credential|X-Goog-Signature)=)[^&\s'\"]+"
 _HEADER = (
-    r"(?i)(?P<name>(?:proxy-)?authorization|x-[a-z-]*(?:key|token)|(?:set-)?cookie)"
+    r"(?i)(?P<name>(?:proxy-)?authorization|x-[a-z-]{0,60}(?:key|token)|(?:set-)?cookie)"
     r"(?P<gap>['\"]?\]?\s*(?:[:=]|,\s*['\"])\s*(?:[rbfu]{0,2}['\"])?)(?P<value>Digest [^\n]+|[^\n'\"]+)"
 )
 _SCHEME = r"(?i)\b(?P<kind>bearer|basic|token)(?P<gap>\s+)(?P<value>[A-Za-z0-9+/._~-]{12,}=*)"
@@ -62,8 +62,8 @@ _BRACKETED = (
     r"|[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]|[(\[{][^\n()\[\]{}]*+[)\]}])*+[)\]}])*+[)\]}]"
 )
 """`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`."""
-_COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+\([^'\"]*\)"
-"""A line of a program: `token = self.tokenizer.decode(ids)`, `cls: torch.Size([1, 768])`."""
+_COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+(?:\([^'\"]*\)|\[[^'\"]*\])"
+"""A line of a program: `token = self.tokenizer.decode(ids)`, `token = self.vocab[word]`, `cls: torch.Size([1, 768])`."""
 _DONE = r"\[redacted(?!\][\w-])"
 """Hidden before, and not a part of it only: `https://me:[redacted]@host`."""
 _QUOTES = ("'", '"')

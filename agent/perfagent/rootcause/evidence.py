@@ -10,16 +10,17 @@ __all__ = ["Evidence"]
 
 
 class Evidence(Mapping[str, Any]):
-    """found, and what `more` gives when it is first read: on the sender's thread, when it is sent."""
+    """found, and what `more` gives when it is first read: on the sender's thread, when it is sent. Where that
+    fails, and is contained, what was found is told all the same."""
 
-    def __init__(self, found: dict[str, Any], more: Callable[[], dict[str, Any]]) -> None:
+    def __init__(self, found: dict[str, Any], more: Callable[[], dict[str, Any] | None]) -> None:
         self._found = found
-        self._more: Callable[[], dict[str, Any]] | None = more
+        self._more: Callable[[], dict[str, Any] | None] | None = more
 
     def _whole(self) -> dict[str, Any]:
         more, self._more = self._more, None
         if more is not None:
-            self._found |= more()
+            self._found |= more() or {}
         return self._found
 
     def __getitem__(self, name: str) -> Any:

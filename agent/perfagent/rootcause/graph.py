@@ -2,13 +2,15 @@
 
 Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
 first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
-The values are looked at in place: nothing is computed again and nothing is kept. -inf is what masks hold in healthy trainings:
-only NaN and +inf count, and -inf where the operator that made them read it.
+The values are looked at in place and nothing is kept; of a few operators that do not keep what they made the result is computed
+once more, beside the training, within bounds of work, memory and time. -inf is what masks hold in healthy trainings: only NaN and
++inf count, and -inf where the operator that made them read it.
 """
 
 from __future__ import annotations
 
 import math
+import operator
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +20,8 @@ __all__ = ["first_bad_operator"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
-MOST_RUN_AGAIN, MOST_WORK = 64, 2**28
+MOST_RUN_AGAIN, MOST_WORK, MOST_MADE = 64, 2**28, 2**25
+"""Operators that are run again, multiplications of one of them, and numbers that it makes (128 MiB of memory)."""
 _TURNS = ("T", "ToCopy", "View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Slice", "Select", "Alias", "Expand")
 _PASSES_ON = ("Mean", "Sum", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Clone", "Alias")
 _WRITTEN = ("result", "output", "out")
@@ -59,7 +62,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
         producer = _maker(loss.grad_fn) if reader is None else _input_of(reader, read[0])
     found: dict[str, Any] = {}
     if producer is not None:
-        producer, made = _origin(producer)
+        producer, made = _origin(producer, until)
         found["operator"] = _name(producer)
         if made:
             found["made"] = made
@@ -134,7 +137,10 @@ def _holds_minus_infinity(tensor: Any) -> bool:
 
 
 def _is_read(tensor: Any) -> bool:
+    """Not of a class of its own: it may run anything, as a DTensor asks the other ranks."""
     torch = sys.modules["torch"]
+    if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+        return False
     return tensor.is_cpu and (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
 
 
@@ -148,7 +154,7 @@ def _maker(node: Any) -> Any:
     return node
 
 
-def _origin(producer: Any) -> tuple[Any, str]:
+def _origin(producer: Any, until: float) -> tuple[Any, str]:
     """What made the value that `producer` put out, and what that was, as far as it can be known; else the producer itself.
 
     Not every operator keeps what it read: the inf of a product of half-precision matrices is first met as the NaN of a softmax
@@ -156,6 +162,8 @@ def _origin(producer: Any) -> tuple[Any, str]:
     """
     waiting, seen, makers = [producer], {producer}, []
     while waiting and len(seen) < MOST_RUN_AGAIN:
+        if time.monotonic() > until:  # the first of those that are known is not the first of all
+            return producer, ""
         node = waiting.pop()
         saved = dict(_saved(node) or ())
         made = _run_again(node, saved)
@@ -182,12 +190,13 @@ def _run_again(node: Any, saved: dict[str, Any]) -> str | None:
         return None
     names, run = kind
     given = [saved[name] for name in names if name in saved and _is_read(saved[name])]
-    if len(given) < len(names) or _work(given) > MOST_WORK:
+    if len(given) < len(names):
         return None
     with torch.no_grad(), torch.autocast("cpu", enabled=False):
-        if not all(bool(one.isfinite().all()) for one in given):
-            return None
         try:
+            made, work = _size(run, given)
+            if made > MOST_MADE or work > MOST_WORK or not all(bool(one.isfinite().all()) for one in given):
+                return None
             result = run(*given)
         except RuntimeError:  # of shapes or types that it does not take in this way
             return None
@@ -196,19 +205,21 @@ def _run_again(node: Any, saved: dict[str, Any]) -> str | None:
         return "inf" if bool((result == math.inf).any()) else "-inf" if bool((result == -math.inf).any()) else ""
 
 
-def _work(given: list[Any]) -> int:
-    """Multiplications, or numbers looked at."""
-    first = given[0]
-    return int(first.numel() * (given[1].shape[-1] if len(given) > 1 and first.dim() > 1 and given[1].dim() > 1 else 1))
+def _size(run: Callable[..., Any], given: list[Any]) -> tuple[int, int]:
+    """How many numbers it makes, and by how many multiplications."""
+    if run is operator.matmul:
+        first, second = given
+        return first.shape[:-1].numel() * second.shape[-1], first.numel() * second.shape[-1]
+    made = math.prod(sys.modules["torch"].broadcast_shapes(*(one.shape for one in given)))
+    return made, made
 
 
 # Operators that keep what they read and not what they made: what they read, and how they are run again.
 _AGAIN: dict[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
-    "Log": (("self",), lambda x: x.log()), "Log1p": (("self",), lambda x: x.log1p()), "Log2": (("self",), lambda x: x.log2()),
-    "Log10": (("self",), lambda x: x.log10()), "Acos": (("self",), lambda x: x.acos()), "Asin": (("self",), lambda x: x.asin()),
-    "Mul": (("self", "other"), lambda x, y: x * y), "Div": (("self", "other"), lambda x, y: x / y),
-    "Mm": (("self", "mat2"), lambda x, y: x @ y), "Bmm": (("self", "mat2"), lambda x, y: x @ y),
-    "Addmm": (("mat1", "mat2"), lambda x, y: x @ y), "Baddbmm": (("batch1", "batch2"), lambda x, y: x @ y),
+    **{name.capitalize(): (("self",), operator.methodcaller(name)) for name in ("log", "log1p", "log2", "log10", "acos", "asin")},
+    "Mul": (("self", "other"), operator.mul), "Div": (("self", "other"), operator.truediv),
+    "Mm": (("self", "mat2"), operator.matmul), "Bmm": (("self", "mat2"), operator.matmul),
+    "Addmm": (("mat1", "mat2"), operator.matmul), "Baddbmm": (("batch1", "batch2"), operator.matmul),
 }  # fmt: skip
 
 

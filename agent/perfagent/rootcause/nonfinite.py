@@ -180,6 +180,7 @@ class Inquiry:
         }  # fmt: skip
         self._investigator.sender.event("finding", data, step=self.step)
 
+    @contained
     def _when_sent(self) -> dict[str, Any]:
         self._investigator.read_rows()
         return self._surroundings()
@@ -328,7 +329,7 @@ def bad_loss_in(frames: Sequence[FrameType]) -> tuple[Any, FrameType | None]:
         with variables_of(frame) as variables:
             scalars = [
                 value for _, value in variables
-                if issubclass(type(value), torch.Tensor) and value.numel() == 1 and value.is_cpu and value.grad_fn is not None
+                if type(value) is torch.Tensor and value.numel() == 1 and value.is_cpu and value.grad_fn is not None
             ]  # fmt: skip
         bad = next((value for value in scalars if not bool(value.detach().isfinite().all())), None)
         if bad is not None:

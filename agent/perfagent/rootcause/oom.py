@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.ending import text_of
+from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     investigator.sender.event("finding", data, step=step)
 
 
+@contained
 def _last_steps(investigator: Investigator) -> dict[str, Any]:
     investigator.read_rows()
     return {"last_steps": investigator.history()[-LAST_STEPS:]}

@@ -20,6 +20,8 @@ _SIZES = (
     ("cuda/peak_reserved_bytes", "reserved_bytes", "peak"),
 )
 _COUNTS = (("cuda/alloc_retries", "num_alloc_retries"), ("cuda/ooms", "num_ooms"))
+
+
 def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, float]:
     """`cuda/*` values of a device by its ordinal; empty where CUDA was never used in this process, and on other devices.
 

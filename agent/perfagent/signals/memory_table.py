@@ -89,7 +89,6 @@ class MemoryTable:
             self._told = sums
             self._sender.event("memory", {**sums, "groups": found["groups"]}, step=p.in_progress())
 
-
     @staticmethod
     def _peak(devices: Iterable[int]) -> float | None:
         """Of all CUDA devices that this process has parameters on; None where there is none, or one does not tell."""

@@ -215,6 +215,25 @@ def test_hostile_objects_are_not_touched() -> None:
     assert "config" not in main()
 
 
+def test_a_lazy_value_of_a_configuration_is_not_made_to_do_its_work() -> None:
+    class Lazy:
+        """As proxies have it: their class is that of what they stand for, which is loaded for that."""
+
+        @property
+        def __class__(self) -> type:  # type: ignore[override]
+            done.append(self)
+            return int
+
+    done: list[Any] = []
+
+    def training() -> dict[str, Any]:
+        config = {"lr": 0.5, "epochs": 2, "data": Lazy()}  # noqa: F841
+        return looked().found()
+
+    assert training() == {"config": {"lr": 0.5, "epochs": 2}}
+    assert not done
+
+
 def test_scripts_are_told_from_libraries() -> None:
     assert is_script("/home/me/train.py")
     assert is_script("train.py")

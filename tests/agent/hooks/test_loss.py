@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 
 from perfagent.hooks.row import StepRow
 
@@ -365,3 +366,46 @@ def test_a_graph_that_is_gone_says_nothing_of_a_divisor(record, model):
         optimizer.step()
         optimizer.zero_grad()
     assert len(recorded.of("loss")) == 3
+
+
+def test_a_divisor_that_checkpointing_holds_is_not_asked_for(record, model):
+    """To ask would run the model once more: batch norms would see every batch three times."""
+    calls = 0
+
+    def masked_mean(x, mask):
+        nonlocal calls
+        calls += 1
+        return (model(x).square().mean(1) * mask).sum() / mask.sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    record(model)
+    for _ in range(2):
+        for _ in range(2):
+            checkpoint(masked_mean, torch.randn(4, 8), torch.ones(4), use_reentrant=False).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert calls == 2 * 2 * 2
+
+
+def test_what_hooks_hold_is_given_back_once(record, model):
+    """Offloading reads a file, or waits for another device, whenever it is asked."""
+    asked = 0
+
+    def give_back(tensor):
+        nonlocal asked
+        asked += 1
+        return tensor
+
+    def asked_in(loss):
+        nonlocal asked
+        asked = 0
+        loss.backward()
+        return asked
+
+    def loss_of():
+        with torch.autograd.graph.saved_tensors_hooks(lambda tensor: tensor, give_back):
+            return cross_entropy(model, torch.randn(4, 8)) / torch.tensor(2.0)
+
+    without = asked_in(loss_of())
+    record(model)
+    assert asked_in(loss_of()) == without

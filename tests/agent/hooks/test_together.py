@@ -118,6 +118,39 @@ def test_with_a_scaler_that_unscales_for_one_at_a_time(every_step, order, fused)
 
 
 @pytest.mark.parametrize("order", [(BIG, SMALL, THIRD), (SMALL, THIRD, BIG)])
+@pytest.mark.parametrize("unscales", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("overflows", [BIG, SMALL])
+def test_what_a_scaler_skips_is_no_bad_gradient(every_step, order, unscales, fused, overflows):
+    """A fused optimizer is called, and skips on its device. Of what the others took alone no norm is told."""
+    model, optimizers = three_parts()
+    if fused:
+        for name in (BIG, SMALL):
+            optimizers[name] = torch.optim.AdamW(optimizers[name].param_groups[0]["params"], lr=1e-3, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    recorded = every_step(model)
+    bad: list[list[str]] = []
+    recorded.run._progress.health.on_nonfinite = lambda _, names: bad.append(names)
+    true = {}
+    for step in (1, 2, 3, 4):
+        scaler.scale(3 * model(torch.randn(4, 8)).square().mean()).backward()
+        true[step] = norm_of(model.parameters()) / scaler.get_scale()
+        if step == 2:
+            optimizers[overflows].param_groups[0]["params"][0].grad[0] = math.inf
+            del true[step]
+        for name in order:
+            if unscales:
+                scaler.unscale_(optimizers[name])
+            scaler.step(optimizers[name])
+        scaler.update()
+        model.zero_grad()
+    assert told(recorded) == {step: pytest.approx(norm, rel=1e-5) for step, norm in true.items()}
+    assert not any(count for _, count in recorded.of("grad/nonfinite"))
+    assert not bad
+    assert dict(recorded.of("amp/skipped"))[4] == (overflows == BIG)
+
+
+@pytest.mark.parametrize("order", [(BIG, SMALL, THIRD), (SMALL, THIRD, BIG)])
 @pytest.mark.parametrize("watched", ["every_step", "seldom"])
 @pytest.mark.parametrize("clips", ["together", "one by one", "as each steps"])
 def test_clipping_says_the_norm_of_all(request, order, watched, clips):
@@ -310,3 +343,88 @@ def test_the_first_step_is_not_read_before_the_others_have_stepped(every_step, m
     for optimizer in optimizers.values():
         optimizer.step()
     assert told(recorded) == exactly([true])
+
+
+def test_a_row_does_not_wait_for_time_alone_while_an_optimizer_steps(every_step, monkeypatch):
+    """The next one's gradients are yet to come. A step of Muon may take longer than a row waits."""
+    model, optimizers = three_parts()
+    recorded = every_step(model)
+    monkeypatch.setattr("perfagent.hooks.row._SETTLE_S", 0.0)
+
+    def meanwhile(*_) -> None:
+        recorded.rows += recorded.sender.drain()  # as the sender's thread does
+
+    optimizers[SMALL].register_step_post_hook(meanwhile)
+    true = []
+    for _ in range(3):
+        backward(model)
+        true.append(norm_of(model.parameters()))
+        for optimizer in optimizers.values():
+            optimizer.step()
+        model.zero_grad()
+    assert told(recorded) == exactly(true)
+
+
+def test_what_comes_too_late_is_left_out(every_step, monkeypatch):
+    """The row was looked at, and is read as it was: what came since may still be on its way from a device."""
+    model, optimizers = three_parts()
+    recorded = every_step(model)
+    monkeypatch.setattr("perfagent.hooks.row._SETTLE_S", 0.0)
+    backward(model)
+    true = norm_of(optimizers[BIG].param_groups[0]["params"])
+    optimizers[BIG].step()
+    row = recorded.run._progress.last
+    assert row.ready(recorded.run._progress)
+    optimizers[SMALL].step()
+    assert row.note(recorded.run._progress).rare["grad/norm"] == pytest.approx(true, rel=1e-5)
+    recorded.sender.rows.clear()
+
+
+def test_while_what_the_primary_one_trains_is_frozen_others_are_not_measured_in_every_step(every_step, monkeypatch):
+    """Nobody would ask for it, and nothing would count what it costs."""
+    from perfagent.signals.health import Health
+
+    model, optimizers = three_parts()
+    recorded = every_step(model)
+    passes: list[object] = []
+    measure_other = Health.measure_other
+
+    def counted(self, p, optimizer):
+        passes.append(optimizer)
+        return measure_other(self, p, optimizer)
+
+    monkeypatch.setattr(Health, "measure_other", counted)
+    big, small = (optimizers[name].param_groups[0]["params"] for name in (BIG, SMALL))
+    true = {}
+    for step in range(1, 21):
+        frozen = 2 < step <= 18
+        for parameter in big:
+            parameter.requires_grad_(not frozen)
+        backward(model)
+        if not frozen:
+            true[step] = pytest.approx(norm_of([*big, *small]), rel=1e-5)
+        for name in (SMALL, BIG):
+            optimizers[name].step()
+        model.zero_grad()
+    assert told(recorded) == true
+    assert len(passes) == len(true) + 1  # the first frozen step was not to be foreseen
+
+
+def test_optimizers_that_are_dropped_are_let_go_of(every_step):
+    """Whoever gets the id of one with a backward pass of its own need not have one."""
+    model, optimizers = three_parts()
+    recorded = every_step(model)
+    together = recorded.run._progress.together
+    for own_pass in (True, False):
+        beside = torch.optim.SGD(model[3].parameters(), lr=1e-3)
+        for _ in range(2):
+            backward(model)
+            beside.step()
+            if own_pass:
+                backward(model)
+            optimizers[BIG].step()
+            model.zero_grad()
+        assert list((together._apart if own_pass else together._members).values()) == [beside]
+        del beside
+        assert not together._apart
+        assert not together._members

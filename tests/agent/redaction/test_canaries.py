@@ -122,6 +122,10 @@ def test_of_a_user_and_a_proxy_only_the_password_is_hidden() -> None:
     assert redacted_text("user='me:hunter2secret', lr=1") == f"user='me:{HIDDEN}', lr=1"
 
 
+def test_of_several_names_only_the_secret_one_loses_its_value() -> None:
+    assert redacted_text("    password, name = 'hunter2', 'resnet50'") == f"    password, name = {HIDDEN}, 'resnet50'"
+
+
 def test_a_block_of_yaml_ends_with_its_indentation() -> None:
     assert redacted_text("a:\n  api_key: |\n    x y\n\n    z\n  lr: 1\n") == f"a:\n  api_key: {HIDDEN}\n  lr: 1\n"
 
@@ -232,5 +236,6 @@ def test_text_that_matches_nothing_is_read_in_a_time_that_grows_with_its_length(
         "key: !!a ",
     ):
         redacted_text(piece * (200_000 // len(piece)))
+    redacted_text(":" + "x-key" * 40_000)
     redacted([piece * 1_000 for piece in ("--password=a", "a:", "proxy=:", "A.KEY", "x@")] * 20)
     redacted_text("AAAAAAAA" * 10 + "\n" * 1 + ("A" * 64 + "\n") * 2_500 + "-----END CERTIFICATE-----")
