@@ -99,8 +99,8 @@ def test_a_script_that_starts_itself_anew_after_it_has_imported_torch_is_monitor
 
 def test_a_training_that_starts_itself_anew_is_another_attempt_of_the_run(tmp_path: Path) -> None:
     waits = "while sender.counters['rows'] < 20: time.sleep(0.3)"  # a process that execs is gone without a last tick
-    lines = ["exec(os.environ['STEPS'])", "import perfagent, time", "sender = perfagent.attach()._sender", waits, "time.sleep(0.3)"]
-    before = "\n    ".join(lines)
+    begin = ["exec(os.environ['STEPS'])", "import perfagent, time", "sender = perfagent.attach()._sender"]
+    before = "\n    ".join([*begin, waits, "time.sleep(0.3)"])
     script = ANEW.format(call="execv(words[0], words)", before=before) + STEPS
     done = run(tmp_path, script, "-m", "perfagent", "run", PYTHONPATH="/nowhere", STEPS=STEPS)
     assert done.returncode == 0, done.stderr
