@@ -110,6 +110,8 @@ class Account:
     def __init__(self) -> None:
         self.averages: bool | None = None
         """Whether several undivided roots of a step are averaged; None until it is known."""
+        self.micro_batches = 0.0
+        """By how many micro-batches the losses of a full window are divided, where the script does that; 0.0: not known."""
         self.embedded = False
         """Whether the model has an embedding, so that integer matrices are tokens."""
         self._waiting: dict[int, deque[Size]] = {}

@@ -75,10 +75,11 @@ class StepReader:
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
         self.epoch = time.time() - time.perf_counter()
-        return [self.account.embedded, self.account.averages, self.loss_by_user, self.epoch]
+        return [self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, self.account.micro_batches]
 
     def restore(self, context: Sequence[Any]) -> None:
-        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch = context
+        self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *more = context
+        self.account.micro_batches = more[0] if more else 0.0  # the first agents told no more
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
@@ -135,7 +136,7 @@ class StepReader:
         values = [value_of(root.value) for root in roots if root.value is not None]
         if len(values) <= 1:
             return values[0] if values else None
-        average = _are_means([root.divided for root in roots if root.value is not None], parts)
+        average = self._are_means([root.divided for root in roots if root.value is not None], parts)
         if not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
             account = self.account
             batches = parts.batches or parts.forwards
@@ -146,6 +147,20 @@ class StepReader:
             average = bool(account.averages)
         total = math.fsum(values) if all(map(math.isfinite, values)) else sum(values)
         return total / len(values) if average else total
+
+    def _are_means(self, divisors: Sequence[Divided], parts: Breakdown) -> bool:
+        """Whether each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`: of a
+        window's losses each has a divisor of its own then, or one that is its share of the items. What scales a window is the
+        same for all of them, also in the last one of an epoch, which may be short, or the shares of the window add up to one."""
+        known = [divisor for divisor in divisors if isinstance(divisor, float)]
+        if len(known) < 2 or len(known) < len(divisors) - 1 or not all(map(math.isfinite, known)) or min(map(abs, known)) == 0.0:
+            return False  # of the first it is not always asked
+        if min(known) != max(known):
+            return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
+        if known[0] == len(divisors):
+            self.account.micro_batches = known[0]
+        items = (parts.samples, parts.tokens, parts.embedded_tokens)
+        return known[0] != self.account.micro_batches and known[0] * len(divisors) in items
 
 
 def _add_phases(
@@ -172,19 +187,6 @@ def _add_phases(
         values[f"phase/{name}_s"] = values.get(f"phase/{name}_s", 0.0) + spent / 1e9
     if seconds and "phase/forward_s" in values:
         values["phase/other_s"] = max(0.0, seconds - sum([*values.values()][first:]))
-
-
-def _are_means(divisors: Sequence[Divided], parts: Breakdown) -> bool:
-    """Whether each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`: of a window's
-    losses each has a divisor of its own then, or one that is its share of the items. What scales a window is the same for all of
-    them, or the shares of the window add up to one."""
-    known = [divisor for divisor in divisors if isinstance(divisor, float)]
-    if len(known) < 2 or len(known) < len(divisors) - 1 or not all(map(math.isfinite, known)) or min(map(abs, known)) == 0.0:
-        return False  # of the first it is not always asked
-    if min(known) != max(known):
-        return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
-    items = (parts.samples, parts.tokens, parts.embedded_tokens)
-    return known[0] != len(divisors) and known[0] * len(divisors) in items
 
 
 def _alike(a: float, b: float) -> bool:

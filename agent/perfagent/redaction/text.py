@@ -137,7 +137,7 @@ def _hide(text: str) -> str:
     text = hide_short_options(text)
     lower = text.lower()
     if any(word in lower for word in WORDS):
-        if ":" in text or "=" in text or "," in text:
+        if ":" in text or "=" in text or "," in text or "：" in text:
             if "authorization" in lower or "cookie" in lower or "x-" in lower:
                 text = compiled(_HEADER).sub(_hide_header, text)
             text = _hide_values(_ASSIGNMENT, text)

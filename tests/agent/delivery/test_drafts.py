@@ -201,3 +201,11 @@ def test_what_a_loop_logs_does_not_make_the_garbage_collector_run_in_it(tmp_path
     environment = job_environment(tmp_path, PERFAGENT_SERVER="http://127.0.0.1:9", XDG_STATE_HOME=str(tmp_path / "state"))
     done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=120, check=True)
     assert int(done.stdout) <= 2
+
+
+def test_what_an_older_agent_left_is_read() -> None:
+    reader = StepReader()
+    reader.restore([True, None, False, 1.5])
+    assert (reader.account.embedded, reader.epoch, reader.account.micro_batches) == (True, 1.5, 0.0)
+    reader.restore([True, None, False, 1.5, 4.0])
+    assert reader.account.micro_batches == 4.0
