@@ -6,6 +6,7 @@ a tracker finds torch there and nothing else of ours.
 
 from __future__ import annotations
 
+import compileall
 import re
 import subprocess
 import sys
@@ -30,6 +31,7 @@ def python(folder: Path, name: str) -> Path:
 
 def build(folder: Path, names: list[str]) -> None:
     """Makes the environments that are not there yet. Raises CalledProcessError when an installation fails."""
+    compileall.compile_dir(ROOT / "agent", quiet=2)  # as pip does with what it installs
     shared = folder / "shared"
     if not shared.exists():
         shared.mkdir(parents=True)
