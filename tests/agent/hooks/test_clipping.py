@@ -3,42 +3,16 @@
 from __future__ import annotations
 
 import copy
-import math
 
 import pytest
 import torch
 from torch import nn
+from truth import norm_of
 
 from perfagent.hooks import clipping, guard
 
 clip_grad_value_ = nn.utils.clip_grad_value_
 """Imported by name before there is a run, as scripts do."""
-
-
-@pytest.fixture
-def every_step(record):
-    """every_step(model, optimizer=None): a run that measures the gradients of every step."""
-
-    def start(model, optimizer=None):
-        return record(model, optimizer=optimizer, overhead_budget_pct=1e9)
-
-    return start
-
-
-@pytest.fixture
-def seldom(record):
-    """A run that measures nothing after the first step: what it tells of later ones, clipping has computed."""
-
-    def start(model, optimizer=None):
-        recorded = record(model, optimizer=optimizer)
-        recorded.run._progress.measure_at = 2**60
-        return recorded
-
-    return start
-
-
-def norm_of(parameters) -> float:
-    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
 
 
 def told(recorded):

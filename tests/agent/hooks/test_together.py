@@ -7,29 +7,9 @@ import math
 import pytest
 import torch
 from torch import nn
+from truth import norm_of
 
 BIG, SMALL, THIRD = "big", "small", "third"
-
-
-@pytest.fixture
-def every_step(record):
-    return lambda model=None, optimizer=None: record(model, optimizer=optimizer, overhead_budget_pct=1e9)
-
-
-@pytest.fixture
-def seldom(record):
-    """A run that measures nothing after the first step: what it tells of later ones, clipping has computed."""
-
-    def start(model=None, optimizer=None):
-        recorded = record(model, optimizer=optimizer)
-        recorded.run._progress.measure_at = 2**60
-        return recorded
-
-    return start
-
-
-def norm_of(parameters) -> float:
-    return math.sqrt(sum(float(p.grad.double().square().sum()) for p in parameters if p.grad is not None))
 
 
 def told(recorded) -> dict[int, float]:
