@@ -35,14 +35,14 @@ _IMPORTS = (
     "perfagent.signals.memory",
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )
-"""What the sender's thread imports before a fork can come between."""
+"""What `poll` needs: imported when the sender starts, so that no fork can come between."""
 ELECTION_S = 10.0
 HUNG_S = 2.0
 """NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
 
 class _Readers(NamedTuple):
-    """Made on the sender's thread: what they import and open costs the training thread nothing."""
+    """Made on the sender's thread: what they open costs the training thread nothing."""
 
     host: HostReader
     process: ProcessReader
