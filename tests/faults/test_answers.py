@@ -110,8 +110,24 @@ def test_a08_what_is_refused_is_told_once_and_the_rest_goes_on(
         assert sorted(server.values("loss")) == [2]
         refused = [frame for frame in server.frames if (frame.source, frame.seq) not in server.stored]
         assert sender.counters["rejected"] == sum(frame.samples for frame in refused)
+        assert sender.counters["quarantined_frames"] == len(refused) == 2
         assert len([r for r in caplog.records if f"status {status}" in r.message]) == 1
         assert len({frame.seq for frame in server.frames}) == len(server.frames), "a refused frame was sent again"
+
+
+def test_a08_what_the_quarantine_has_no_room_for_is_told_as_dropped(
+    fault: Accounts, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfagent.delivery.spool.QUARANTINE_BYTES", 100)
+    server = fault.server(Scripted(status=400))
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender = fault.sender(server)
+        sender.rows.append(row(1))
+        until(lambda: sender.counters["quarantined_frames"] == 1)
+    (told,) = [record.message for record in caplog.records]
+    assert "dropped, the quarantine is full" in told
+    assert not (sender.spool.folder / "quarantine").read_bytes()
+    until(lambda: server.samples("agent/dropped") == [2.0], why="what was dropped is told nowhere")
 
 
 # ---- A09, A10

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from perfagent.delivery import backlog, segments, spool
 from perfagent.delivery.spool import Header, Spool
+from perfagent.wire import Group
 
 pytestmark = pytest.mark.fault
 
@@ -136,6 +137,20 @@ def test_a15_what_no_disk_ever_took_is_counted_and_told_at_the_end(
         sender.close("")
     assert sender.spool.counters["dropped"] == 5000
     assert "5000 samples are lost" in caplog.text
+
+
+def test_a15_what_memory_held_to_the_end_and_no_disk_took_is_counted_too(
+    fault: Accounts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Refusing(monkeypatch).error = errno.ENOSPC
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender = fault.sender(f"http://127.0.0.1:{free_port()}")
+        for step in range(50):
+            sender.rows.append(row(step))
+        until(lambda: sender.counters["rows"] == 50)
+        sender.close("")
+    assert sender.spool.counters["dropped"] == 100
+    assert "100 samples are lost" in caplog.text
 
 
 def test_a15_a_lock_is_let_go_when_the_disk_refuses_the_rest_of_the_folder(
@@ -255,3 +270,15 @@ def test_a17_what_was_meant_for_another_server_is_not_sent_to_this_one(fault: Ac
     until(lambda: sender._dispatch().orphans.done, why="orphans were never looked for")
     assert sorted(server.values("loss")) == [2]
     assert elsewhere.spool.folder.exists()
+
+
+def test_a17_what_never_learned_its_run_is_left_for_later(fault: Accounts) -> None:
+    server = fault.server()
+    unknown = Spool(fault.state / "spool" / "unknown", Header(source="unknown", project="p", rank=1, server=server.url))
+    unknown.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
+    unknown.abandon()
+    sender = fault.sender(server)
+    sender.rows.append(row(2))
+    until(lambda: sender._dispatch().orphans.done, why="orphans were never looked for")
+    assert {frame.run for frame in server.frames} == {"r"}
+    assert unknown.folder.exists()

@@ -3,6 +3,7 @@ tests/agent/delivery/test_transport.py."""
 
 from __future__ import annotations
 
+import logging
 import socket
 import threading
 import time
@@ -13,7 +14,8 @@ import pytest
 from builders import free_port, until
 from faults.accounts import Accounts, row
 
-from perfagent.delivery import transport
+from perfagent.delivery import courier, transport
+from perfagent.delivery.dispatcher import MOST_LEFT_BEHIND
 
 pytestmark = pytest.mark.fault
 
@@ -63,6 +65,55 @@ def test_a24_a_name_that_comes_back_is_found_again(fault: Accounts, names: Calla
     sender.rows.append(row(1))
     until(lambda: sorted(server.values("loss")) == [1])
     assert sender.counters["failed"] >= 2
+
+
+def test_a24_the_look_up_of_a_name_takes_no_time_from_the_request_behind_it(
+    fault: Accounts, names: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A nameserver that is away takes 5 s of every look-up, two of them 10 s; the clock stands in for them."""
+    server = fault.server()
+    passed, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+
+    def look_up(*_: Any, **__: Any) -> Any:
+        passed[0] += 15.0
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", server.port))]
+
+    names(look_up)
+    sender = fault.sender("http://monitor.example:8420")
+    sender.rows.append(row(1))
+    until(lambda: sorted(server.values("loss")) == [1], within_s=10)
+    assert sender.counters["failed"] == 0
+
+
+def test_a24_a_look_up_that_never_ends_is_told_and_costs_a_few_threads(
+    fault: Accounts, names: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fault.server()
+    release = threading.Event()
+
+    def look_up(*_: Any, **__: Any) -> Any:
+        release.wait(60)
+        return [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", server.port))]
+
+    names(look_up)
+    monkeypatch.setattr(courier, "STUCK_S", 0.1)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender = fault.sender("http://monitor.example:8420", spool_tick_s=0.02)
+        sender._dispatch()._random.uniform = lambda a, b: 0.02  # type: ignore[method-assign]
+        sender.rows.append(row(1))
+        until(lambda: sender.counters["couriers_lost"] == MOST_LEFT_BEHIND, why="nobody notices that the request hangs")
+        until(lambda: sender._dispatch()._courier is not None)
+        handed = sender._dispatch()._courier
+        for step in range(2, 30):
+            sender.rows.append(row(step))
+            time.sleep(0.02)
+        assert sender._dispatch()._courier is handed, "one thread after the other is left behind"
+        assert sender.counters["failed"] == MOST_LEFT_BEHIND
+    (told,) = [record.message for record in caplog.records]
+    assert "unreachable (no end of the request" in told
+    release.set()
+    until(lambda: sorted(server.values("loss")) == list(range(1, 30)))
 
 
 def test_a24_an_address_that_swallows_everything_leaves_time_for_the_next(

@@ -164,6 +164,29 @@ def test_a21_a_courier_that_dies_is_replaced_and_told_once(
     assert len([r for r in caplog.records if "no thread for the network" in r.message]) == 1
 
 
+def test_a21_no_thread_for_the_network_is_told_once_and_asked_for_again(
+    fault: Accounts, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fault.server()
+    start, refused = threading.Thread.start, []
+
+    def limited(thread: threading.Thread) -> None:
+        if thread.name == "perfagent-courier" and len(refused) < 3:
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender = fault.sender(server)
+        sender._dispatch()._random.uniform = lambda a, b: 0.05  # type: ignore[method-assign]
+        sender.rows.append(row(1))
+        until(lambda: sorted(server.values("loss")) == [1], why="a thread is not asked for again")
+    assert sender.counters["errors"] == 0
+    (told,) = [record.message for record in caplog.records]
+    assert "no thread for the network (can't start new thread)" in told
+
+
 AT_EXIT = """
 import atexit, sys, threading, time
 import perfagent

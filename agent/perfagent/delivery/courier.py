@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Courier", "Job"]
 
-STUCK_S = 25.0
+STUCK_S = 60.0
+"""A request ends by itself, ten seconds after its server's name was looked up. For that three nameservers that are all away take
+30 s, and one whose socket hangs for good takes for ever."""
 SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 
@@ -56,7 +58,8 @@ class Courier:
         self._job: Job | None = None
         self._errand: Callable[[], None] | None = None
         self._errand_since = 0.0
-        self._since = 0.0
+        self._since = self._source_since = 0.0
+        """When what it does began: a request, from when it was handed over, and what a source is asked meanwhile."""
         if hasattr(transport, "idle"):
             transport.idle = self._sample
         self._thread = threading.Thread(target=self._run, name="perfagent-courier", daemon=True)
@@ -76,10 +79,21 @@ class Courier:
         self.work.ring()
 
     def stuck(self, now: float) -> bool:
-        since = self._since
-        if 0.0 < self._errand_since < now - STUCK_S:
+        """Whether something does not come back: a source, an errand or a request."""
+        if 0.0 < self._source_since < now - SOURCE_STUCK_S:
             return True
-        return since > 0.0 and now - since > (STUCK_S if self.source is None else SOURCE_STUCK_S)
+        return 0.0 < self._errand_since < now - STUCK_S or self.given_up(now) is not None
+
+    def given_up(self, now: float) -> Answer | None:
+        """What stands for the answer to a request that does not come back, where it is the request that hangs."""
+        if self.source is not None or self._errand_since or not 0.0 < self._since < now - STUCK_S:
+            return None
+        return Answer(kind="retry", reason=f"no end of the request after {STUCK_S:.0f} s, as if its name were looked up in vain")
+
+    @property
+    def runs(self) -> bool:
+        """Whether its thread has not come to its end."""
+        return self._thread.is_alive()
 
     def _replaced(self) -> bool:
         return self.ended
@@ -123,17 +137,15 @@ class Courier:
         return None if due is None else due - time.monotonic()
 
     def _sample(self) -> None:
-        waiting = self._since
         for source in [*self._slow_sources]:
             now = time.monotonic()
             if self.ended or now < source.due:
                 continue
-            self._since, self.source = now, source
+            self._source_since, self.source = now, source
             works = source.poll_if_due(now)
             if works and self._replaced():  # it took too long and we were replaced meanwhile: from now on it is our successor's
                 self._slow_sources.append(source)
                 return
             if not works and source in self._slow_sources:
                 self._slow_sources.remove(source)
-            self.source = None
-        self._since = waiting
+            self._source_since, self.source = 0.0, None

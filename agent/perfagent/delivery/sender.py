@@ -104,6 +104,8 @@ class Sender:
         """log() calls so far, and their values; those right behind another one, and theirs (for the governor)."""
         self.stepped = (0, 0)
         """Plain steps so far, and the entries of their traces (for the governor)."""
+        self.newest_loss: tuple[int, float] | None = None
+        """Step and value of the last loss that was read: for whoever shows the run."""
         self.events: deque[Happened] = deque(maxlen=10_000)
         self.sources: list[Source] = []
         self.sources_due = 0.0
@@ -127,10 +129,8 @@ class Sender:
         self.settled = threading.Event()
         """Set when the sender thread has opened its files."""
         # register_at_fork cannot be undone, so it must not keep us alive
-        settle, forget = weakref.WeakMethod(self._before_fork), weakref.WeakMethod(self._in_forked_child)
-        os.register_at_fork(
-            before=lambda: (method := settle()) and method(), after_in_child=lambda: (method := forget()) and method()
-        )
+        forget = weakref.WeakMethod(self._in_forked_child)
+        os.register_at_fork(after_in_child=lambda: (method := forget()) and method())
 
     @property
     def disabled(self) -> bool:
@@ -232,11 +232,6 @@ class Sender:
 
     # ---- forking
 
-    def _before_fork(self) -> None:
-        """What our thread is just opening would stay open in the child: let it come to an end first."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self.settled.wait(1.0)
-
     def _in_forked_child(self) -> None:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
         self.disabled = True
@@ -264,7 +259,6 @@ class Sender:
                 self._dispatch().run()
                 break
             except BaseException as error:  # noqa: BLE001 - the training must go on whatever is wrong with us, SystemExit included
-                self.settled.set()
                 self.counters["errors"] += 1
                 if attempt == 2:
                     self._disable(f"{type(error).__name__}: {error}")

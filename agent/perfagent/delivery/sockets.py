@@ -9,6 +9,7 @@ another one). In the process itself, too, nothing is written to a number that ha
 from __future__ import annotations
 
 import contextlib
+import encodings.idna  # noqa: F401 - getaddrinfo would import it on the courier's thread, where a fork may come in between
 import os
 import socket
 import threading
@@ -50,12 +51,19 @@ class Dialer:
     def __init__(self) -> None:
         self._opened: Descriptor | None = None
         """The newest socket."""
+        self.looked_up_s = 0.0
+        """How long the newest connection's name was looked up."""
 
     def connect(self, address: tuple[str, int], timeout: float, _source: object = None) -> socket.socket:
-        """As socket.create_connection, with a timeout for all addresses together. Raises OSError."""
+        """As socket.create_connection, with a timeout for all addresses together, and none for the look-up of the name: nobody
+        can give that up, and behind a nameserver that is away (5 s) nothing would be left for any address. Raises OSError."""
         error: OSError | None = None
+        begun = time.monotonic()
+        try:
+            found = _addresses(*address)
+        finally:
+            self.looked_up_s = time.monotonic() - begun
         until = time.monotonic() + timeout
-        found = _addresses(*address)
         for tried, (family, kind, protocol, _name, target) in enumerate(found):
             try:
                 sock = self._socket(family, kind, protocol)

@@ -2,7 +2,8 @@
 
 `http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB more
 (measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a second is given
-up after ten seconds in all, not after ten seconds a byte. Redirects are never followed; on loopback no proxy is asked.
+up after ten seconds in all, not after ten seconds a byte. The look-up of a name, which nobody can give up, comes before those.
+Redirects are never followed; on loopback no proxy is asked.
 
 Used by one thread at a time (the courier of sender.py, or `perfagent sync`).
 """
@@ -62,7 +63,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
     kind: "acked" (stored), "retry" (later, after pause_s where the server said so), "too_large" (halve it), "refused" (never
     send it again), "unauthorized" (the key is missing or wrong), "foreign" (whatever answers there is not our server).
-    watched: False where the server says that no page shows the run.
+    watched: False where the server says that no page shows the run. rejected: what it left out, each with its "count".
     """
 
     kind: str
@@ -97,17 +98,26 @@ def _acknowledgement(reply: Reply) -> Answer:
         found = msgspec.json.decode(reply.body)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         found = None
-    if not isinstance(found, dict) or not isinstance(found.get("stored"), int) or not isinstance(found.get("duplicate"), int):
+    if not isinstance(found, dict) or not _is_count(found.get("stored")) or not _is_count(found.get("duplicate")):
         return Answer(kind="foreign", reason=f"status 200 without our reply: {reply.body[:80]!r}")
     rejected, commands = found.get("rejected"), found.get("commands")
     return Answer(
         kind="acked",
         stored=found["stored"],
         duplicate=found["duplicate"],
-        rejected=[item for item in rejected if isinstance(item, dict)] if isinstance(rejected, list) else (),
+        rejected=[_counted(item) for item in rejected if isinstance(item, dict)] if isinstance(rejected, list) else (),
         commands=[item for item in commands if isinstance(item, dict)] if isinstance(commands, list) else (),
         watched=reply.headers.get("perfagent-watched") != "0",
     )
+
+
+def _is_count(value: Any) -> bool:
+    """Whether samples can be counted by it: what we count with ends up in a series, as a float."""
+    return type(value) is int and 0 <= value < 2**53
+
+
+def _counted(rejected: dict[str, Any]) -> dict[str, Any]:
+    return rejected if _is_count(rejected.get("count")) else {**rejected, "count": 1}
 
 
 def _reason(reply: Reply) -> str:
@@ -207,13 +217,11 @@ class HttpTransport:
         connection = self._connection
         if connection is None:
             connection = self._connection = self._connect(deadline)
+            deadline += self._dialer.looked_up_s
         sock = connection.sock
         sock.settimeout(max(0.001, deadline - time.monotonic()))
         connection.request("POST", self._target, body=body, headers={**headers, **self._proxy_headers})
-        response = http.client.HTTPResponse(
-            _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours),  # type: ignore[arg-type]
-            method="POST",
-        )
+        response = self._response(sock, deadline, "POST")
         try:
             response.begin()
             found = response.read(MAX_REPLY_BYTES + 1)
@@ -227,6 +235,11 @@ class HttpTransport:
         if not keep:
             self.close()
         return reply
+
+    def _response(self, sock: socket.socket, deadline: float, method: str | None) -> http.client.HTTPResponse:
+        """What is read from a socket, within the deadline."""
+        readable = _Readable(sock, deadline, self.idle, lambda: self._dialer.is_ours)
+        return http.client.HTTPResponse(readable, method=method)  # type: ignore[arg-type]
 
     def _connect(self, deadline: float) -> http.client.HTTPConnection:
         timeout = max(0.001, min(CONNECT_S, deadline - time.monotonic()))
@@ -242,12 +255,19 @@ class HttpTransport:
             )
             if proxy:
                 connection.set_tunnel(self._host, self._port, headers=proxy[2])
+                connection.response_class = lambda sock, method=None: self._response(  # type: ignore[assignment]
+                    sock, deadline + self._dialer.looked_up_s, method
+                )
         else:
             connection = http.client.HTTPConnection(host, port, timeout=timeout)
             if proxy:
                 self._target, self._proxy_headers = f"http://{self._host_header}{self._path}", proxy[2]
         connection._create_connection = self._dialer.connect  # type: ignore[attr-defined]  # http.client's own place for another one
-        connection.connect()
+        try:
+            connection.connect()
+        except BaseException:
+            self._close(connection)  # a proxy may have taken it
+            raise
         connection.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         return connection
 
@@ -275,8 +295,10 @@ class HttpTransport:
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
-        if connection is None:
-            return
+        if connection is not None:
+            self._close(connection)
+
+    def _close(self, connection: http.client.HTTPConnection) -> None:
         with contextlib.suppress(OSError):
             if connection.sock is not None and not self._dialer.is_ours:
                 connection.sock.detach()

@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from perfagent.delivery.bell import Bell
+from perfagent.delivery.bell import Bell, start_deaf
 
 
 def test_a_ring_before_the_wait_is_kept_and_several_are_one() -> None:
@@ -61,3 +61,26 @@ def test_every_ring_is_heard_when_several_ring_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len(done) == 4001
+
+
+def test_a_deaf_thread_and_those_that_it_starts_hear_no_signal_but_their_own_faults_and_the_starter_hears_all() -> None:
+    masks: list[set[int]] = []
+
+    def note() -> None:
+        masks.append(set(signal.pthread_sigmask(signal.SIG_BLOCK, [])))
+
+    def both() -> None:
+        note()
+        child = threading.Thread(target=note)
+        child.start()
+        child.join()
+
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    thread = threading.Thread(target=both)
+    start_deaf(thread)
+    thread.join()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, []) == before
+    for mask in masks:
+        assert mask >= {signal.SIGTERM, signal.SIGINT, signal.SIGALRM, signal.SIGCHLD, signal.SIGXFSZ, signal.SIGPIPE}
+        assert not mask & {signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT}
+    assert len(masks) == 2

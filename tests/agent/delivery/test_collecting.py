@@ -65,6 +65,15 @@ def blocks_of(taken: Taken) -> list[int]:
     return [count(row) if isinstance(row, Steps) else 0 for row in taken.rows]
 
 
+@pytest.mark.parametrize("value", [1.0, 2**70])
+def test_a_logged_row_has_the_time_of_its_call_and_not_of_its_tick(sender: Any, collector: Collector, value: Any) -> None:
+    """The call reads one clock; rows may wait for minutes behind one that is still on the device."""
+    sender.rows.append((1, 0.0, time.monotonic() - 100.0, {"x": 1.0, "y": value}))
+    taken = collector.collect(0.0, last=False)
+    ((_, wall, *_),) = [*taken.rows, *(row for block in taken.packed for row in rows_in(block))]
+    assert time.time() - 105.0 < wall < time.time() - 95.0
+
+
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
     progress = sender.progress = Progress(sender.rows, Governor(0.5))
     progress.completed = 3
@@ -142,6 +151,8 @@ def test_what_a_user_logs_presses_only_where_it_is_a_loss_or_gradient(
 
 class Measured:
     """What only some steps have."""
+
+    scaled = False
 
     def __init__(self, **values: float) -> None:
         self._values = values

@@ -86,6 +86,20 @@ def test_a19_what_is_no_number_is_refused_and_counted(value: Any) -> None:
     assert columns.refused["kind"] == 1
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "described"),
+    [
+        ("epoch", "one", "'epoch' (a value of type str)"),
+        ("scores", torch.Tensor, "'scores' (a value of type Tensor)"),  # all that log() keeps of one with several elements
+        ((1, 2), None, "a name of type tuple (a value of type NoneType)"),
+    ],
+)
+def test_the_first_value_that_is_no_number_is_told_with_its_type(key: Any, value: Any, described: str) -> None:
+    columns = Columns()
+    columns.groups([(1, 0.0, 0.0, {"ok": 1.0, key: value}), (2, 0.0, 0.0, {"later": None})])
+    assert columns.no_number == described
+
+
 @pytest.mark.fault
 def test_a19_nan_and_infinities_are_values_of_their_own() -> None:
     (found,) = Columns().groups([(i, 0.0, 0.0, {"x": v}) for i, v in enumerate((math.nan, math.inf, -math.inf))])
@@ -94,7 +108,17 @@ def test_a19_nan_and_infinities_are_values_of_their_own() -> None:
 
 @pytest.mark.fault
 def test_a19_a_tensor_on_a_device_is_not_read() -> None:
+    class OnDevice:
+        ndim, dtype, device = 0, torch.float32, torch.device("cuda", 0)
+
+        def item(self) -> float:  # it waits for the device
+            read.append(True)
+            return 1.0
+
+    read: list[bool] = []
+    assert number(OnDevice()) is None
     assert number(torch.empty((), device="meta")) is None
+    assert read == []
 
 
 class Hostile:
@@ -152,6 +176,16 @@ def test_a20_series_beyond_the_limit_are_left_out_and_counted() -> None:
     assert len(columns.groups(rows)) == 2000
     assert columns.refused["series"] == 98_000
     assert len(columns._names) <= 4000
+
+
+@pytest.mark.fault
+def test_a20_names_that_change_all_the_time_are_not_kept() -> None:
+    columns = Columns(max_series=10)
+    long = "x" * 256
+    columns.groups([(1, 0.0, 0.0, {f"{long}{n}": 1.0}) for n in range(1000)])  # stored under one name
+    assert len(columns._names) <= 20
+    columns.groups([(1, 0.0, 0.0, (f"series/{n}",), (1.0,)) for n in range(10_000)])
+    assert len(columns._shapes) <= 5000
 
 
 def test_nonfinite_loss_and_gradients_are_urgent_and_others_are_not() -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import gc
 import logging
 import math
@@ -17,14 +18,17 @@ from builders import until
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
+from perfagent.delivery import courier, segments
 from perfagent.delivery.columns import DROPPED
-from perfagent.delivery.segments import HEADER, TICK, decode_header, records
+from perfagent.delivery.orphans import Orphans
+from perfagent.delivery.segments import HEADER, TICK, Segments, decode_header, records
 from perfagent.delivery.sender import MAX_ROWS, Sender
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.governor import Governor
 from perfagent.hooks.progress import Progress
+from perfagent.hooks.row import LoggedLater
 from perfagent.identity import Identity
 from perfagent.wire import Frame
 
@@ -316,6 +320,19 @@ def test_a_closed_sender_can_be_collected(tmp_path: Path, transport: RecordingTr
     assert gone() is None
 
 
+def test_a_value_that_is_no_number_is_told_by_its_name(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.rows.append(LoggedLater(1, time.time(), time.monotonic(), {"loss": 1.0, "note": "warming up"}))
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        assert sender.flush(10)
+    (said,) = [record.message for record in caplog.records if "no numbers" in record.message]
+    assert said.endswith("the first of them was 'note' (a value of type str)")
+    sender.close("finished")
+
+
 def test_two_thousand_and_one_series_give_one_warning(
     tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -377,6 +394,18 @@ def test_rows_that_came_too_fast_are_counted_one_by_one(
     told = [value for f in transport.frames for g in f.groups if DROPPED in g.values for value in g.column(DROPPED)]
     assert told[-1] == sender.counters["overflows"] >= 1234
     assert len([record for record in caplog.records if "came faster" in record.message]) == 1
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("counter", ["dropped", "thinned"])
+def test_a05_what_the_spool_had_no_room_for_is_told_to_the_server(
+    sender: Sender, transport: RecordingTransport, counter: str
+) -> None:
+    sender.rows.append(row(1))
+    assert sender.flush(10)
+    sender.spool.counters[counter] += 7
+    told = until(lambda: [g.column(DROPPED) for f in transport.frames for g in f.groups if DROPPED in g.values])
+    assert [*told[-1]] == [7.0]
 
 
 # ---- A21: trouble of our own
@@ -497,6 +526,141 @@ def test_a22_a_source_that_hangs_is_left_behind_and_delivery_goes_on(tmp_path: P
         assert sorted(server.values("loss")) == [1, 2]
         release.set()
         sender.close("finished")
+
+
+@pytest.mark.fault
+def test_a22_a_source_that_comes_back_is_polled_again_by_the_thread_that_took_over(tmp_path: Path) -> None:
+    release, polls = threading.Event(), []
+
+    def hangs() -> None:
+        polls.append(threading.current_thread())
+        release.wait(60)
+
+    with IngestServer() as server:
+        sender = make(tmp_path, server=server.url)
+        sender.add_slow_source(hangs, every_s=0.02)
+        sender.start()
+        sender.rows.append(row(1))
+        first = until(lambda: sender._dispatch()._courier)
+        until(lambda: sender.counters["couriers_lost"] == 1, why="the hanging courier was never noticed")
+        sender.rows.append(row(2))
+        assert sender.flush(10)
+        second = sender._dispatch()._courier
+        assert second is not None
+        assert second._transport is not first._transport, "two threads have one connection"
+        assert len(polls) == 1
+        release.set()
+        until(lambda: len(polls) > 3, why="it is never asked again")
+        assert polls[0] is first._thread
+        assert {*polls[1:]} == {second._thread}
+        until(lambda: not first.runs, why="the thread that was left behind goes on")
+        sender.close("finished")
+
+
+@pytest.mark.fault
+def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    looks, release = threading.Event(), threading.Event()
+
+    def look(_: Orphans) -> None:
+        looks.set()
+        release.wait(60)
+
+    monkeypatch.setattr(Orphans, "look", look)
+    monkeypatch.setattr(courier, "STUCK_S", 0.2)
+    with IngestServer() as server:
+        sender = make(tmp_path, server=server.url)
+        sender.start()
+        sender.rows.append(row(1))
+        assert looks.wait(20)
+        sender.rows.append(row(2))
+        until(lambda: sorted(server.values("loss")) == [1, 2], why="delivery waits for what a dead process left")
+        assert sender.counters["couriers_lost"] == 1
+        assert "unreachable" not in sender.told, "the server has nothing to do with it"
+        release.set()
+        sender.close("finished")
+
+
+@pytest.mark.fault
+def test_a14_a_forked_child_takes_nothing(sender: Sender) -> None:
+    pid = os.fork()
+    if pid == 0:
+        sender.event("alert", {"title": "from a child"})
+        os._exit(0 if sender.disabled and not sender.events and not sender.flush(0.0) else 1)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert not sender.disabled
+
+
+@pytest.mark.fault
+def test_a13_the_last_state_stands_in_the_spool_that_is_left(tmp_path: Path) -> None:
+    sender = make(tmp_path, RecordingTransport([ServerUnreachable("refused")] * 100))
+    sender.start()
+    sender.rows.append(row(1))
+    sender.close("preempted")
+    found = segments.owner(sender.folder)
+    assert found is not None
+    assert found.closed == "preempted"
+
+
+@pytest.mark.fault
+def test_a14_a_file_that_is_being_opened_while_another_thread_forks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, made, go_on = segments.opened, threading.Event(), threading.Event()
+
+    def slow(path: Path, flags: int) -> Any:
+        found = opened(path, flags)  # the descriptor is there, and nobody knows of it
+        made.set()
+        go_on.wait(20)
+        return found
+
+    monkeypatch.setattr(segments, "opened", slow)
+    sender = make(tmp_path, RecordingTransport())
+    sender.start()
+    assert made.wait(20)
+    here = files_below(tmp_path)
+    pid = os.fork()
+    if pid == 0:
+        os._exit(len(files_below(tmp_path)))
+    left = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+    assert not go_on.is_set()
+    go_on.set()
+    sender.close("")
+    assert (len(here), left) == (1, 0)
+
+
+def files_below(folder: Path) -> list[str]:
+    names = []
+    for link in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # the one that lists them is closed again
+            names.append(str(link.readlink()))
+    return [name for name in names if name.startswith(str(folder))]
+
+
+@pytest.mark.fault
+def test_a15_a_disk_that_hangs_holds_up_neither_the_end_nor_a_fork(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    hangs, release = threading.Event(), threading.Event()
+
+    def create(_: Segments) -> bool:
+        hangs.set()
+        release.wait(60)
+        return False
+
+    monkeypatch.setattr(Segments, "create", create)
+    sender = make(tmp_path, RecordingTransport())
+    sender.start()
+    assert hangs.wait(20)
+    waited: list[float | None] = []
+    monkeypatch.setattr(threading.Event, "wait", lambda _, timeout=None: waited.append(timeout))
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert waited == []
+    sender.close("finished")
+    monkeypatch.undo()
+    (end,) = waited
+    assert end is not None
+    assert end <= 1.5
+    release.set()
+    assert sender.closed.wait(20)
 
 
 def test_frames_are_rarer_while_no_page_shows_the_run(tmp_path: Path) -> None:

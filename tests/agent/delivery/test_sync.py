@@ -124,6 +124,25 @@ def test_an_empty_spool_has_nothing_to_send(run_sync: Sync) -> None:
     assert run_sync("http://127.0.0.1:9") == (0, "nothing to send\n")
 
 
+def test_a_folder_without_a_recording_is_wrong_use_and_named(run_sync: Sync, tmp_path: Path) -> None:
+    (tmp_path / "other" / "inner").mkdir(parents=True)
+    (tmp_path / "other" / "notes.txt").write_text("no recording")
+    status, said = run_sync("http://127.0.0.1:9", tmp_path / "other")
+    assert status == 2
+    assert f"{tmp_path / 'other'} holds no recording" in said
+    assert "*.ticks or *.frames" in said
+
+
+def test_a_folder_without_a_recording_does_not_keep_another_from_being_sent(run_sync: Sync, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    record(tmp_path / "record")
+    with IngestServer() as server:
+        status, said = run_sync(server.url, tmp_path / "empty", tmp_path / "record")
+        assert sorted(server.values("loss")) == list(range(30))
+    assert status == 2
+    assert f"{tmp_path / 'empty'} holds no recording" in said
+
+
 def test_patience_begins_anew_with_every_answer(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sync, "PATIENCE_S", 1.0)
     record(tmp_path / "record", frames=6)

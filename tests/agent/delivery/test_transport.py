@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+import contextlib
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -147,6 +149,49 @@ def test_a03_headers_that_never_end_end_at_the_deadline(client: Client) -> None:
         thread.join(5)
 
 
+@pytest.mark.fault
+def test_a03_a_server_that_reads_nothing_of_a_large_frame_ends_at_the_deadline(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        began = time.monotonic()
+        with pytest.raises(ServerUnreachable):
+            client(f"http://127.0.0.1:{listener.getsockname()[1]}").post(bytes(32 * 2**20), deadline_s=1.0)
+        assert time.monotonic() - began < 2.5
+
+
+@pytest.mark.fault
+def test_a03_nothing_that_is_read_may_take_longer_than_what_is_left(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With TLS there may be something to read and yet not enough of it."""
+    waits: list[float | None] = []
+
+    class Noting(socket.socket):
+        def recv_into(self, *arguments: Any) -> int:
+            waits.append(self.gettimeout())
+            return super().recv_into(*arguments)
+
+    monkeypatch.setattr(socket, "socket", Noting)
+    with IngestServer() as server:
+        client(server.url).post(body(), deadline_s=3.0)
+    assert [wait for wait in waits if wait is not None and wait <= 3.0], waits
+
+
+@pytest.mark.fault
+def test_a03_a_second_attempt_has_what_the_first_one_left_of_the_time(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    passed, monotonic = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + passed[0])
+    with IngestServer() as server:
+
+        def late(_: Frame) -> Scripted | None:
+            passed[0] += 6.0
+            return Scripted(cut=True) if len(server.frames) == 2 else None
+
+        transport = client(server.url)
+        transport.post(body(1))
+        server.rule = late
+        with pytest.raises(ServerUnreachable):
+            transport.post(body(2))
+        assert [frame.seq for frame in server.frames] == [1, 2, 2]
+
+
 def reply(status: int, text: bytes = b"", **headers: str) -> Reply:
     return Reply(status, {k.replace("_", "-"): v for k, v in headers.items()}, text)
 
@@ -184,6 +229,10 @@ def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(status: int,
         reply(200, b"{}"),
         reply(200, b"[]"),
         reply(200, b'{"stored": "many", "duplicate": 0}'),
+        reply(200, b'{"stored": 1}'),
+        reply(200, b'{"stored": -1, "duplicate": 0}'),
+        reply(200, b'{"stored": 1, "duplicate": true}'),
+        reply(200, b'{"stored": %d, "duplicate": 0}' % (10**400)),
         reply(200, b"\xff\xfe"),
         reply(200, b"[" * 100_000),
         reply(204),
@@ -197,6 +246,14 @@ def test_a06_retry_after_is_kept_within_one_second_and_five_minutes(status: int,
 )
 def test_a10_what_is_not_our_reply_is_not_an_acknowledgement(given: Reply) -> None:
     assert judge(given).kind == "foreign"
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("count", [b"-50", b"true", b"1e30", b'"many"', b"1" + bytes(400).replace(b"\0", b"0"), b"null"])
+def test_a10_a_count_that_counts_nothing_is_one(count: bytes) -> None:
+    """Whoever answers so: an infinity in our own account would end the agent."""
+    text = b'{"stored": 1, "duplicate": 0, "rejected": [{"name": "x", "count": %s}, {"name": "y"}, {"count": 7}, 3]}' % count
+    assert [item["count"] for item in judge(reply(200, text)).rejected] == [1, 1, 7]
 
 
 @pytest.mark.fault
@@ -230,6 +287,105 @@ def test_a24_elsewhere_the_proxy_of_the_environment_carries_the_frame(client: Cl
         assert judge(client("http://monitor.invalid:8420").post(body())).kind == "acked"
     assert proxy.headers[0]["host"] == "monitor.invalid:8420"
     assert proxy.headers[0]["proxy-authorization"] == "Basic dXNlcjp3b3Jk"
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("variable", ["no_proxy", "NO_PROXY"])
+def test_a24_what_needs_no_proxy_is_asked_directly(client: Client, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    for name in ("no_proxy", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, ".example,monitor.invalid")
+    monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{free_port()}")
+    with IngestServer() as server:
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 0, "", ("127.0.0.1", server.port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        assert judge(client("http://monitor.invalid:8420").post(body())).kind == "acked"
+
+
+@pytest.mark.fault
+def test_a24_an_address_is_not_looked_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The look-up opens sockets of its own, which a fork in between would leave in the child."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("looked up")
+
+    with IngestServer() as server:
+        monkeypatch.setattr(socket, "getaddrinfo", fail)
+        assert judge(client(server.url).post(body())).kind == "acked"
+
+
+def test_an_https_servers_certificate_and_name_are_verified(client: Client) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        transport = client(f"https://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerUnreachable):
+            transport.post(body(), deadline_s=0.1)
+    assert transport._context is not None
+    assert transport._context.verify_mode is ssl.CERT_REQUIRED
+    assert transport._context.check_hostname
+
+
+@pytest.fixture
+def tunnelling(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[Callable[[socket.socket, bytes], None]], HttpTransport]]:
+    """tunnelling(answer): a transport to an https server behind a proxy; `answer` is given the connection and what was asked."""
+    for name in ("no_proxy", "NO_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        monkeypatch.setenv("https_proxy", f"http://user:word@127.0.0.1:{listener.getsockname()[1]}")
+        threads: list[threading.Thread] = []
+
+        def make(answer: Callable[[socket.socket, bytes], None]) -> HttpTransport:
+            def serve() -> None:
+                connection, _ = listener.accept()
+                with connection, contextlib.suppress(OSError):
+                    answer(connection, connection.recv(65536))
+
+            threads.append(threading.Thread(target=serve, daemon=True))
+            threads[-1].start()
+            return HttpTransport("https://monitor.invalid:8420", "pfa_ingest_key")
+
+        yield make
+        for thread in threads:
+            thread.join(10)
+
+
+@pytest.mark.fault
+def test_a24_behind_a_proxy_an_https_server_is_asked_through_a_tunnel_and_the_proxy_gets_neither_key_nor_frame(
+    tunnelling: Callable[..., HttpTransport],
+) -> None:
+    asked: list[bytes] = []
+
+    def answer(connection: socket.socket, request: bytes) -> None:
+        asked.append(request)
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+        asked.append(connection.recv(65536))
+
+    with pytest.raises(ServerUnreachable, match="through the proxy"):
+        tunnelling(answer).post(body())
+    head, hello = asked
+    assert head.startswith(b"CONNECT monitor.invalid:8420 HTTP/1.")
+    assert b"Proxy-Authorization: Basic dXNlcjp3b3Jk" in head
+    assert b"pfa_" not in head
+    assert hello[0] == 22, "what goes through the tunnel is no TLS handshake"
+
+
+@pytest.mark.fault
+def test_a03_a_proxy_that_never_comes_to_the_end_of_its_answer_ends_at_the_deadline(
+    tunnelling: Callable[..., HttpTransport],
+) -> None:
+    given_up = threading.Event()
+
+    def drip(connection: socket.socket, _: bytes) -> None:
+        connection.sendall(b"HTTP/1.1 200 OK\r\n")
+        for _ in range(100):
+            if given_up.wait(0.05):
+                return
+            connection.sendall(b"X-Filler: 1\r\n"[:4])
+
+    began = time.monotonic()
+    with pytest.raises(ServerUnreachable):
+        tunnelling(drip).post(body(), deadline_s=1.0)
+    assert time.monotonic() - began < 2.5
+    given_up.set()
 
 
 def test_a_proxy_that_is_away_is_named_as_what_did_not_answer(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
