@@ -23,6 +23,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent import slurm
+from perfagent.joining import ALONE_AFTER_S, Joining, in_group, may_join
+from perfagent.launch.options import parents_run
 from perfagent.naming import identity_problem
 
 if TYPE_CHECKING:
@@ -34,7 +36,6 @@ _meetings = itertools.count()
 _runs = itertools.count()
 
 STORE_KEY = "perfagent/run"
-ALONE_AFTER_S = 120.0
 _MOST_FAILURES = 10
 _WEEK_S = 7 * 86400.0
 
@@ -61,6 +62,14 @@ class Identity:
     job_key: str | None = None
     """A name that the ranks of this job on this node share (None where the environment has none)."""
     meeting: Meeting | None = field(default=None, repr=False)
+    joining: Joining | None = field(default=None, repr=False)
+    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is none, and
+    nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
+    begun: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether the first step of this run is over, or the run."""
+    ended: Callable[[], bool] = field(default=lambda: False, repr=False)
+    placed: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called by poll() where this process turns out to be another rank than was said first."""
 
     @property
     def known(self) -> bool:
@@ -69,10 +78,16 @@ class Identity:
     @property
     def settled(self) -> bool:
         """Whether there is nothing left to poll for: the run is known here, and rank 0 has told the other nodes."""
+        if self.joining is not None:
+            return False
         return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
 
     def poll(self) -> bool:
         """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known."""
+        if self.joining is not None:
+            if not self.joining.over(begun=self.begun()):
+                return False
+            self._settle(self.joining)
         if self.meeting is not None:
             self.meeting.poll(self)
         return self.known
@@ -97,18 +112,38 @@ class Identity:
         mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
         mine.rank, mine.local_rank, mine.world_size, mine.node_rank = _place(env)
         started = max(1, int(now() * 1000))
+        folder = config.state_dir / "jobs"
         if mine.run is None:
             before = ordinal if ordinal is not None else next(_runs) if meet else 0
-            mine.run, mine.attempt = _named_by_launcher(env, mine, config.state_dir / "jobs", before)
+            mine.run, mine.attempt = _named_by_launcher(env, mine, folder, before)
         key = mine.job_key = _job_key(env, (machine or _machine)())
         if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
             mine.attempt = mine.attempt or started
             mine.run = mine.run or draw_id()
+        if meet and mine.world_size <= 1 and may_join():
+            mine.joining = Joining(folder, config.run_id, mine.attempt)
         if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
             again = next(_meetings) if ordinal is None else ordinal
-            mine.meeting = Meeting(config.state_dir / "jobs", key, env, started, again)
+            mine.meeting = Meeting(folder, key, env, started, again)
             mine.meeting.poll(mine)
         return mine
+
+    def _settle(self, joining: Joining) -> None:
+        """It is a rank of the group that it has joined, or alone."""
+        self.joining = None
+        if in_group():
+            self.rank, self.local_rank, self.world_size, self.node_rank = _place(os.environ)
+        if self.world_size > 1:
+            self.run, self.attempt = joining.named or parents_run() or (self.run if self.rank == 0 else None), 0
+            self.job_key = _job_key(os.environ, _machine())
+            self.meeting = Meeting(joining.folder, self.job_key, os.environ, joining.started, next(_meetings))
+        self.placed()
+
+    def stand_alone(self, started: int) -> None:
+        """The environment told of a job that there is not: variables that were left in a shell."""
+        self.rank, self.local_rank, self.world_size, self.node_rank = 0, 0, 1, 0
+        self.run, self.attempt, self.meeting = self.run or draw_id(), started, None
+        self.placed()
 
 
 def draw_id() -> str:
@@ -135,19 +170,14 @@ def _place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
         rank, local, size, node = (_first(env, choice) for choice in names)
         if rank is None or size is None or not 0 <= rank < size:
             continue
-        if names[0] == ("SLURM_PROCID",) and (not slurm.under_srun(env) or (size == 1 and _is_distributed())):
+        if names[0] == ("SLURM_PROCID",) and (not slurm.under_srun(env) or (size == 1 and in_group())):
             continue  # one task may start several processes, by mp.spawn
         return rank, local or 0, size, 0 if size == 1 else node
-    if _is_distributed():
+    if in_group():
         distributed = sys.modules["torch.distributed"]
         size = distributed.get_world_size()
         return distributed.get_rank(), _int(env.get("LOCAL_RANK")) or 0, size, _int(env.get("GROUP_RANK"))
     return 0, 0, 1, 0
-
-
-def _is_distributed() -> bool:
-    distributed = sys.modules.get("torch.distributed")
-    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
 
 
 def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
@@ -271,6 +301,8 @@ class Meeting:
         self._restart = _int(env.get("TORCHELASTIC_RESTART_COUNT")) or 0
         self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
         self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._by_hand = not self._elastic and bool(env.get("RANK"))
+        self._in_group = False  # at any time
         self._address = env.get("MASTER_ADDR", ""), _int(env.get("MASTER_PORT")) or 0
         self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
         self._started = started
@@ -286,6 +318,7 @@ class Meeting:
         return not self._stored and self._store_failed < _MOST_FAILURES
 
     def poll(self, mine: Identity) -> None:
+        self._in_group = self._in_group or in_group()
         if mine.rank == 0:
             self._settle(mine)
             self._publish(mine)
@@ -339,10 +372,17 @@ class Meeting:
             mine.run, mine.attempt = str(found["run"]), int(found["attempt"])
             if mine.start_step is None and isinstance(found.get("start_step"), int):
                 mine.start_step = found["start_step"]
+        elif self._by_hand and not self._in_group and self._has_waited(mine):
+            mine.stand_alone(self._started)
         elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
             mine.attempt = (
                 mine.attempt or self._started
             )  # a named run without a meeting place: an attempt of its own is better than none
+
+    def _has_waited(self, mine: Identity) -> bool:
+        """Whether a rank that trains in no group need look no longer for the others: its variables may be those of an
+        earlier training, in the same shell."""
+        return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
 
     def _fits(self, found: dict[str, Any]) -> bool:
         """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""

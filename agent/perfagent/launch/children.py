@@ -18,6 +18,8 @@ from perfagent.importing import Once
 __all__ = ["expect", "watch"]
 
 _GROUPS = "torch.distributed.distributed_c10d"
+told: str | None = None
+"""In a spawned child: what `perfagent run` was told (options.py)."""
 _PROGRAM = """\
 try:
     from perfagent.launch.children import expect
@@ -46,6 +48,8 @@ def watch(text: str) -> None:
 
 def expect(text: str) -> None:
     """In a spawned child: waits until it joins a process group."""
+    global told
+    told = text
 
     def loaded() -> None:
         groups = sys.modules[_GROUPS]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["VARIABLE", "LaunchOptions", "current", "read"]
+__all__ = ["VARIABLE", "LaunchOptions", "current", "parents_run", "read"]
 
 VARIABLE = "PERFAGENT_RUN_LAUNCH"
 
@@ -45,6 +46,13 @@ class LaunchOptions:
 
 current: LaunchOptions | None = None
 """Set in a process that `perfagent run` started."""
+
+
+def parents_run() -> str | None:
+    """The run of the process that `perfagent run` became and that spawned this one: a group that this joins is of its ranks."""
+    text = getattr(sys.modules.get("perfagent.launch.children"), "told", None)
+    told = read(text) if text else None
+    return (told.run_id or told.drawn_id) if told is not None else None
 
 
 def read(text: str) -> LaunchOptions:

@@ -16,17 +16,9 @@ from perfagent.config import AgentConfig
 from perfagent.errors import ConfigError
 from perfagent.identity import Identity
 from perfagent.launch.options import VARIABLE, LaunchOptions
+from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
 
 __all__ = ["command", "start"]
-
-LAUNCHERS = (
-    "torch.distributed.run",
-    "torch.distributed.launch",
-    "accelerate.commands.launch",
-    "deepspeed.launcher.runner",
-    "torchrun",
-)
-
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.usage = "perfagent run [--project P] [--name N] [--tag T] [--record DIR] [--run-id ID] SCRIPT|-m MODULE [ARGS ...]"
@@ -73,8 +65,14 @@ def start(
     run_id: str | None = None,
 ) -> int:
     """Replaces this process by `python *words` under the monitor; returns (2) only when that is impossible."""
-    flags = _interpreter_flags(getattr(sys, "orig_argv", []))
-    if sys.flags.ignore_environment or sys.flags.isolated:
+    try:
+        options_given, words = as_python_takes_them(words)
+    except ConfigError as error:
+        sys.stderr.write(f"perfagent run: {error}\n")
+        return 2
+    flags = [*_interpreter_flags(getattr(sys, "orig_argv", [])), *options_given]
+    ignored = any(set("IE") & set(option) for option in options_given if not option.startswith(("--", "-W", "-X")))
+    if sys.flags.ignore_environment or sys.flags.isolated or ignored:
         sys.stderr.write(
             "perfagent run: python -I and -E ignore PYTHONPATH, which the start-up hook needs; use perfagent.attach() instead\n"
         )
@@ -82,8 +80,7 @@ def start(
     config = AgentConfig.from_env(project=project, record=record, run_id=run_id)
     if config.disabled:
         os.execv(sys.executable, [sys.executable, *flags, *words])  # noqa: S606 - what the user asked for
-    target = words[1] if words[0] == "-m" and len(words) > 1 else Path(words[0]).name
-    launcher = target in LAUNCHERS
+    launcher = is_launcher(words)
     identity = Identity.from_environment(config, name=name, meet=False)
     options = LaunchOptions(
         pid=os.getpid(),
@@ -96,7 +93,7 @@ def start(
         run_id=run_id,
         drawn_id=identity.run if identity.world_size == 1 and not launcher else None,
     )
-    if not launcher:
+    if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch
 
         options.watched = watch(config, identity, name=name, tags=tags)
@@ -118,14 +115,7 @@ def _interpreter_flags(original: list[str]) -> list[str]:
 
     Only what stands there: subprocess's own list would turn environment variables into flags.
     """
-    flags: list[str] = []
-    words = iter(original[1:])
-    for word in words:
-        if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
-            break
-        flags.append(word)
-        if word in ("-W", "-X", "--check-hash-based-pycs"):
-            flags.append(next(words, ""))
+    flags = leading_options(original[1:])
     # "-um" joins -u and -m, as in `python -um perfagent`
     return [flag for flag in flags if not flag.endswith("m") or flag.startswith(("-W", "-X", "--"))] + [
         flag[:-1] for flag in flags if flag.endswith("m") and not flag.startswith(("-W", "-X", "--")) and len(flag) > 2

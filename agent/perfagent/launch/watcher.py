@@ -1,6 +1,7 @@
 """A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
 
-Forked twice before `perfagent run` becomes the trainer, so that the script sees no child of its own. It waits on a pidfd (a pipe
+Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the script sees
+no child of its own. It waits on a pidfd (a pipe
 would stay open in the trainer's own children: the end came 2.8 s late, measured) in a bare interpreter of 3 MB (wait.py), asks
 the kernel for the true exit status (PIDFD_GET_INFO, Linux 6.15 and later; before that /proc while it is a zombie), writes
 the end into the trainer's spool under the next number, and sends what is left there. It holds no terminal and no pipe, and gives
@@ -32,8 +33,9 @@ if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
+    from perfagent.launch.options import LaunchOptions
 
-__all__ = ["Ending", "ending_of", "truth", "watch"]
+__all__ = ["Ending", "ending_of", "truth", "watch", "watch_worker"]
 
 PIDFD_GET_INFO = 0xC040FF0B  # _IOWR(0xFF, 11, struct pidfd_info of 64 bytes)
 PIDFD_INFO_EXIT = 1 << 3
@@ -76,23 +78,19 @@ def truth(ending: Ending) -> tuple[str, str] | None:
 def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, tags: tuple[str, ...] = ()) -> bool:
     """Forks the watcher of this process; False where the system has no pidfd or no process to spare."""
     pid = os.getpid()
-    told = {
-        "pid": pid,
-        "started": process_start(pid),
-        "begun": time.time(),
-        "project": config.project,
-        "record": str(config.record) if config.record is not None else None,
-        "run": identity.run,
-        "attempt": identity.attempt,
-        "rank": identity.rank,
-        "world_size": identity.world_size,
-        "oom_kills": _oom_kills(pid),
-        "name": name,
-        "tags": list(tags),
-        "command": redacted_arguments(sys.orig_argv),
-    }
-    waiter = str(Path(__file__).with_name("wait.py"))
-    words = [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(told)]
+    speaks = identity.world_size == 1
+    words = _words(
+        config,
+        pid,
+        speaks=speaks,
+        run=identity.run,
+        attempt=identity.attempt,
+        rank=identity.rank,
+        world_size=identity.world_size,
+        name=name,
+        tags=list(tags),
+        command=redacted_arguments(sys.orig_argv),
+    )
     try:
         pidfd = os.pidfd_open(pid)
         first = os.fork()
@@ -110,6 +108,30 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
             _let_go(pidfd)
             os.execv(sys.executable, words)  # noqa: S606 - the interpreter that runs us
     os._exit(0)
+
+
+def watch_worker(pid: int, options: LaunchOptions) -> None:
+    """Becomes the watcher of one of a launcher's workers, in a process that the worker has forked for that. Which rank of which
+    run it is, the worker's own source tells: where there is none, nothing is told."""
+    config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
+    words = _words(config, pid, speaks=False)
+    _let_go(os.pidfd_open(pid))
+    os.execv(sys.executable, words)  # noqa: S606 - the interpreter that runs us
+
+
+def _words(config: AgentConfig, pid: int, *, speaks: bool, **told: Any) -> list[str]:
+    """The command of the waiting half. speaks: it tells of a process that has no session, too."""
+    told |= {
+        "pid": pid,
+        "started": process_start(pid),
+        "begun": time.time(),
+        "project": config.project,
+        "record": str(config.record) if config.record is not None else None,
+        "speaks": speaks,
+        "oom_kills": _oom_kills(pid),
+    }
+    waiter = str(Path(__file__).with_name("wait.py"))
+    return [sys.executable, "-I", "-S", waiter, sys.executable, str(config.sources), owner_line(pid), json.dumps(told)]
 
 
 def _let_go(pidfd: int) -> None:
@@ -155,7 +177,7 @@ class _Watch:
     # ---- a trainer without a session
 
     def _speaks_for_trainer(self) -> bool:
-        if self._told["world_size"] > 1 or any(self._trainers_folders(self._config.sources)):
+        if not self._told["speaks"] or any(self._trainers_folders(self._config.sources)):
             self._be_silent()
             return False
         if self._config.record is None:
@@ -214,7 +236,7 @@ class _Watch:
             self._be_silent()
             if known is not None and _needs(spool.header, known[0]):
                 self._correct(spool, known, ending)
-        elif self._told["world_size"] == 1 and known is not None:
+        elif self._told["speaks"] and known is not None:
             self._say(*known, final=True)
             spool = self._own
         until = time.monotonic() + GRACE_S

@@ -81,7 +81,8 @@ class Sampler:
         self._names: dict[tuple[str, ...], tuple[str, ...]] = {}
         self._started = clock()
         self._lock: Descriptor | None = None
-        self._elected = self._elect(late=False)
+        self._elected = self._identity.joining is None and self._elect(late=False)
+        self._joining = self._identity.joining is not None
         self._gpus: Any = None
         self._gpu_since = 0.0
         self._gpu_hung = False
@@ -105,7 +106,9 @@ class Sampler:
         self._next = _following(self._next, now, self.period_s)
         values = readers.process.read(now)
         values.update(readers.workers.read(now))
-        if not self._elected and now - self._started > ELECTION_S:
+        if self._joining and self._identity.joining is None:
+            self._joining, self._elected = False, self._elect(late=False)
+        if not self._elected and not self._joining and now - self._started > ELECTION_S:
             self._started = now
             self._elected = self._elect(late=True)
         if self._elected:
@@ -140,6 +143,8 @@ class Sampler:
 
     def poll_gpu(self) -> bool:
         """On the courier's thread, twice a second. False where this machine has no GPU that could be asked."""
+        if self._joining:
+            return True
         if self._gpus is None:
             from perfagent.samplers.gpu.claims import Claims
             from perfagent.samplers.gpu.nvml import load

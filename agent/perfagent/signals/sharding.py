@@ -11,9 +11,11 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-__all__ = ["copies_of", "local", "world_size", "zero_pieces"]
+from perfagent.signals.flat_shards import flat_copies, is_flat
+
+__all__ = ["Held", "held", "local", "world_size", "zero_pieces"]
 
 _PIPELINE = frozenset(("pp", "pipe", "pipeline", "stage"))
 """Dimensions of a mesh along which ranks hold other layers, not copies."""
@@ -32,28 +34,49 @@ def world_size() -> int:
     return int(distributed.get_world_size())
 
 
-def copies_of(tensors: Sequence[Any], world: int) -> list[float] | None:
-    """For each tensor, how many ranks hold the numbers that this rank holds of it. None where that cannot be known.
+class Held(NamedTuple):
+    """Who holds the parts of some tensors.
 
-    tensors: parameters or gradients, at least one of them a DTensor (or of FSDP's flat parameters).
+    copies: for each, how many ranks hold the numbers that this rank holds of it; None where that cannot be known. together: how
+    many ranks hold all that is not sharded; None likewise.
     """
-    sharded = [tensor for tensor in tensors if hasattr(tensor, "device_mesh")]
-    if not sharded:
+
+    copies: list[float] | None
+    together: int | None
+
+
+_UNKNOWN = Held(None, None)
+
+
+def held(tensors: Sequence[Any], world: int, model: Any = None) -> Held | None:
+    """Who holds the parts of these parameters; None where none of them is sharded.
+
+    model: what they belong to, as far as that is known; by it, parameters of FSDP's first version are.
+    """
+    meshes = [tensor.device_mesh for tensor in tensors if hasattr(tensor, "device_mesh")]
+    flat = flat_copies(model, world) if any(map(is_flat, tensors)) else {}
+    of_flat = [flat.get(id(tensor)) for tensor in tensors if is_flat(tensor)]
+    if not meshes and not any(copies != 0.0 for copies in of_flat):
         return None
-    together = _holders(max((tensor.device_mesh for tensor in sharded), key=lambda mesh: int(mesh.size())), world)
-    if together is None:
-        return None
+    together = _holders(max(meshes, key=lambda mesh: int(mesh.size())), world) if meshes else world
+    if together is None or None in of_flat:
+        return _UNKNOWN
     copies: list[float] = []
     for tensor in tensors:
-        if not hasattr(tensor, "device_mesh"):
-            copies.append(float(together))
-            continue
-        mesh, placements = tensor.device_mesh, tensor.placements
-        if any(placement.is_partial() for placement in placements):
-            return None  # a sum that is not finished: its squares cannot be added
-        same = math.prod(int(mesh.size(i)) for i, placement in enumerate(placements) if placement.is_replicate())
-        copies.append(together * same / int(mesh.size()))
-    return copies
+        in_mesh = hasattr(tensor, "device_mesh")
+        own = _copies_in_mesh(tensor, together) if in_mesh else flat.get(id(tensor)) or float(together)
+        if own is None:
+            return _UNKNOWN
+        copies.append(own)
+    return Held(copies, together)
+
+
+def _copies_in_mesh(tensor: Any, together: int) -> float | None:
+    mesh, placements = tensor.device_mesh, tensor.placements
+    if any(placement.is_partial() for placement in placements):
+        return None  # a sum that is not finished: its squares cannot be added
+    same = math.prod(int(mesh.size(i)) for i, placement in enumerate(placements) if placement.is_replicate())
+    return together * same / int(mesh.size())
 
 
 def _holders(mesh: Any, world: int) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
@@ -13,6 +14,9 @@ import pytest
 from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from ingest_server import IngestServer, Scripted
+
+from perfagent.launch import options
+from perfagent.launch.run import start
 
 ENDS = ("finished", "failed", "killed", "preempted", "oom")
 PERFAGENT = [sys.executable, "-m", "perfagent", "run"]
@@ -155,6 +159,54 @@ def test_nothing_to_run_is_wrong_use(words: list[str], tmp_path: Path) -> None:
     done = subprocess.run([*PERFAGENT, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60)
     assert done.returncode == 2
     assert "must follow" in done.stderr
+
+
+SHELL = "#!/bin/sh\npython script.py\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["./train.sh"], "./train.sh is run by sh"),
+        (["sh", "train.sh"], "sh is run by itself"),
+        (["python", "-c", "pass"], "neither nothing nor - nor -c"),
+        (["python", "-I", "script.py"], "perfagent.attach()"),
+        (["other/python", "script.py"], "another Python"),
+    ],
+)
+def test_a_command_that_is_not_pythons_is_wrong_use_and_no_run(
+    words: list[str], why: str, tmp_path: Path, server: IngestServer
+) -> None:
+    (tmp_path / "train.sh").write_text(SHELL)
+    (tmp_path / "script.py").write_text("print('ran')")
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "python").symlink_to(sys.executable)
+    env = environment(tmp_path, server, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run([*PERFAGENT, *words], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2
+    assert why in done.stderr
+    assert done.stdout == ""
+    assert server.frames == []
+
+
+@pytest.mark.parametrize(
+    "words", [["python", "-O", "script.py"], ["python3", "-O", "-m", "script"], [sys.executable, "-O", "script.py"]]
+)
+def test_a_command_that_is_python_is_what_it_starts(words: list[str], tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "script.py").write_text("import sys; print(sys.argv[1:], sys.flags.optimize)")
+    env = environment(tmp_path, server, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run([*PERFAGENT, *words, "a", "-m"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "['a', '-m'] 1\n"), done.stderr
+
+
+def test_a_script_that_is_not_there_is_no_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    became = []
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(os, "execve", lambda _, words, environ: became.append((words[-1], environ)))
+    start(["missing.py"])
+    ((script, environ),) = became
+    assert script == "missing.py", "Python says that it is missing"
+    assert not options.read(environ[options.VARIABLE]).watched, "and nobody tells of a run that failed"
 
 
 def test_isolated_python_is_refused_with_the_way_out(tmp_path: Path) -> None:
@@ -454,7 +506,7 @@ def test_the_next_run_of_a_script_that_went_elsewhere_is_a_run_of_its_own(tmp_pa
 
 
 DDP = """
-import time, torch, torch.distributed as dist
+import os, time, torch, torch.distributed as dist
 dist.init_process_group("gloo")
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -467,16 +519,25 @@ dist.destroy_process_group()
 """
 
 
-@pytest.mark.parametrize("form", ["no-python", "module"])
+KILLED = """
+    time.sleep(0.05)
+    if os.environ["RANK"] == "1" and step == 4:
+        time.sleep(1)  # it is in the spool
+        os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.parametrize("form", ["no-python", "module", "outside"])
 def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestServer, form: str) -> None:
     (tmp_path / "ddp.py").write_text(DDP)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
-    command = (
-        [*torchrun, "--no-python", *PERFAGENT, "ddp.py"]
-        if form == "no-python"
-        else [*torchrun, "-m", "perfagent", "run", "ddp.py"]
-    )
-    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)
+    command = {
+        "no-python": [*torchrun, "--no-python", *PERFAGENT, "ddp.py"],
+        "module": [*torchrun, "-m", "perfagent", "run", "ddp.py"],
+        "outside": [*PERFAGENT, "torchrun", *torchrun[3:], "ddp.py"],
+    }[form]
+    env = environment(tmp_path, server, PATH=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+    done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, timeout=170)
     assert done.returncode == 0, done.stderr[-2000:]
     until(lambda: server.states().count("finished") == 2, within_s=30)
     assert len({(frame.run, frame.attempt) for frame in server.frames}) == 1
@@ -485,6 +546,22 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
         assert sorted(server.values("loss", source=source)) == list(range(1, 21))
     speaks = {frame.rank for frame in server.frames for group in frame.groups if "host/load1" in group.values}
     assert speaks == {0}
+
+
+@pytest.mark.parametrize("form", ["inside", "outside"])
+def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: IngestServer, form: str) -> None:
+    """Rank 0 waits for rank 1, which is gone, and torchrun terminates it: the run's end is the first one's."""
+    (tmp_path / "ddp.py").write_text(DDP.replace("    time.sleep(0.01)", KILLED))
+    torchrun = ["-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
+    inside = [sys.executable, *torchrun, "-m", "perfagent", "run", "ddp.py"]
+    command = inside if form == "inside" else [*PERFAGENT, *torchrun, "ddp.py"]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170, check=False
+    )
+    assert done.returncode == 1
+    until(lambda: "killed" in server.states(), within_s=30, why="nobody told that rank 1 was killed")
+    (source,) = {frame.source for frame in server.frames if frame.rank == 1}
+    assert sorted(server.values("loss", source=source)) == list(range(1, 6)), "what was measured until then"
 
 
 def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, server: IngestServer) -> None:
@@ -534,8 +611,9 @@ AS_IT_IS = {"imports": "import perfagent", "before": "", "join": "dist.init_proc
         AS_IT_IS | {"imports": ""},
         AS_IT_IS | {"imports": "from torch.distributed import init_process_group", "join": "init_process_group"},
         AS_IT_IS | {"after": "perfagent.attach()"},
+        AS_IT_IS | {"before": "perfagent.attach()"},
     ],
-    ids=["unchanged", "imported by name", "attaches"],
+    ids=["unchanged", "imported by name", "attaches", "attaches before"],
 )
 def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server: IngestServer, script: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text(SPAWNED.format(**script))

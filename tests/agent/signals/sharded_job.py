@@ -14,7 +14,7 @@ import torch.distributed as dist
 from builders import RecordingSender
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from perfagent.hooks import guard
@@ -54,28 +54,103 @@ def tensor_parallel() -> nn.Module:
     return made
 
 
+def fsdp1(**options: Any) -> nn.Module:
+    return FullyShardedDataParallel(model(), device_id=torch.device("cpu"), use_orig_params=True, **options)
+
+
+def fsdp1_flat() -> nn.Module:
+    return FullyShardedDataParallel(model(), device_id=torch.device("cpu"))
+
+
+def fsdp1_gradients_only() -> nn.Module:
+    return fsdp1(sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)
+
+
+def fsdp1_with_a_replicated_layer() -> nn.Module:
+    made = model()
+    options = {"device_id": torch.device("cpu"), "use_orig_params": True}
+    return FullyShardedDataParallel(made, ignored_modules=[made[1]], **options)
+
+
+def fsdp1_around_a_part() -> nn.Module:
+    made = model()
+    made[3] = FullyShardedDataParallel(made[3], device_id=torch.device("cpu"), use_orig_params=True)
+    return made
+
+
 def ddp() -> nn.Module:
     return nn.parallel.DistributedDataParallel(model())
 
 
 KINDS: dict[str, Callable[[], nn.Module]] = {
-    kind.__name__: kind for kind in (fsdp2, fsdp2_with_a_replicated_parameter, hybrid, tensor_parallel, ddp)
+    kind.__name__: kind
+    for kind in (
+        fsdp2, fsdp2_with_a_replicated_parameter, hybrid, tensor_parallel, fsdp1, fsdp1_flat, fsdp1_gradients_only,
+        fsdp1_with_a_replicated_layer, fsdp1_around_a_part, ddp,
+    )
+}  # fmt: skip
+
+
+def in_two(replicated_first: bool) -> Callable[[nn.Module], list[torch.optim.Optimizer]]:
+    """An optimizer for what is sharded and one for what every rank has."""
+
+    def optimizers(made: nn.Module) -> list[torch.optim.Optimizer]:
+        parts = [[p for p in made.parameters() if is_piece(p) is sharded] for sharded in (True, False)]
+        return [torch.optim.AdamW(part, lr=1e-2) for part in (reversed(parts) if replicated_first else parts)]
+
+    return optimizers
+
+
+OPTIMIZERS = {
+    "two optimizers": (fsdp2_with_a_replicated_parameter, in_two(replicated_first=False)),
+    "two optimizers, the replicated first": (fsdp2_with_a_replicated_parameter, in_two(replicated_first=True)),
+    "two optimizers, fsdp1": (fsdp1_with_a_replicated_layer, in_two(replicated_first=False)),
 }
+CLIPS: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module], Any]]] = {
+    "clipped, fsdp1": (fsdp1, lambda made: made.clip_grad_norm_(0.05)),
+    "clipped by pieces, fsdp1": (fsdp1, lambda made: nn.utils.clip_grad_norm_(made.parameters(), 0.05)),
+}
+
+
+def is_piece(parameter: Any) -> bool:
+    return hasattr(parameter, "device_mesh") or hasattr(parameter, "_fsdp_flattened")
 
 
 def whole(gradient: Any) -> torch.Tensor:
     return gradient.full_tensor() if hasattr(gradient, "full_tensor") else gradient
 
 
-def train(made: nn.Module, folder: Path, *, same_data: bool, monitored: bool) -> dict[str, Any]:
+def square_of(parameter: Any) -> float:
+    """Of the whole gradient, of which FSDP's first version gives each rank a piece and no way to the rest."""
+    flat = hasattr(parameter, "_fsdp_flattened")
+    gradient = torch.zeros(1) if parameter.grad is None else whole(parameter.grad)
+    square = gradient.double().square().sum()
+    if flat:
+        dist.all_reduce(square)
+    return float(square)
+
+
+def one(made: nn.Module) -> list[torch.optim.Optimizer]:
+    return [torch.optim.AdamW(made.parameters(), lr=1e-2)]
+
+
+def train(
+    made: nn.Module,
+    folder: Path,
+    *,
+    same_data: bool = False,
+    monitored: bool,
+    optimizers: Callable[[nn.Module], list[torch.optim.Optimizer]] = one,
+    clip: Callable[[nn.Module], Any] = lambda _: None,
+) -> dict[str, Any]:
     rank = dist.get_rank()
     sender = RecordingSender(folder / f"{rank}", overhead_budget_pct=1e9)
     run = Run(sender.config, name=None, config={}, tags=[], group=None, start_step=None, sender=sender)  # type: ignore[arg-type]
     run._progress.health.rank = rank
     run._progress.health.deeper = 1
-    optimizer = torch.optim.AdamW(made.parameters(), lr=1e-2)
+    trained = optimizers(made)
     if monitored:
-        run.take_up(made, optimizer, {}, [])
+        run.take_up(made, None if len(trained) > 1 else trained[0], {}, [])
         run.start()
     torch.manual_seed(7 if same_data else 7 + rank)
     norms, layers, losses = [], [], []
@@ -84,14 +159,18 @@ def train(made: nn.Module, folder: Path, *, same_data: bool, monitored: bool) ->
         loss.backward()
         losses.append(loss.item())
         for parameter in made.parameters():  # what nothing shards, nothing reduces either: that is the script's own affair
-            if not hasattr(parameter, "device_mesh") and not same_data:
+            if not is_piece(parameter) and not same_data:
                 dist.all_reduce(parameter.grad)
                 parameter.grad /= dist.get_world_size()
-        squares = {name: whole(p.grad).double().square().sum().item() for name, p in made.named_parameters()}
+        squares = {name: square_of(p) for name, p in made.named_parameters()}
         norms.append(sum(squares.values()) ** 0.5)
-        layers.append({name.removeprefix("module."): square**0.5 for name, square in squares.items()})
-        optimizer.step()
-        optimizer.zero_grad()
+        plain = {name.removeprefix("module.").replace("_fsdp_wrapped_module.", ""): square for name, square in squares.items()}
+        layers.append({name: square**0.5 for name, square in plain.items()})
+        clip(made)
+        for optimizer in trained:
+            optimizer.step()
+        for optimizer in trained:
+            optimizer.zero_grad()
     run.finish()
     weights = [whole(p).detach().flatten().tolist() for p in made.parameters()]
     rows = sender.drain() if monitored else []
@@ -109,6 +188,10 @@ def main() -> None:
         }
         for name, made in KINDS.items()
     }
+    for name, (made, optimizers) in OPTIMIZERS.items():
+        said[name] = {how: train(made(), folder, monitored=how == "with", optimizers=optimizers) for how in ("with", "without")}
+    for name, (made, clip) in CLIPS.items():
+        said[name] = {how: train(made(), folder, monitored=how == "with", clip=clip) for how in ("with", "without")}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))
     dist.barrier()
     dist.destroy_process_group()

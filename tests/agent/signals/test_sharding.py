@@ -13,10 +13,15 @@ from builders import free_port, job_environment
 from preloaded import run
 from torch import nn
 
-from perfagent.signals.sharding import copies_of
+from perfagent.signals.sharding import Held, held
 
 HERE = Path(__file__).parent
-KINDS = ("fsdp2", "fsdp2_with_a_replicated_parameter", "hybrid", "tensor_parallel")
+KINDS = (
+    "fsdp2", "fsdp2_with_a_replicated_parameter", "hybrid", "tensor_parallel", "fsdp1", "fsdp1_gradients_only",
+    "fsdp1_with_a_replicated_layer", "fsdp1_around_a_part", "two optimizers", "two optimizers, the replicated first",
+    "two optimizers, fsdp1",
+)  # fmt: skip
+CLIPPED = ("clipped, fsdp1", "clipped by pieces, fsdp1")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +63,32 @@ def test_parts_of_all_ranks_add_up_to_the_norm(ranks: list[dict[str, Any]], kind
     assert all(0.0 < ratio < 1.0 for said in ranks for ratio in series(said, "update/ratio").values())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+def test_pieces_of_flat_parameters_that_have_no_names_add_up_too(ranks: list[dict[str, Any]]) -> None:
+    ranks = [said["fsdp1_flat"] for said in ranks]
+    for step, norm in enumerate(ranks[0]["with"]["norms"], start=1):
+        parts = [series(said, "grad/local_square_sum")[step] for said in ranks]
+        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
+
+
+def test_fsdps_own_clipping_tells_the_norm_of_all_ranks(ranks: list[dict[str, Any]]) -> None:
+    for said in (said["clipped, fsdp1"] for said in ranks):
+        assert not said["with"]["failures"]
+        assert list(series(said, "grad/norm").values()) == pytest.approx(said["with"]["norms"], rel=1e-5)
+    pieces = [series(said["clipped, fsdp1"], "grad/local_square_sum") for said in ranks]
+    for step, norm in list(enumerate(ranks[0]["clipped, fsdp1"]["with"]["norms"], start=1))[1:]:
+        assert math.sqrt(sum(piece[step] for piece in pieces)) == pytest.approx(norm, rel=1e-5), "measured after it was clipped"
+
+
+def test_the_norm_of_a_piece_is_no_norm(ranks: list[dict[str, Any]]) -> None:
+    """torch's clipping, called with pieces, clips by what this rank holds: the script's own affair, but not the run's norm."""
+    ranks = [said["clipped by pieces, fsdp1"] for said in ranks]
+    assert not any(series(said, "grad/norm") for said in ranks)
+    for step, norm in list(enumerate(ranks[0]["with"]["norms"], start=1))[1:]:
+        parts = [series(said, "grad/local_square_sum")[step] for said in ranks]
+        assert math.sqrt(sum(parts)) == pytest.approx(norm, rel=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS + CLIPPED)
 def test_sharded_training_is_bit_equal_with_and_without(ranks: list[dict[str, Any]], kind: str) -> None:
     for said in ranks:
         assert said[kind]["with"]["losses"] == said[kind]["without"]["losses"]
@@ -131,6 +161,12 @@ class Placement:
         return self.kind == "partial"
 
 
+def copies_of(tensors: list[Any], world: int) -> list[float] | None:
+    found = held(tensors, world)
+    assert found is not None
+    return found.copies
+
+
 def test_copies_are_counted_by_mesh_and_placement() -> None:
     plain = nn.Parameter()
     fsdp, tensor = Mesh(dp=8), Mesh(dp=4, tp=2)
@@ -149,4 +185,10 @@ def test_stages_of_a_pipeline_hold_other_layers_not_copies() -> None:
 def test_where_copies_cannot_be_known_nothing_is_said() -> None:
     assert copies_of([Placed(Mesh(tp=2), "shard")], 8) is None, "a mesh of some ranks, and nobody says what the others hold"
     assert copies_of([Placed(Mesh(dp=8), "partial")], 8) is None
-    assert copies_of([nn.Parameter()], 8) is None
+    assert held([nn.Parameter()], 8) is None, "nothing is sharded"
+
+
+def test_pieces_of_a_flat_parameter_whose_wrapper_is_not_known_are_pieces_all_the_same() -> None:
+    piece = nn.Parameter()
+    piece._fsdp_flattened = True
+    assert held([piece, nn.Parameter()], 8) == Held(None, None)

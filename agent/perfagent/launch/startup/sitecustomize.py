@@ -43,10 +43,36 @@ def _arm() -> None:
         return
     os.environ.pop("PERFAGENT_RUN_LAUNCH", None)
     _restore_python_path(told["python_path"])
+    if worker:
+        told["watched"] = _watch(text)
+        text = json.dumps(told)
     if mine or worker:
         finder = _Finder(text, alone=mine and told["drawn_id"] is not None)
         sys.meta_path.insert(0, finder)
         finder.follow()
+
+
+def _watch(text: str) -> bool:
+    """Has a process beside this worker see how it ends, as `perfagent run` has where it becomes the trainer itself. Forked here:
+    there are no threads yet, and what that process imports is imported there."""
+    trainer = os.getpid()
+    try:
+        first = os.fork()
+    except OSError:
+        return False
+    if first:
+        return os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 0
+    status = 1
+    try:
+        os.setsid()
+        if os.fork() == 0:
+            from perfagent.launch import options
+            from perfagent.launch.watcher import watch_worker
+
+            watch_worker(trainer, options.read(text))
+        status = 0
+    finally:
+        os._exit(status)  # neither of the two is the script's
 
 
 def _restore_python_path(before: str | None) -> None:

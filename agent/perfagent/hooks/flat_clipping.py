@@ -1,0 +1,58 @@
+"""Clipping with FSDP's first version, whose wrapper has a method of its own for it and whose gradients are pieces.
+
+The method's norm is that of all gradients of all ranks. torch's own functions, called with those pieces, know this rank's only:
+what they say is no norm of anything (clipping.py leaves it out).
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from perfagent.device import take
+from perfagent.hooks.clipping import Clip, about_to_clip
+from perfagent.hooks.guard import guarded
+from perfagent.hooks.progress import Progress, state
+
+__all__ = ["install"]
+
+_MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+def install(patch: Callable[..., None], when_imported: Callable[[str, Callable[[], None]], None]) -> None:
+    """Watches the method once the wrapper's module is there."""
+
+    def loaded() -> None:
+        patch(sys.modules[_MODULE].FullyShardedDataParallel, "clip_grad_norm_", _watch)
+
+    when_imported(_MODULE, loaded)
+
+
+def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def clip_grad_norm_(model: Any, max_norm: float, norm_type: float = 2.0) -> Any:
+        p = state.current
+        if p is None or p.thread != get_ident():
+            return original(model, max_norm, norm_type)
+        clip = _begin(p, model)
+        total = original(model, max_norm, norm_type)
+        if clip is not None and norm_type == 2.0:
+            _tell(clip, total)
+        return total
+
+    return clip_grad_norm_
+
+
+@guarded
+def _begin(p: Progress, model: Any) -> Clip | None:
+    """(The method itself goes through all parameters as well, in Python and more than once.)"""
+    gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+    return about_to_clip(p, gradients)
+
+
+@guarded
+def _tell(clip: Clip, total: Any) -> None:
+    clip.norm, clip.whole = take(total), True

@@ -1,0 +1,43 @@
+"""A process that multiprocessing started (mp.spawn), and that attaches before it joins a process group.
+
+Nobody has told it a rank, so it looks like a training of its own; it may be one (a pool's worker, a trial of a search). Until it
+joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in the spool.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+__all__ = ["Joining", "in_group", "may_join"]
+
+ALONE_AFTER_S = 120.0
+
+
+def in_group() -> bool:
+    """Whether torch.distributed is initialised."""
+    distributed = sys.modules.get("torch.distributed")
+    return distributed is not None and distributed.is_available() and bool(distributed.is_initialized())
+
+
+def may_join() -> bool:
+    """Whether this process is a child of multiprocessing, in no group yet."""
+    processes = sys.modules.get("multiprocessing.process")
+    return processes is not None and processes.parent_process() is not None and not in_group()
+
+
+class Joining:
+    """The wait of one run for the group that its process may join.
+
+    folder, named, started: what a job's ranks need to meet: where, the id that the user gave the run, this process's start in
+    Unix milliseconds.
+    """
+
+    def __init__(self, folder: Path, named: str | None, started: int) -> None:
+        self.folder, self.named, self.started = folder, named, started
+        self._since = time.monotonic()
+
+    def over(self, *, begun: bool) -> bool:
+        """Whether there is nothing left to wait for. Never blocks. begun: the first step is over, or the run."""
+        return in_group() or begun or time.monotonic() - self._since > ALONE_AFTER_S

@@ -1,0 +1,97 @@
+"""What stands behind `perfagent run`, as the words that Python takes: SCRIPT or -m MODULE, and what follows.
+
+A command that is Python in disguise is taken for what it starts: `python train.py`, and the scripts that pip writes beside
+Python, such as torchrun and accelerate. A file in the current folder comes first, as with Python.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import sys
+from pathlib import Path, PurePath
+
+from perfagent.errors import ConfigError
+
+__all__ = ["as_python_takes_them", "is_launcher", "leading_options"]
+
+_LAUNCHERS = (
+    "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
+    "torchrun", "deepspeed", "accelerate-launch",
+)  # fmt: skip
+_WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
+
+
+def is_launcher(words: list[str]) -> bool:
+    """Whether these start others to train."""
+    if words[0] == "-m":
+        return len(words) > 1 and words[1] in _LAUNCHERS
+    name = Path(words[0]).name
+    return name in _LAUNCHERS or (name == "accelerate" and words[1:2] == ["launch"])
+
+
+def as_python_takes_them(words: list[str]) -> tuple[list[str], list[str]]:
+    """(options for Python itself, words). Raises ConfigError for a command that is not Python's."""
+    if words[0] == "-m" or Path(words[0]).is_dir():
+        return [], words
+    found = words[0] if Path(words[0]).is_file() else shutil.which(words[0])
+    if found is None:
+        return [], words  # Python says best what is missing
+    if re.fullmatch(r"python[\d.]*", Path(found).name):
+        _check_ours(found)
+        return _behind_python(words[1:])
+    runner = _runner(found)
+    if runner is not None and not runner.startswith("python"):
+        raise ConfigError(
+            f"a Python script, or -m and a module, must follow; {words[0]} is run by {runner}: "
+            "put `perfagent run` in front of the script that trains, inside of it"
+        )
+    return [], [found, *words[1:]]
+
+
+def _runner(path: str) -> str | None:
+    """By what a file is run, as it says itself; None where it says nothing."""
+    with Path(path).open("rb") as file:
+        head = file.read(1024)
+    if head.startswith(b"\x7fELF"):
+        return "itself"
+    if not head.startswith(b"#!"):
+        return None
+    line, _, rest = head[2:].partition(b"\n")
+    if rest.startswith(b"'''exec'"):  # what pip writes where Python's path is too long for the first line
+        return "python"
+    program = [word for word in line.decode("utf-8", "replace").split() if not word.startswith("-")]
+    names = [PurePath(word).name for word in program]
+    return next((name for name in names if name != "env"), None)
+
+
+def _check_ours(found: str) -> None:
+    ours = Path(sys.executable)
+    theirs = Path(found)
+    if theirs.resolve() != ours.resolve() or theirs.parent.resolve() != ours.parent.resolve():
+        raise ConfigError(
+            f"{found} is another Python than {sys.executable}, which runs perfagent: use `{found} -m perfagent run SCRIPT`"
+        )
+
+
+def _behind_python(words: list[str]) -> tuple[list[str], list[str]]:
+    options = leading_options(words)
+    rest = words[len(options) :]
+    if not rest or rest[0] == "-" or rest[0].startswith("-c"):
+        raise ConfigError("a script, or -m and a module, must follow `python`: neither nothing nor - nor -c")
+    if rest[0].startswith("-m") and rest[0] != "-m":
+        rest = ["-m", rest[0][2:], *rest[1:]]
+    return options, rest
+
+
+def leading_options(words: list[str]) -> list[str]:
+    """Those of Python itself, up to the first word that is none of them, or that ends them (-m, -c)."""
+    options: list[str] = []
+    rest = iter(words)
+    for word in rest:
+        if not word.startswith("-") or word in ("-", "--") or word.startswith(("-m", "-c")):
+            break
+        options.append(word)
+        if word in _WITH_A_WORD:
+            options.append(next(rest, ""))
+    return options
