@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import frameworks
-from perfagent.hooks import checkpoint, clipping, communication, evaluation, transfer
+from perfagent.hooks import checkpoint, clipping, communication, evaluation, flat_clipping, transfer
 from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.data import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
@@ -59,6 +59,7 @@ def install() -> bool:
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
     clipping.install(_patch)
+    flat_clipping.install(_patch, when_imported)
     keep_out_of_frames()
     checkpoint.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)

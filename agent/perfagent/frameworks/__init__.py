@@ -19,8 +19,10 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 ADAPTERS = {
     "deepspeed.runtime.engine": "perfagent.frameworks.deepspeed",
+    "fastai.optimizer": "perfagent.frameworks.fastai",
     "lightning.pytorch.strategies.strategy": "perfagent.frameworks.lightning",
     "pytorch_lightning.strategies.strategy": "perfagent.frameworks.lightning",
+    "torch.distributed.pipelining.stage": "perfagent.frameworks.pipelining",
 }
 """Module of the framework -> module of ours that adapts it."""
 

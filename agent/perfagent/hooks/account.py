@@ -105,6 +105,7 @@ class Account:
 
     Batches are paired with backward passes first in, first out, by loader: a framework may fetch several ahead, and a loader
     whose batches are followed by no backward pass (evaluation) adds nothing, and what a loop skips of the others is left out.
+    Where a loop takes from several loaders before each backward pass, their batches are one.
     """
 
     def __init__(self) -> None:
@@ -112,12 +113,17 @@ class Account:
         """Whether several undivided roots of a step are averaged; None until it is known."""
         self.micro_batches = 0.0
         """By how many micro-batches the losses of a full window are divided, where the script does that; 0.0: not known."""
+        self.divided_later = False
+        """Whether it is the gradients of a step that are divided by the number of its losses, once all are backpropagated."""
         self.embedded = False
         """Whether the model has an embedding, so that integer matrices are tokens."""
         self._waiting: dict[int, deque[Size]] = {}
         self._loader = 0
         self._fed: set[int] = set()  # loaders of whose batches one was followed by a backward pass
         self._over: set[int] = set()  # of those, the ones at their end
+        self._fetched: dict[int, int] = {}  # by loader, since the last backward pass
+        self._several: dict[int, int] = {}  # the same before that one, where they were of several loaders
+        self._evaluated = 0  # the loader of whose last batch a model without gradients was asked
         self._begins = False  # the next batch is the first of its loader
         self._ahead: int | None = None  # how many batches wait after a step, as a rule
         self._fetches_in_bursts = False
@@ -161,6 +167,7 @@ class Account:
                 if not entry[3] and self.trains(entries):
                     forward.ignored += 1
                     continue
+                self._evaluated = 0
                 forward.begin(at, entry[2], None if fetches and not self.parted else entry[4])
             elif kind == BESIDE:
                 if device:
@@ -168,6 +175,7 @@ class Account:
                 else:
                     forward.beside(at, entry[3], open_end=True)
             elif kind == EVALUATED:  # and no evaluation: a teacher, or samples of a generator
+                self._evaluated = self._loader if self._fetched else 0
                 if not device:
                     forward.beside(at, entry[2], open_end=False)
                 elif not forward.runs:
@@ -196,7 +204,10 @@ class Account:
                 if batch is not None:
                     step.batches += 1
                 self._see_parts(batch, first=passes == 1, fetched=bool(fetches))
-                step.take(size if batch is None or _is_part(size, batch) else batch)
+                several = bool(self._several)
+                if self._fetched or several:
+                    self._take_others(step)
+                step.take(size if batch is None or (not several and _is_part(size, batch)) else batch)
             elif kind == BACKWARD_END:
                 if not backward_at:
                     continue  # it began in the step before: an optimizer that steps inside of the pass ended that step
@@ -273,12 +284,13 @@ class Account:
         self._ahead = None
         if not loader:
             self._begins = True
-            for one in [one for one in self._waiting if one not in self._fed]:
+            for one in [one for one in self._waiting if one not in self._fed and one not in self._fetched]:
                 del self._waiting[one]
         elif loader in self._fed:
             self._over.add(loader)  # what was fetched ahead of it is yet to come
         else:
             self._waiting.pop(loader, None)
+            self._fetched.pop(loader, None)
 
     def _skip(self, entries: Sequence[Entry], first: Entry) -> None:
         """Before the first backward pass of a step: leaves out the batches that the loop skipped. They are those by which more
@@ -313,6 +325,29 @@ class Account:
             self._fed &= self._waiting.keys()
             waiting = self._waiting[loader] = deque(maxlen=_MOST_BATCHES)
         waiting.append(size)
+        if self._evaluated not in (0, loader):
+            self._fetched.pop(self._evaluated, None)  # that was an evaluation
+            self._evaluated = 0
+        self._fetched[loader] = self._fetched.get(loader, 0) + 1
+
+    def _take_others(self, step: Breakdown) -> None:
+        """What a backward pass has of other loaders than the one that was asked last, and more than one batch of that: labeled
+        samples and unlabeled ones, two domains. What came only once was a sample to look at. Where not all of them were asked for
+        it, it has as many as the one before, of what was fetched ahead."""
+        before, fetched, self._fetched = self._several, self._fetched, {}
+        if len(fetched) > 1:
+            self._several = fetched
+        elif fetched and not any(self._waiting.get(loader) for loader in before if loader not in fetched):
+            self._several = {}
+        ahead = 1 if before else min(fetched.values(), default=1)  # of a first one, some may be fetched for the next ones
+        for loader, times in self._several.items():
+            waiting = self._waiting.get(loader)
+            if not waiting:
+                continue
+            self._fed.add(loader)
+            for _ in range(min(times // ahead - (loader == self._loader), len(waiting))):
+                size = waiting.popleft()
+                step.take(size if before else None)
 
     def _oldest(self) -> Size | None:
         waiting = self._waiting.get(self._loader)
@@ -354,8 +389,9 @@ def trace_of(entries: Sequence[Entry]) -> Trace:
 
 
 def entry_count(trace: Sequence[Any]) -> int:
-    """About how many entries a trace has: those of a usual step have four items on average."""
-    return len(trace) // 4
+    """About how many entries a trace has: those of a usual step have four items on average. A fetch, which is what a trace begins
+    with where there is a loader, counts twice, as it costs."""
+    return len(trace) // 4 + (trace[4:5] == [DATA])
 
 
 def shorten(trace: Trace) -> None:
@@ -398,18 +434,24 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
     """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
 
     Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
-    unless another batch was fetched: then the loop discarded the first ones.
+    unless another batch was fetched: then the loop discarded the first ones. Where no model was called in between, all are of one
+    forward pass, and the loop combines what each of its losses gives (gradient surgery).
     """
     roots: list[Root] = []
     earlier: list[Root] = []
     first: list[Root] = []
     before = None
+    calls = calls_before = 0  # of models; until the gradients were cleared
     for entry in entries:
         kind = entry[0]
         if kind == BACKWARD and entry[3] is not None:
+            if first and not roots and calls and calls == calls_before:
+                first, roots = [], first
             roots.append(Root(entry[3], entry[4]))
-        elif kind == CLEARED and before == BACKWARD_END:
-            first, roots = first or roots, []
+        elif kind in (FORWARD, BESIDE):
+            calls += 1
+        elif kind == CLEARED and (before == BACKWARD_END or (before == OPTIMIZER and roots)):
+            first, roots, calls_before = first or roots, [], calls
         elif kind == DATA and entry[4] is not None and first and not roots:
             first, roots = [], [] if _are_finite(first) else first  # a loss that is no number is told in any case
         elif kind == OPTIMIZER_END and (first or roots):

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import operator
 import sys
+import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
@@ -19,9 +20,10 @@ from perfagent.device import Value, take
 from perfagent.hooks.account import Trace, backward_since
 from perfagent.hooks.guard import guarded
 from perfagent.hooks.progress import Progress, state
+from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
 
-__all__ = ["Clips", "install", "watch_grouping", "watch_norm"]
+__all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm"]
 
 Patch = Callable[..., None]
 """Takes an owner, the name of its attribute and what watches that; traced: torch.compile traces what it was before."""
@@ -48,15 +50,17 @@ class Clip:
     """One call.
 
     norm: of its gradients before it; None where that is not known. at, size: length of the trace and number of gradients then.
-    round: how often gradients of it have been clipped in this step, with a backward pass in between.
+    round: how often gradients of it have been clipped in this step, with a backward pass in between. whole: the norm is of all
+    ranks' gradients, wherever they are sharded.
     """
 
-    __slots__ = ("at", "norm", "round", "size")
+    __slots__ = ("at", "norm", "round", "size", "whole")
 
     def __init__(self, at: int, size: int) -> None:
         self.at, self.size = at, size
         self.norm: Value | None = None
         self.round = 1
+        self.whole = False
 
 
 _NONE = id(None)
@@ -69,10 +73,10 @@ class Clips:
     """The calls since the last step of the optimizer that counts, by the ids of their gradients.
 
     measured: the round whose gradients were measured, 0 for none. unnamed: the call whose gradients were measured before any
-    optimizer was known.
+    optimizer was known. newest: by what `key_of` knows the call that was added last.
     """
 
-    __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "unnamed")
+    __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "newest", "unnamed")
 
     def __init__(self) -> None:
         self._of = {_NONE: _ABSENT}
@@ -83,10 +87,16 @@ class Clips:
         self._touched: bool | None = None
         self.measured = 0
         self.unnamed: Clip | None = None
+        self.newest = 0, 0, 0
+
+    @staticmethod
+    def key_of(gradients: Sequence[Any], trace: Trace) -> tuple[int, int, int]:
+        return id(gradients[0]), len(gradients), len(trace)
 
     def add(self, gradients: Sequence[Any], trace: Trace) -> Clip | None:
         """A call that is about to begin; None where it has nothing new to say: these gradients are clipped ones by now."""
         of, at = self._of, len(trace)
+        self.newest = self.key_of(gradients, trace)
         if self._only is not None:
             held, only = self._only
             if held[0] == id(gradients[0]) and only.at == at and only.size == len(gradients):
@@ -144,6 +154,12 @@ class Clips:
         found.discard(_ABSENT)
         return found
 
+    def norms(self, held: set[Clip | None], optimizer: Any) -> list[Value]:
+        """What the calls that held an optimizer's gradients say; empty where one does not know, or there was none for some."""
+        pieces = _takes_pieces(optimizer)
+        told = [clip.norm for clip in held if clip is not None and clip.norm is not None and (clip.whole or not pieces)]
+        return told if len(told) == len(held) else []
+
     def settle(self, p: Progress, optimizer: Any) -> bool:
         """Before the optimizer that counts steps: whether gradients of its own were clipped. Says their norm, where all were.
 
@@ -152,11 +168,10 @@ class Clips:
         if self._touched is None:
             found = self.holding(optimizer)
             clips = [clip for clip in found if clip is not None]
-            norms = [clip.norm for clip in clips if clip.norm is not None]
             if clips:
-                p.clip_norm = norms if len(norms) == len(found) else []
+                p.clip_norm = self.norms(found, optimizer)
                 p.unusual = p.unusual or bool(p.clip_norm)
-            if self.unnamed is not None and found != {self.unnamed}:
+            if self.unnamed is not None and (found != {self.unnamed} or _takes_pieces(optimizer)):
                 self._forget_pass(p)
             p.clip_rounds = max((clip.round for clip in clips), default=0)
             self._touched = bool(clips)
@@ -175,6 +190,17 @@ class Clips:
         """It was made over other gradients, or over a part of them."""
         p.gradients = self.unnamed = None
         self.measured = 0
+
+
+_pieces: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def _takes_pieces(optimizer: Any) -> bool:
+    """Whether it trains pieces that look like whole tensors. (Those of a DTensor do not: no norm of theirs was taken.)"""
+    known = _pieces.get(optimizer)
+    if known is None:
+        known = _pieces[optimizer] = any(map(is_flat, parameters_of(optimizer)))
+    return known
 
 
 def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -216,6 +242,8 @@ def _add(p: Progress, tensors: Any) -> Clip | None:
         return None
     if p.clips is None:
         p.clips = Clips()
+    p.clipped += 1
+    p.clipped_gradients += len(tensors)
     clip: Clip | None = p.clips.add(tensors, p.trace)
     return clip
 
@@ -235,9 +263,17 @@ def _tell(p: Progress, clip: Clip, tensors: Any, norm_type: float, total: Any) -
 @guarded
 def _about_to_clip(p: Progress, tensors: Any) -> None:
     gradients = tensors[0]
-    clip = _add(p, gradients)
+    if gradients and p.clips is not None and p.clips.newest == Clips.key_of(gradients, p.trace):
+        return  # `watch_norm` has seen them, and most calls come by here twice
+    about_to_clip(p, gradients)
+
+
+def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
+    """A call is about to change these: measures them first, where that is due."""
+    clip: Clip | None = _add(p, gradients)
     if clip is not None and _is_due(p, clip) and not _is_captured(gradients[0]):
         _measure(p, clip, gradients)
+    return clip
 
 
 def _is_captured(tensor: Any) -> bool:

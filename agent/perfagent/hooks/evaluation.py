@@ -164,6 +164,13 @@ def _runs(entries: list[Entry]) -> Iterator[list[int]]:
         yield run
 
 
+def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
+    """Whether the first of these fetches is of the loader that fed an evaluation, while another one feeds the training."""
+    if not fed or not fetches or fetches[0][3] != fed:
+        return False
+    return any(entry[0] == DATA and entry[4] is not None and entry[3] != fed for entry in (*before, *fetches))
+
+
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
@@ -197,8 +204,9 @@ class Evaluations:
         trains = account.trains(entries)
         own = self._habit.own_calls(step, entries)
         folded: list[Entry] = []
-        fetches: list[Entry] = []  # since the last call that told what they were for
+        fetches: list[Entry] = []  # since the last call that told what they were for, and calls of each step's own behind them
         span: list[int] = []  # began, ended
+        fed = 0  # the loader that fed it
         inside = 0  # calls in evaluation mode with gradients that have not returned
         for place, entry in enumerate(entries):
             kind = entry[0]
@@ -210,7 +218,7 @@ class Evaluations:
                 inside -= 1
                 span[1] = entry[1]
             elif kind == EVALUATED and place in own and not span:
-                folded.append(entry)
+                (fetches or folded).append(entry)
             elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
@@ -221,18 +229,19 @@ class Evaluations:
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
+                fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == DATA), fed)
                 fetches = []
             else:
-                folded += [*self._closed(span, fetches), entry]
-                span, fetches, inside = [], [], 0
-        folded += self._closed(span, fetches)
+                folded += [*self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches)), entry]
+                span, fetches, inside, fed = [], [], 0, 0
+        folded += self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches))
         return folded
 
-    def _closed(self, span: list[int], fetches: list[Entry]) -> list[Entry]:
-        """An evaluation that is over, and the fetches behind it."""
+    def _closed(self, span: list[int], fetches: list[Entry], *, broke_off: bool = False) -> list[Entry]:
+        """An evaluation that is over, and the fetches behind it. broke_off: the first of those was one too many of its loader."""
         if not span:
             return fetches
-        if fetches and fetches[0][4] is None:  # the one that found the evaluation's loader at its end
+        if fetches and (broke_off or fetches[0][4] is None):  # else the one that found the evaluation's loader at its end
             span[1] = fetches.pop(0)[2]
         self._found.append((span[1] - span[0]) / 1e9)
         return [(PHASE, span[0], span[1], "eval", None, None), *fetches]

@@ -7,12 +7,13 @@ say. Only weak references are kept.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from perfagent.hooks.living import living
+from perfagent.signals.made_of import numbers_in
 
-__all__ = ["has_optimizer", "owned", "parameters_of", "search"]
+__all__ = ["has_optimizer", "owned", "parameters_of", "root_of", "search"]
 
 
 def parameters_of(optimizer: Any) -> dict[int, Any]:
@@ -22,24 +23,22 @@ def parameters_of(optimizer: Any) -> dict[int, Any]:
 
 def owned(optimizer: Any) -> int:
     """How many numbers an optimizer trains."""
-    return sum(p.numel() for p in parameters_of(optimizer).values())
+    return sum(map(numbers_in, parameters_of(optimizer).values()))
 
 
-def search(optimizer: Any, *, model: bool) -> tuple[Any, list[Any]]:
-    """The root module that holds most of the optimizer's parameters (None when none does), and the optimizers of the process.
-
-    model: False leaves the modules out. Objects that `gc.freeze()` hid are not found.
-    """
+def search(*, models: bool) -> tuple[list[Any], list[Any]]:
+    """The modules (models: False leaves them out) and the optimizers of the process. Objects that `gc.freeze()` hid are not
+    found."""
     torch = sys.modules["torch"]
     optimizer_type = torch.optim.Optimizer
-    modules: dict[int, Any] = {}
+    modules: list[Any] = []
     optimizers: list[Any] = []
-    for thing in living(optimizer_type, torch.nn.Module) if model else living(optimizer_type):
+    for thing in living(optimizer_type, torch.nn.Module) if models else living(optimizer_type):
         if not issubclass(type(thing), optimizer_type):
-            modules[id(thing)] = thing
+            modules.append(thing)
         elif "param_groups" in thing.__dict__:
             optimizers.append(thing)
-    return (_root(optimizer, modules) if model else None), optimizers
+    return modules, optimizers
 
 
 def has_optimizer() -> bool:
@@ -47,12 +46,13 @@ def has_optimizer() -> bool:
     return any("param_groups" in thing.__dict__ for thing in living(sys.modules["torch"].optim.Optimizer))
 
 
-def _root(optimizer: Any, modules: dict[int, Any]) -> Any:
-    children = {id(child) for module in modules.values() for child in _children(module)}
+def root_of(optimizer: Any, modules: Sequence[Any]) -> Any:
+    """The root module that holds most of the optimizer's parameters; None when none does."""
+    children = {id(child) for module in modules for child in _children(module)}
     wanted = set(parameters_of(optimizer))
     best, covered = None, 0
-    for key, module in modules.items():
-        if key in children:
+    for module in modules:
+        if id(module) in children:
             continue
         held = len(wanted & set(_parameters(module)))
         if held > covered:

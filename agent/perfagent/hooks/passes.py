@@ -43,7 +43,8 @@ class ForwardPass:
         if not self._began:
             self._began, self._event = at, event
         self._calls += 1
-        self._size = size
+        if self._size is None or (size is not None and _numbers(size) > _numbers(self._size)):
+            self._size = size
         self._till = 0
 
     def begin_on_device(self, at: int, event: Any) -> None:
@@ -92,8 +93,8 @@ class ForwardPass:
             self._pairs = [*(self._pairs or ()), (self._event, event)]
 
     def end(self, at: int, event: Any) -> tuple[int, Size | None, int, list[tuple[Any, Any]]]:
-        """Backward starts: ns of the forward passes that belong to it, the size of the last batch, the number of the root's
-        calls, and pairs of events."""
+        """Backward starts: ns of the forward passes that belong to it, the size of the largest batch (a few points of a boundary
+        beside those of the inside, both views of a pair), the number of the root's calls, and pairs of events."""
         if self._began:
             self._add(at, event)
         elif self._till:
@@ -101,3 +102,8 @@ class ForwardPass:
         ended = self._spent, self._size, self._calls, self._pairs or []
         self.reset()
         return ended
+
+
+def _numbers(size: Size) -> tuple[int, int]:
+    """Samples and tokens, to compare."""
+    return size[0] or 0, size[1] or 0

@@ -14,10 +14,11 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
+from perfagent.cost import clips_ns, log_ns, steps_ns
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
@@ -26,6 +27,7 @@ from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.hooks.together import Taken, Together
 from perfagent.signals.health import Health
+from perfagent.signals.updates import UpdateRatios
 
 __all__ = ["Mark", "Progress", "now", "state"]
 
@@ -59,11 +61,14 @@ class Progress(_EveryStep):
     __slots__ = (
         "account",
         "accumulates",
+        "began",
         "beside",
         "blocked",
         "by_log",
         "clip_norm",
         "clip_rounds",
+        "clipped",
+        "clipped_gradients",
         "early_step",
         "ended",
         "extras",
@@ -77,7 +82,11 @@ class Progress(_EveryStep):
         "hooks_ns",
         "inside_roots",
         "investigator",
+        "look_at",
+        "looks",
         "model_size",
+        "moved",
+        "newcomer",
         "on_event",
         "on_first_step",
         "on_next_model",
@@ -134,6 +143,7 @@ class Progress(_EveryStep):
         self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
         self.telling_ns = 0.0  # and what telling of it costs the sender's
         self.hooks_ns = 0.0  # and all else, counted by the sender's
+        self.clipped = self.clipped_gradients = 0  # calls that clip so far, and their gradients
         # loss
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
         self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
@@ -141,6 +151,7 @@ class Progress(_EveryStep):
         # gradients
         self.gradients: Any = None
         self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
+        self.moved: UpdateRatios | None = None  # how far the step has moved the weights
         self.health = Health()
         self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
         self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
@@ -156,6 +167,9 @@ class Progress(_EveryStep):
         self.skipped = 0
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
+        self.began = -1  # completed when it became that
+        self.newcomer = 0  # id of one that has come while the primary one stepped alone
+        self.looks = self.look_at = 0  # how often another model was looked for, and from when on (ns) that may be again
         self.steppers: dict[int, tuple[int, int]] = {}  # id of other optimizers -> completed then, their steps since
         self.beside: dict[int, Any] = {}  # weak references to other optimizers that stepped, by id; the newest few
         self.overtaken = 0, 0  # id of the optimizer before this one over the same parameters, and completed when it was left
@@ -206,15 +220,20 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        taken = Taken(self.gradients, self.clip_norm, self.grad_scale)
+        taken = Taken(self.gradients, self.clip_norm, self.grad_scale, 0.0, self.moved)
         rare = Rare(taken, self.together.of_step(self), self.scaler_scale, skipped, self.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
-        self.gradients = self.grad_scale = self.scaler_scale = None
+        self.gradients = self.grad_scale = self.scaler_scale = self.moved = None
         self.clip_norm, self.extras = [], []  # the step keeps its own: they are read later
         if self.unusual:
             self.unusual = self.inside_roots = self.scaling = self.unscaled = False
             self.scaled.clear()
         return rare
+
+    def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
+        """What the hooks have taken of the training thread so far. logged, stepped: the sender's counts of calls and steps."""
+        counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.clipped, self.clipped_gradients)
+        return counted + self.hooks_ns + self.pass_ns
 
     def adopts(self) -> bool:
         """Whether the calling thread, which is not the one that began the run, becomes the one that trains: it is the first that

@@ -75,11 +75,15 @@ class StepReader:
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
         self.epoch = time.time() - time.perf_counter()
-        return [self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, self.account.micro_batches]
+        account = self.account
+        return [
+            account.embedded, account.averages, self.loss_by_user, self.epoch, account.micro_batches, account.divided_later,
+        ]  # fmt: skip
 
     def restore(self, context: Sequence[Any]) -> None:
         self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *more = context
         self.account.micro_batches = more[0] if more else 0.0  # the first agents told no more
+        self.account.divided_later = len(more) > 1 and bool(more[1])
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
@@ -137,7 +141,9 @@ class StepReader:
         if len(values) <= 1:
             return values[0] if values else None
         average = self._are_means([root.divided for root in roots if root.value is not None], parts)
-        if not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
+        if self.account.divided_later:
+            average = True
+        elif not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
             account = self.account
             batches = parts.batches or parts.forwards
             if not batches and account.averages is None:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.cost import steps_ns
+from perfagent.cost import rare_ns, steps_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
 from perfagent.hooks.account import (
     BACKWARD,
@@ -69,6 +69,15 @@ class Rare:
         return self._taken.norms is not None
 
     @property
+    def scaled(self) -> bool:
+        return self._scale is not None
+
+    @property
+    def compared(self) -> bool:
+        """Whether the weights before and after the step were."""
+        return self._taken.moved is not None
+
+    @property
     def has_norm(self) -> bool:
         return self._taken.norms is not None or bool(self._taken.clips)
 
@@ -100,6 +109,8 @@ class Rare:
         if clipped is not None and not partly:
             norm = clipped
         rows: list[dict[str, float]] = []
+        if not skipped:
+            p.health.tell_moves(values, rows, [one.moved for one in taken], whole=not partly)
         for extra in self._extras:
             extra.add(values, rows, skipped=skipped)
         p.rows.extend((*when, row) for row in rows)
@@ -181,6 +192,7 @@ class StepRow(NamedTuple):
         rare: dict[str, float] | None = None
         if self.rare is not None:
             rare = {}
+            p.hooks_ns += rare_ns(scaled=self.rare.scaled)
             self.rare.add(rare, p, (self.step, wall, ended / 1e9))
         passes = 0
         if self.roots > 1 and p.last is not None and p.account.averages is None:

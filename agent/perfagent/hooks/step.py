@@ -7,7 +7,6 @@ belong to the step in progress. Here, once a step, the row goes to the sender: o
 from __future__ import annotations
 
 import functools
-import gc
 import sys
 import weakref
 from collections.abc import Callable
@@ -23,11 +22,9 @@ from perfagent.hooks.account import (
     OPTIMIZER_END,
     RETURNED,
     backward_since,
-    entries_of,
-    trace_of,
 )
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
-from perfagent.hooks.model import owned, parameters_of, search
+from perfagent.hooks.primary import appoint, follow, make_primary, takes_over
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.together import has_gradients
 
@@ -36,14 +33,9 @@ __all__ = [
     "watch_whole_step",
 ]  # fmt: skip
 
-_CLEARED_AFTER = (FORWARD, RETURNED, BACKWARD_END)
-_PATIENCE = 64
-"""Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
-_UNPROVEN = 10
-"""The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky 2017)."""
-_SAME = 0.9
-"""Share of the primary's numbers that another one must train to be taken for the next stage of the same training at once: an
-encoder's optimizer beside that of the whole autoencoder steps in turn with it."""
+_CLEARED_AFTER = (FORWARD, RETURNED, BACKWARD_END, OPTIMIZER)
+_RAISED = 64
+"""Steps of other optimizers after which one that began its step and never ended it has raised."""
 
 
 @untraced
@@ -77,6 +69,8 @@ def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -
 
 def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
     me, at, first = id(optimizer), len(p.trace), True
+    if not p.primary_id:
+        _appoint_safely(p, optimizer)
     if p.primary_id == me:
         p.looked = False
 
@@ -105,12 +99,12 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
     me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.blocked += 1
-        if p.blocked < _PATIENCE:
+        if p.blocked < _RAISED:
             return  # ... unless that one raised in its step and will never be heard of again
     p.entered = me
     p.plain = False
-    if p.primary is None:
-        _choose(p, optimizer)
+    if not p.primary_id:
+        appoint(p, optimizer)
     if not p.scaler_depth:
         p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if p.primary_id != me:
@@ -154,11 +148,13 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 @untraced
 def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
-    if p.primary_id != id(optimizer) and not _takes_over(p, optimizer):
+    if p.primary_id != id(optimizer) and not takes_over(p, optimizer):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
             p.clips.forget(p, optimizer)
+        if p.together.kept is not None:
+            p.together.moved(p, optimizer)
         return
     clipped = p.looked
     if p.clips is not None:
@@ -175,17 +171,21 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         lr = take(lr) if isinstance(lr, sys.modules["torch"].Tensor) else float(lr)
     if p.gradients is not None:
         p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
-    first = p.last is None
+    first, began = p.last is None, p.began
+    p.seen_backward = True  # with torch.func.grad or autograd.grad none is seen, and it trains all the same
     p.complete(lr, skipped, event)
     if clipped:
         p.looked = False
-    if first and p.on_first_step is not None:
+    if first or began == p.completed - 1:  # the first step that this optimizer counts
         p.pausing = True
         try:
-            p.on_first_step(optimizer)
+            if not first:
+                follow(p, optimizer)
+            elif p.on_first_step is not None:
+                p.on_first_step(optimizer)
         finally:
             p.pausing = False
-            p.step_end = now()  # what finding the model took is ours, not the second step's
+            p.step_end = now()  # what finding the model took is ours, not the next step's
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:
@@ -193,97 +193,25 @@ def _look_late(p: Progress, optimizer: Any) -> None:
         p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
 
 
-def _choose(p: Progress, optimizer: Any) -> None:
-    """The first optimizer steps: is there one that owns more, and none of the same parameters?"""
-    mine, size = parameters_of(optimizer), owned(optimizer)
-    larger: list[Any] = []
-    if not p.model_size or size < p.model_size:  # else it owns all of the model that the user named
-        model, others = search(optimizer, model=not p.model_size)
-        if model is not None:
-            p.found = weakref.ref(model)
-        # one that has stepped, while this one has not, is left over from an earlier training
-        others = [other for other in others if other is not optimizer and (optimizer.state or not other.state)]
-        larger = [weakref.ref(other) for other in others if owned(other) > size and not mine.keys() & parameters_of(other).keys()]
-        del others
-    if larger:
-        gc.collect()  # one of a training that is over may live on in a cycle: 0.2 s, once, and only where it can be of use
-    make_primary(p, max((other for one in larger if (other := one()) is not None), key=owned, default=optimizer))
-
-
 @guarded
 def _look_safely(p: Progress, optimizer: Any) -> None:
     _look(p, optimizer)
 
 
-def make_primary(p: Progress, optimizer: Any) -> None:
-    def forget(gone: Any) -> None:
-        if p.primary is gone:
-            p.primary_id = 0  # another object may get the same id
-
-    p.primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
-    p.together.forget()
+@guarded
+def _appoint_safely(p: Progress, optimizer: Any) -> None:
+    appoint(p, optimizer)
 
 
-def _takes_over(p: Progress, optimizer: Any) -> bool:
-    """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller or replaced, or has not stepped for
-    long."""
-    primary = p.primary() if p.primary is not None else None
-    if primary is not None:
-        known = p.steppers.get(id(optimizer))
-        steps = known[1] + 1 if known is not None and known[0] == p.completed else 1
-        p.steppers[id(optimizer)] = p.completed, steps
-        if known is None:
-            _remember(p, optimizer)
-        at_once = known is None and (owned(optimizer) > owned(primary) or _replaces(p, optimizer, primary))
-        if not at_once and steps < (_UNPROVEN if p.last is None else _PATIENCE):
-            return False
-        if p.last is None and not at_once:
-            _was_alone(p, steps)
-        _remember(p, primary)
-    make_primary(p, optimizer)
-    p.steppers.clear()
-    if primary is None and p.found is not None and p.found() is None:
-        _find_next_model(p, optimizer)
-    return True
-
-
-def _remember(p: Progress, optimizer: Any) -> None:
-    """An optimizer beside the primary one: its state takes memory too."""
-    p.beside = {key: one for key, one in p.beside.items() if one() is not None}
-    if len(p.beside) < _PATIENCE:
-        p.beside[id(optimizer)] = weakref.ref(optimizer)
-
-
-def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
-    """Whether it trains what the primary one trained: the next stage. Where the two step in turn, they are no stages, and the
-    one that was there first goes on counting."""
-    before, after = parameters_of(primary), parameters_of(optimizer)
-    shared = sum(before[one].numel() for one in before.keys() & after.keys())
-    if p.take_turns or shared < _SAME * owned(primary):
-        return False
-    first, at = p.overtaken
-    p.take_turns = first == id(optimizer) and p.completed - at < _UNPROVEN
-    p.overtaken = id(primary), p.completed
-    return True
-
-
-def _find_next_model(p: Progress, optimizer: Any) -> None:
-    """Model and optimizer are gone, and another pair has taken their place: the next fold, the next trial of a search."""
-    model, _ = search(optimizer, model=True)
-    if model is not None:
-        p.found = weakref.ref(model)
-        if p.on_next_model is not None:
-            p.on_next_model()
-
-
-def _was_alone(p: Progress, steps: int) -> None:
-    """The optimizer taken for the primary one never stepped: the steps so far were steps of their own, without a row."""
-    p.completed += steps - 1
-    entries = entries_of(p.trace)
-    ends = [at for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
-    if ends:
-        p.step_end = entries[ends[-1]][1]
-        p.trace = trace_of(entries[ends[-1] + 1 :])
+@guarded
+def _step_beside(p: Progress, optimizer: Any) -> None:
+    """One that is not the primary is about to step, timed from outside: unless the primary one is gone, and this is the next."""
+    if not p.primary_id:
+        appoint(p, optimizer)
+    if p.primary_id != id(optimizer):
+        p.together.steps(p, optimizer)
+    elif p.clips is not None or p.completed >= p.measure_at:
+        _look(p, optimizer)
 
 
 # the whole call --------------------------------------------------------------------------------------------------------------
@@ -316,7 +244,7 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
             if (kwargs or len(args) > alone) and _closure(args, kwargs):
                 args, kwargs = _with_closure_watched(p, me, args, kwargs)
             elif p.primary_id != p.entered:
-                p.together.steps(p, me)
+                _step_beside(p, me)
             elif p.clips is not None or p.completed >= p.measure_at:
                 _look_safely(p, me)
             result = original(*args, **kwargs)
@@ -359,25 +287,29 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
         p = state.current
         if p is None or not p.trace or p.trace[-1] not in _CLEARED_AFTER or p.thread != get_ident():
             return original(self, *args, **kwargs)
-        trace, began = p.trace, now()
-        held = trace[-1] == BACKWARD_END and _holds_gradients(p)
+        trace, began, after = p.trace, now(), p.trace[-1]
+        held = (after == BACKWARD_END or (after == OPTIMIZER and p.roots)) and _holds_gradients(p, self)
         try:
             return original(self, *args, **kwargs)
         finally:
-            if trace[-1] != BACKWARD_END or p.primary_id == id(self) or (held and not _holds_gradients(p)):
+            in_forward, own = after in (FORWARD, RETURNED), after == BACKWARD_END and p.primary_id == id(self)
+            if trace[-1] == after and (in_forward or own or (held and not _holds_gradients(p, self))):
                 trace.extend((began, now(), CLEARED))
 
     return zero_grad
 
 
-@untraced
-def _holds_gradients(p: Progress) -> bool:
-    """Whether what is trained has any gradient."""
-    trained = p.primary() if p.primary is not None else None
-    if trained is not None:
-        return has_gradients(trained)
-    model = p.found() if p.found is not None else None
-    return model is not None and any(parameter.grad is not None for parameter in model.parameters())
+@guarded
+def _holds_gradients(p: Progress, cleared: Any) -> bool:
+    """Whether what is trained has any gradient. cleared: what is asked where that is not known, before the first step."""
+    known = p.primary() if p.primary is not None else None
+    if known is None:
+        known = p.found() if p.found is not None else None
+    if known is None:
+        known = cleared
+    if hasattr(known, "param_groups"):
+        return has_gradients(known)
+    return any(parameter.grad is not None for parameter in known.parameters())
 
 
 # mixed precision ---------------------------------------------------------------------------------------------------------
@@ -408,8 +340,8 @@ def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
-    if p.primary is None:
-        _choose(p, optimizer)
+    if not p.primary_id:
+        appoint(p, optimizer)
     p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
     if scaler._scale is not None:
         p.scaler_scale = take(scaler._scale)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from perfagent.hooks.clipping import Clip, Clips
     from perfagent.hooks.progress import Progress
     from perfagent.signals.gradients import GradientNorms, Report
+    from perfagent.signals.updates import UpdateRatios, Weights
 
 __all__ = ["Taken", "Together", "clipped_norm", "has_gradients", "report_of"]
 
@@ -33,28 +34,33 @@ _MOST = 64
 class Taken(NamedTuple):
     """The gradients that one optimizer took. norms: measured; None where they were not. clips: the norms that clipping told of
     them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured. skipped:
-    above zero where a scaler did not let it take them, which a fused optimizer knows on its device."""
+    above zero where a scaler did not let it take them, which a fused optimizer knows on its device. moved: how far its step has
+    moved the weights; None where that was not looked at."""
 
     norms: GradientNorms | None
     clips: Sequence[Value]
     scale: Value | None = None
     skipped: Value = 0.0
+    moved: UpdateRatios | None = None
 
     def ready(self) -> bool:
         """Never blocks."""
-        return (self.norms is None or self.norms.ready()) and all(map(ready, (self.scale, self.skipped, *self.clips)))
+        measured = (self.norms is None or self.norms.ready()) and (self.moved is None or self.moved.ready())
+        return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
 class Together:
     """Who steps on the backward pass of the primary optimizer, in the step in progress and in the one before.
 
-    clipped: the step that was ended last of those in which something was clipped, and what that was.
+    clipped: the step that was ended last of those in which something was clipped, and what that was. kept: the weights that the
+    one that is stepping is about to move, where they are to be compared, and where to tell of them.
     """
 
-    __slots__ = ("_apart", "_at", "_early", "_in_vain", "_measured", "_members", "_step", "clipped")
+    __slots__ = ("_apart", "_at", "_early", "_in_vain", "_measured", "_members", "_step", "clipped", "kept")
 
     def __init__(self) -> None:
         self.clipped: tuple[int, Clips | None] = 0, None
+        self.kept: tuple[int, Weights, Any, int] | None = None
         self._members: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # of the steps so far, by id
         self._apart: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()  # that step on a pass of their own
         self._early: dict[int, Taken] = {}  # that stepped before the primary one, by id
@@ -68,6 +74,7 @@ class Together:
         self._members.clear()
         self._apart.clear()
         self._early = {}
+        self.kept = None
 
     @guarded
     def steps(self, p: Progress, optimizer: Any) -> None:
@@ -92,6 +99,7 @@ class Together:
                 taken = self._taken(p, optimizer, clips, p.completed, due=rare.measured, skipped=skipped)
                 if taken is not None:
                     rare.others.append(taken)
+                    self._keep(p, optimizer, rare.others, len(rare.others) - 1, due=rare.compared and not skipped)
         elif p.clips is not None or self._is_due(p):
             self._part(p, p.completed + 1)
             if not self._early:
@@ -99,6 +107,21 @@ class Together:
             taken = self._taken(p, optimizer, p.clips, self._step, due=self._is_due(p), skipped=skipped)
             if taken is not None:
                 self._early[me] = taken
+                self._keep(p, optimizer, self._early, me, due=self._is_due(p) and p.health.compares(p) and not skipped)
+
+    def _keep(self, p: Progress, optimizer: Any, told: Any, place: int, *, due: bool) -> None:
+        """told, place: where it stands what the optimizer has taken."""
+        self.kept = None  # one that raised in its step has not moved what it kept
+        if due and len(self._members) <= _MOST:
+            self.kept = id(optimizer), p.health.keep_other(p, optimizer), told, place
+
+    @guarded
+    def moved(self, p: Progress, optimizer: Any) -> None:
+        """Another optimizer than the primary one has stepped, and its weights were kept."""
+        assert self.kept is not None
+        (me, weights, told, place), self.kept = self.kept, None
+        if me == id(optimizer):
+            told[place] = told[place]._replace(moved=p.health.compare_other(p, optimizer, weights))
 
     def of_step(self, p: Progress) -> list[Taken]:
         """The primary optimizer has ended the step that is completed now: what others took before it. More may be added."""
@@ -142,9 +165,8 @@ class Together:
         when, _, norms = self._measured.pop(id(optimizer), (-1, 0, None))
         if skipped:
             return Taken(None, (), None, 1.0)
-        held = clips.holding(optimizer) if clips is not None else {None}
-        told = [clip.norm for clip in held if clip is not None and clip.norm is not None]
-        known = told if len(told) == len(held) else []
+        held: set[Clip | None] = clips.holding(optimizer) if clips is not None else {None}
+        known = clips.norms(held, optimizer) if clips is not None else []
         scale = None
         if when != step:
             norms = None

@@ -9,8 +9,11 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent.hooks.beside import Beside
+from perfagent.hooks.foreign import is_foreign, watch_foreign
 from perfagent.hooks.forward import watch_forward
+from perfagent.hooks.guard import guarded
 from perfagent.hooks.parts import Uncalled
+from perfagent.hooks.primary import Lost
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.step import watch_whole_step
 from perfagent.signals.throughput import has_embedding
@@ -30,6 +33,8 @@ class Watching:
         self._uncalled: Uncalled | None = None
         self._beside: Beside | None = None
         self._undo_steps: dict[int, tuple[weakref.ref[Any], Callable[[], None]]] = {}
+        self._lost = Lost(progress)
+        self._undo_foreign: list[Callable[[], None]] = []
         self._pause_s, self._due, self._looked = _FIRST_PAUSE_S, 0.0, 0.0
 
     def put_on(self, model: Any, optimizer: Any) -> None:
@@ -48,6 +53,12 @@ class Watching:
         if optimizer is not None:
             self.watch_step(optimizer)
 
+    @guarded
+    def named(self, optimizer: Any) -> None:
+        """The user said that this is what trains: its steps are seen where torch's hooks know nothing of its class, too."""
+        if is_foreign(optimizer):
+            self._undo_foreign.append(watch_foreign(optimizer))
+
     def watch_step(self, optimizer: Any) -> None:
         """Times the steps of one more optimizer from outside."""
         owner = optimizer if "step" in optimizer.__dict__ else type(optimizer)
@@ -59,7 +70,9 @@ class Watching:
             self._undo_steps[id(owner)] = weakref.ref(owner), watch_whole_step(optimizer)
 
     def poll(self) -> None:
-        """Now and then it is looked again which other models are called. On the sender's thread."""
+        """Now and then it is looked again which other models are called, and for a model that is gone. On the sender's thread."""
+        if self._lost.is_due():
+            self._add(self._lost)
         beside, at = self._beside, time.monotonic()
         if beside is None or at < self._looked + _LEAST_PAUSE_S:
             return
@@ -80,3 +93,9 @@ class Watching:
             undo()
         self._undo_forward = self._uncalled = self._beside = None
         self._undo_steps.clear()
+
+    def close(self) -> None:
+        """The run ends."""
+        self.take_off()
+        while self._undo_foreign:
+            self._undo_foreign.pop()()

@@ -115,6 +115,9 @@ ROWS = (
     _two(PARALLEL, "FSDP2", "parallel", "fully_sharded", sharded=True),
     _two(PARALLEL, "FSDP2, clipping", "parallel", "fully_sharded", options={"clip": "0.5"}, sharded=True, norm_from=2),
     _two(PARALLEL, "FSDP2, two optimizers", "parallel", "fully_sharded_in_parts", sharded=True),
+    _two(PARALLEL, "FSDP2, two optimizers, one of replicated parameters", "parallel", "fully_sharded_beside_replicated", sharded=True),
+    _two(PARALLEL, "FSDP (first version), sharded gradients", "parallel", "first_version", options={"strategy": "SHARD_GRAD_OP"}, sharded=True),
+    _two(PARALLEL, "FSDP (first version), its clipping", "parallel", "first_version", options={"strategy": "FULL_SHARD", "clip": "0.5"}),
     _two(DEEPSPEED, "ZeRO-1, clipping", "zero", "zero", options={"stage": "1"}),
     _two(DEEPSPEED, "ZeRO-2, accumulation, clipping", "zero", "zero", options={"stage": "2", "windows": "2"}),
     _two(DEEPSPEED, "ZeRO-3, clipping", "zero", "zero", options={"stage": "3"}),
@@ -153,13 +156,26 @@ Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: te
 agree with the script's timers: tests/e2e/test_foreign_scripts.py. What was not tried: real accelerators here (docs/gpu.md),
 DeepSpeed's pipeline engine, ZeRO offload, Megatron.
 
-Known limits: the norm is measured here in every step; in a real job as often as the overhead budget allows, unless clipping or
-DeepSpeed computes it anyway. FSDP2 with clipping has one from its second step on. A loss that the script divides by the number
-of micro-batches is added up, one that it divides by the items of each micro-batch (a masked mean) is averaged; Accelerate divides
-a short last window by the full number, so that is the loss it minimizes. With `zero_optimization.compute_grad_norm: false`
-DeepSpeed computes no norm, and none is reported. Where batches are taken in parts, a step each (truncated backpropagation through
-time), the first part of the first batch is told as the whole. Ranks that a script spawns itself are ranks of its run under
-`perfagent run`; with `attach()` they are where it is called after `init_process_group`, from which such a process has its rank.
+Known limits:
+
+- The norm is measured here in every step; in a real job as often as the overhead budget allows, unless clipping or DeepSpeed
+  computes it anyway. FSDP2 with clipping has one from its second step on; so has FSDP's first version, clipped by
+  `torch.nn.utils.clip_grad_norm_`, which sees one rank's pieces. With `zero_optimization.compute_grad_norm: false` DeepSpeed
+  computes no norm, and none is reported.
+- FSDP of either version: what it does not shard is taken to be the same on all ranks. Experts that differ from rank to rank,
+  as plain tensors beside sharded ones, make the norm wrong.
+- A loss that the script divides by the number of micro-batches is added up, one that it divides by the items of each
+  micro-batch (a masked mean) is averaged. Accelerate divides a short last window by the full number, so that is the loss it
+  minimizes.
+- Schedules of torch.distributed.pipelining: the last stage tells the loss, the mean over the micro-batches, and each stage the
+  norm of its own gradients (tests/agent/frameworks/test_pipelining.py).
+- Where batches are taken in parts, a step each (truncated backpropagation through time), the first part of the first batch is
+  told as the whole.
+- Ranks that a script spawns itself (multiprocessing) are ranks of its run under `perfagent run`, and ranks of one run with
+  `attach()`, called before or after `init_process_group`. Started by hand, without a launcher's variables, they are where it
+  is called after it.
+- An optimizer of a class of your own is seen where it is named, `attach(model, optimizer=...)`; fastai's is seen by itself.
+- Of gradients by `torch.autograd.grad` or `torch.func` the steps, the rate and the norm are told, and no more.
 """
 
 

@@ -175,3 +175,14 @@ def test_a_model_that_is_called_twice_with_a_batch_counts_it_once(record):
         for batch in DataLoader(torch.randn(32, 8), batch_size=8):
             train_on(model, optimizer, (model(batch[:4]) - model(batch[4:])).square().mean())
     assert samples_of(recorded) == dict.fromkeys(range(2, 9), 8)
+
+
+def test_of_two_calls_before_one_backward_pass_the_larger_is_the_batch(record):
+    """Points inside of a domain, and a few on its boundary."""
+    model = nn.Sequential(nn.Linear(8, 4))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(6):
+        inside, boundary = model(torch.randn(64, 8)), model(torch.randn(2, 8))
+        train_on(model, optimizer, inside.square().mean() + boundary.square().mean())
+    assert samples_of(recorded) == dict.fromkeys(range(2, 7), 64)

@@ -144,11 +144,11 @@ def test_what_a_pipeline_stage_passes_on_is_no_loss(record, model):
 
 
 @pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
-@pytest.mark.parametrize("told", ["optimizer", "model"])
+@pytest.mark.parametrize("told", ["optimizer", "model", "nothing"])
 def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(record, model, loader, told):
     """Sharpness-aware minimization: the second pass is at other weights."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    recorded = record(model, optimizer=optimizer if told == "optimizer" else None)
+    recorded = record(model if told != "nothing" else None, optimizer=optimizer if told == "optimizer" else None)
     batches = torch.randn(5, 6, 8)
     printed = []
     for x in torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches:
@@ -163,6 +163,61 @@ def test_of_two_passes_with_the_gradients_cleared_in_between_the_first_counts(re
         optimizer.step()
         optimizer.zero_grad()
     assert [loss for _, loss in recorded.of("loss")] == printed
+
+
+class Sharpness(torch.optim.Optimizer):
+    """Sharpness-aware minimization by a closure, which is called at other weights than those of the pass before the step."""
+
+    def __init__(self, parameters):
+        super().__init__(parameters, {"lr": 0.1})
+        self.inside = torch.optim.SGD(self.param_groups, lr=0.1)
+
+    def step(self, closure):
+        parameters = self.param_groups[0]["params"]
+        with torch.no_grad():
+            moves = [0.05 * parameter.grad for parameter in parameters]
+            for parameter, move in zip(parameters, moves, strict=True):
+                parameter += move
+        self.zero_grad()
+        closure()
+        with torch.no_grad():
+            for parameter, move in zip(parameters, moves, strict=True):
+                parameter -= move
+        self.inside.step()
+
+
+def test_the_pass_of_a_closure_after_the_gradients_were_cleared_is_at_other_weights(record, model):
+    optimizer = Sharpness(model.parameters())
+    recorded = record()
+    printed = []
+    for x in torch.randn(5, 6, 8):
+        loss = cross_entropy(model, x)
+        loss.backward()
+        printed.append(loss.item())
+        optimizer.step(lambda x=x: cross_entropy(model, x).backward())
+        optimizer.zero_grad()
+    assert [loss for _, loss in recorded.of("loss")] == printed
+
+
+def test_losses_whose_gradients_are_taken_one_by_one_of_one_forward_pass_add_up(record, model):
+    """Gradient surgery: the loop keeps what each loss gives, clears, and combines."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    printed = []
+    for x in torch.randn(5, 6, 8):
+        output = model(x)
+        losses = [output.square().mean(), output.abs().mean(), (output - 1).square().mean()]
+        gradients = []
+        for loss in losses:
+            optimizer.zero_grad()
+            loss.backward(retain_graph=True)
+            gradients.append([parameter.grad for parameter in model.parameters()])
+        for parameter, parts in zip(model.parameters(), zip(*gradients, strict=True), strict=True):
+            parameter.grad = torch.stack(parts).sum(0)
+        optimizer.step()
+        printed.append(sum(loss.item() for loss in losses))
+    told = dict(recorded.of("loss"))
+    assert {step: told[step] for step in range(2, 6)} == pytest.approx(dict(enumerate(printed[1:], 2)), rel=1e-6)
 
 
 def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):

@@ -211,6 +211,25 @@ def test_log_after_the_step_belongs_to_it_and_before_backward_to_the_next(record
     assert recorded.of("before")[1] == (3, 2), "the root's forward pass opens the step"
 
 
+@pytest.mark.parametrize("loader", [False, True])
+def test_a_log_belongs_to_the_same_step_where_gradients_come_without_a_backward_pass(record, loader):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    batches = torch.randn(4, 4, 8)
+    for number, batch in enumerate(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches, start=1):
+        recorded.run.log({"before": number})
+        loss = model(batch).square().mean()
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+            parameter.grad = gradient
+        recorded.run.log({"between": number})
+        optimizer.step()
+        recorded.run.log({"after": number})
+    for name in ("between", "after"):
+        assert recorded.of(name) == [(n, n) for n in range(1, 5)], name
+
+
 def test_a_log_before_the_very_first_backward_belongs_to_step_one(record):
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

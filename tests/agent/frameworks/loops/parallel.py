@@ -9,7 +9,7 @@ import torch.distributed as dist
 from models import Points, classifier
 from script import Script, norm_of
 from torch import nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
@@ -124,3 +124,45 @@ def fully_sharded_in_parts(script: Script) -> None:
             optimizer.zero_grad()
         script.step(loss=loss.item(), lr=0.1, norm=norm, samples=BATCH)
     script.produced(model)
+
+
+def fully_sharded_beside_replicated(script: Script) -> None:
+    """FSDP2 that leaves the biases to the script, which averages their gradients; an optimizer of their own for them."""
+    model, other = pair()
+    norms = alone(other, torch.optim.SGD(other.parameters(), lr=0.1), script.ranks)
+    script.attach()
+    biases = [p for p in model.parameters() if p.dim() == 1]
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (script.ranks,)), ignored_params=set(biases))
+    optimizers = [torch.optim.SGD([p for p in model.parameters() if p.dim() == 2], lr=0.1), torch.optim.SGD(biases, lr=0.1)]
+    for (x, y), norm in zip(batches(script), norms, strict=True):
+        loss = nn.functional.cross_entropy(model(x), y)
+        loss.backward()
+        for bias in biases:
+            dist.all_reduce(bias.grad)
+            bias.grad /= script.ranks
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        script.step(loss=loss.item(), lr=0.1, norm=norm, samples=BATCH)
+    script.produced(model)
+
+
+def first_version(script: Script, strategy: str = "FULL_SHARD", clip: str = "") -> None:
+    """FSDP's first version; perhaps clipped by its own method."""
+    model, other = pair()
+    limit = float(clip or 0)
+    norms = alone(other, torch.optim.AdamW(other.parameters(), lr=1e-2), script.ranks, clip=limit)
+    net = FullyShardedDataParallel(
+        model, device_id=torch.device("cpu"), use_orig_params=True, sharding_strategy=ShardingStrategy[strategy]
+    )
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    script.attach(net, optimizer)
+    for (x, y), norm in zip(batches(script), norms, strict=True):
+        loss = nn.functional.cross_entropy(net(x), y)
+        loss.backward()
+        if limit:
+            net.clip_grad_norm_(limit)
+        optimizer.step()
+        optimizer.zero_grad()
+        script.step(loss=loss.item(), lr=1e-2, norm=norm, samples=BATCH)
+    script.produced(net)

@@ -1,0 +1,22 @@
+"""fastai: its optimizers are a class of its own. (Those that it wraps, by `OptimWrapper`, are torch's, and need nothing.)"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+from perfagent.hooks.foreign import watch_step
+from perfagent.hooks.guard import keep_out_of_frames
+from perfagent.hooks.step import watch_clear
+
+if TYPE_CHECKING:
+    from perfagent.frameworks import Patch
+
+__all__ = ["install"]
+
+
+def install(framework: ModuleType, patch: Patch) -> None:
+    """framework: fastai.optimizer."""
+    patch(framework.Optimizer, "step", watch_step)
+    patch(framework.Optimizer, "zero_grad", watch_clear)
+    keep_out_of_frames()

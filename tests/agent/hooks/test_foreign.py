@@ -1,0 +1,138 @@
+"""Optimizers whose class is none of torch's."""
+
+from __future__ import annotations
+
+import sys
+import types
+
+import pytest
+import torch
+from torch import nn
+from truth import norm_of
+
+RATE = 0.1
+
+
+class Homemade:
+    """A class of the script's own, as in lectures."""
+
+    def __init__(self, parameters):
+        self.param_groups = [{"params": list(parameters), "lr": RATE}]
+
+    def step(self):
+        with torch.no_grad():
+            for parameter in self.param_groups[0]["params"]:
+                parameter -= RATE * parameter.grad
+
+    def zero_grad(self):
+        for parameter in self.param_groups[0]["params"]:
+            parameter.grad = None
+
+
+class WithoutSuper(torch.optim.Optimizer):
+    """Derived from torch's, whose `__init__` it does not call: torch's hooks are in there."""
+
+    def __init__(self, parameters):
+        self.param_groups, self.state, self.defaults = [{"params": list(parameters), "lr": RATE}], {}, {}
+
+    step, zero_grad = Homemade.step, Homemade.zero_grad
+
+
+class Accumulating:
+    """Holds one of torch's, and steps it every other time, as Accelerate's does."""
+
+    def __init__(self, parameters):
+        self.inside = torch.optim.SGD(parameters, lr=RATE)
+        self.param_groups, self.calls = self.inside.param_groups, 0
+
+    def step(self):
+        self.calls += 1
+        if self.calls % 2 == 0:
+            self.inside.step()
+            self.inside.zero_grad()
+
+
+class OfFastai:
+    """What fastai's optimizers look like: groups made anew each time that they are asked for, and no `lr` in them but by name."""
+
+    def __init__(self, parameters):
+        self.param_lists, self.hypers, self.state = [list(parameters)], [{"lr": RATE, "mom": 0.9}], {}
+
+    @property
+    def param_groups(self):
+        return [{"params": one, **hyper} for one, hyper in zip(self.param_lists, self.hypers, strict=True)]
+
+    def step(self, closure=None):
+        with torch.no_grad():
+            for parameter in self.param_lists[0]:
+                parameter -= RATE * parameter.grad
+
+    def zero_grad(self):
+        for parameter in self.param_lists[0]:
+            parameter.grad.zero_()
+
+
+def small() -> nn.Module:
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+def train(model, optimizer, steps):
+    """Loss and norm of each step."""
+    told = []
+    for _ in range(steps):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        told.append((loss.item(), norm_of(model.parameters())))
+        optimizer.step()
+        if hasattr(optimizer, "zero_grad"):
+            optimizer.zero_grad()
+    return told
+
+
+def agrees(recorded, told):
+    assert recorded.of("loss") == [(n, loss) for n, (loss, _) in enumerate(told, 1)]
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(norm, rel=1e-5) for n, (_, norm) in enumerate(told, 1)}
+    assert {rate for _, rate in recorded.of("lr")} == {RATE}
+    assert [n for n, _ in recorded.of("phase/optimizer_s")] == [*range(1, len(told) + 1)]
+    assert [n for n, _ in recorded.of("phase/forward_s")] == [*range(2, len(told) + 1)]
+
+
+@pytest.mark.parametrize("kind", [Homemade, WithoutSuper])
+def test_one_that_the_user_names_counts(every_step, kind):
+    original = kind.step
+    for _ in range(2):  # what the first run puts in it takes out again
+        model = small()
+        optimizer = kind(model.parameters())
+        agrees(every_step(model, optimizer), train(model, optimizer, 6))
+        assert kind.step is original
+
+
+def test_one_that_holds_an_optimizer_of_torch_is_left_to_it(every_step):
+    model = small()
+    optimizer = Accumulating(model.parameters())
+    recorded = every_step(model, optimizer)
+    train(model, optimizer, 6)
+    assert [step for step, _ in recorded.steps()] == [1, 2, 3]
+
+
+@pytest.mark.parametrize("steps", [0, 2])
+def test_one_that_raises_in_its_step_goes_on_counting(every_step, steps):
+    model = small()
+    optimizer = Homemade(model.parameters())
+    recorded = every_step(model, optimizer)
+    train(model, optimizer, steps)
+    with pytest.raises(TypeError):
+        optimizer.step()  # no gradients
+    train(model, optimizer, 2)
+    assert [step for step, _ in recorded.steps()] == [*range(1, steps + 3)]
+
+
+def test_those_of_fastai_count_without_being_named(every_step, monkeypatch):
+    framework = types.ModuleType("fastai.optimizer")
+    framework.Optimizer = OfFastai
+    monkeypatch.setitem(sys.modules, "fastai.optimizer", framework)
+    step, zero_grad = OfFastai.step, OfFastai.zero_grad
+    for _ in range(2):
+        model = small()
+        agrees(every_step(), train(model, OfFastai(model.parameters()), 6))
+        assert (OfFastai.step, OfFastai.zero_grad) == (step, zero_grad)
