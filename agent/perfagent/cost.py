@@ -10,10 +10,14 @@ from __future__ import annotations
 import time
 from collections import deque
 
-__all__ = ["log_ns", "stamp_ns", "steps_ns", "telling_ns"]
+__all__ = ["clips_ns", "log_ns", "rare_ns", "stamp_ns", "steps_ns", "telling_ns"]
 
-_STEP, _ENTRY = 105, 32
+_STEP, _ENTRY = 60, 48
 """Stamps that completing a step is worth, and each entry of its trace."""
+_RARE, _SCALED = 200, 130
+"""The same of what only some steps leave behind (clipping, mixed precision, a pass), and of a GradScaler's step besides."""
+_CLIP, _CLIPPED = 250, 6
+"""The same of a call that clips, and each of its gradients: by their identities it is known what was clipped."""
 _LOG, _VALUE = 45, 4
 """Stamps that a log() call is worth, and each of its values."""
 _LOG_AGAIN, _VALUE_AGAIN = 10, 0.5
@@ -46,6 +50,16 @@ def _block_ns() -> float:
 def steps_ns(steps: int, entries: int) -> float:
     """Of so many steps with so many entries in their traces in all."""
     return stamp_ns() * (_STEP * steps + _ENTRY * entries)
+
+
+def rare_ns(*, scaled: bool) -> float:
+    """Of what one step leaves behind that not every step does. scaled: by a GradScaler."""
+    return stamp_ns() * (_RARE + _SCALED * scaled)
+
+
+def clips_ns(calls: int, gradients: int) -> float:
+    """Of so many calls that clip so many gradients in all."""
+    return stamp_ns() * (_CLIP * calls + _CLIPPED * gradients)
 
 
 def log_ns(calls: int, values: int, again: int = 0, values_again: int = 0) -> float:

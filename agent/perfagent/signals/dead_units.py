@@ -17,6 +17,7 @@ import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
+from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
@@ -60,11 +61,13 @@ def activations_of(model: Any) -> list[tuple[str, Any]]:
 
 
 class DeadUnits:
-    """Looks at the next training call of the root model, once. done: gets the figures, on the training thread."""
+    """Looks at the next training call of the root model, once. done: gets the figures, on the training thread. cost_ns: what the
+    look has taken of that thread; 0 before it."""
 
-    __slots__ = ("_activations", "_dead", "_done", "_looked_at", "_made", "_makers")
+    __slots__ = ("_activations", "_dead", "_done", "_looked_at", "_made", "_makers", "cost_ns")
 
     def __init__(self, model: Any, done: Callable[[DeadShares], None]) -> None:
+        self.cost_ns = 0
         self._activations = activations_of(model)
         self._done = done
         self._dead: dict[str, Any] = {}
@@ -77,20 +80,23 @@ class DeadUnits:
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """The root model's call, looked at."""
+        began = perf_counter_ns()
         handles: list[Any] = []
         try:
             for name, module in self._activations:
-                handles.append(module.register_forward_hook(_Hook(partial(self._activated, name))))
+                handles.append(module.register_forward_hook(_Hook(self, partial(self._activated, name))))
             for module, last in self._makers:
-                handles.append(module.register_forward_hook(_Hook(partial(self._made.note, last))))
+                handles.append(module.register_forward_hook(_Hook(self, partial(self._made.note, last))))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
+        self.cost_ns += perf_counter_ns() - began
         try:
             return call(*args, **kwargs)
         finally:
+            began = perf_counter_ns()
             for handle in handles:
                 handle.remove()
-            self._finish()
+            self._finish(began)
 
     def _activated(self, name: str, module: Any, inputs: Any, output: Any) -> None:
         if name in self._looked_at or not isinstance(output, sys.modules["torch"].Tensor):
@@ -116,7 +122,7 @@ class DeadUnits:
             else:
                 self._dead[name] = dead.float().mean()
 
-    def _finish(self) -> None:
+    def _finish(self, began: int) -> None:
         try:
             if self._dead:
                 together: dict[Any, list[str]] = {}
@@ -128,6 +134,7 @@ class DeadUnits:
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         self._activations, self._dead, self._makers, self._made = [], {}, [], _Made()
+        self.cost_ns += perf_counter_ns() - began
 
 
 _NAME = f"{__name__}.DeadUnits"
@@ -137,16 +144,18 @@ class _Hook:
     """On a module for one call. Where the model copies or pickles itself in the midst of it, what takes its place does nothing,
     and is of the standard library, so that the copy can be read where perfagent is not."""
 
-    __slots__ = ("_look",)
+    __slots__ = ("_look", "_of")
 
-    def __init__(self, look: Callable[[Any, Any, Any], None]) -> None:
-        self._look = look
+    def __init__(self, of: DeadUnits, look: Callable[[Any, Any, Any], None]) -> None:
+        self._of, self._look = of, look
 
     def __call__(self, module: Any, inputs: Any, output: Any) -> None:
+        began = perf_counter_ns()
         try:
             self._look(module, inputs, output)
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
+        self._of.cost_ns += perf_counter_ns() - began
 
     def __reduce__(self) -> tuple[Any, ...]:
         return getattr, (nullcontext(), "__exit__")

@@ -12,7 +12,8 @@ pass is what they came through. Not counted: what activation checkpointing compu
 backward computes again, elementwise work, the optimizer, and models without gradients other than the root. Causal attention
 counts the pairs it needs, where its causality is known: in eager code from autograd's graph and, where that has no node of it,
 from the call of `scaled_dot_product_attention`; in compiled code from the code that inductor wrote. Operators whose arithmetic
-does not follow from shapes (variable-length attention, recurrent kernels, other people's) make the count unknown.
+does not follow from shapes (variable-length attention, recurrent kernels, sparse matrices, other people's) make the count
+unknown.
 
 A step of another size gets its own count, up to MOST_SIZES; until then, and beyond, a count is carried over to it: products and
 convolutions grow with the tokens (or samples), attention with samples times length squared. Where the tokens are not known, the

@@ -17,14 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
 from perfagent.signals.layers import Layers, names_in, names_of
-from perfagent.signals.sharding import copies_of, local, world_size
+from perfagent.signals.made_of import numbers_in
+from perfagent.signals.sharding import held, local, world_size
 from perfagent.signals.stacking import Order
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_report", "norms",
+    "MOST_SUSPECTS", "VANISHING_RMS", "GradientNorms", "Plan", "Report", "gradients_of", "joint_plan", "joint_report", "norms",
     "parameters_of",
 ]  # fmt: skip
 
@@ -38,14 +39,15 @@ MOST_SUSPECTS = 32
 class Plan:
     """What is known of an optimizer's parameters before a pass: names, layers, sizes. Holds no parameter.
 
-    world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, where that
-    is known. uniform: all are plain tensors of one device and type; dtype: of the norms then. same_everywhere: every rank has the
-    same gradients (DDP). faint: of each the norm below which it vanishes. titles: of the layers' series, once they were told.
+    world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, together:
+    how many hold all that is not sharded, where that is known. uniform: all are plain tensors of one device and type; dtype: of
+    the norms then. same_everywhere: every rank has the same gradients (DDP). faint: of each the norm below which it vanishes.
+    titles: of the layers' series, once they were told.
     """
 
     __slots__ = (
         "_kind", "_order", "_shapes", "copies", "dtype", "faint", "ids", "layers", "names", "same_everywhere", "sharded", "sizes",
-        "titles", "uniform", "world",
+        "titles", "together", "uniform", "world",
     )  # fmt: skip
 
     def __init__(self, parameters: Sequence[Any], names: Sequence[str], model: Any) -> None:
@@ -55,13 +57,13 @@ class Plan:
         self.names = list(names)
         self.layers = Layers(names)
         self.titles: tuple[str, ...] | None = None
-        self.sizes = [int(local(p).numel()) for p in parameters]
+        self.sizes = list(map(numbers_in, parameters))
         self.faint = _faint(self.sizes)
         self.world = world_size()
-        self.sharded = any(hasattr(p, "device_mesh") for p in parameters)
-        self.copies = copies_of(parameters, self.world) if self.sharded else None
-        if not self.sharded and _has_flat_shards(model):
-            self.sharded, self.copies = True, [1.0] * len(self.ids)
+        sharded = held(parameters, self.world, model)
+        self.sharded = sharded is not None
+        self.copies = None if sharded is None else sharded.copies
+        self.together = None if sharded is None else sharded.together
         plain = {torch.Tensor, torch.nn.Parameter}
         self.uniform = len({(p.device, p.dtype) for p in parameters}) == 1 and plain.issuperset(map(type, parameters))
         self.dtype = _norm_dtype(parameters[0].dtype) if self.uniform else None
@@ -79,7 +81,7 @@ class Plan:
         """Of (parameter, piece of its gradient) pairs that are on this rank and on no other."""
         parameters = [parameter for parameter, _ in pieces]
         plan = cls(parameters, names_in(model, parameters), None)
-        plan.sharded, plan.copies = True, [1.0] * len(pieces)
+        plan.sharded, plan.copies, plan.together = True, [1.0] * len(pieces), plan.world
         plan.sizes = [int(piece.numel()) for _, piece in pieces]
         plan.faint = _faint(plan.sizes)
         plan.uniform = False
@@ -96,8 +98,7 @@ class Plan:
         plan.layers, plan.titles = Layers(plan.names), None
         plan.world = plans[0].world
         plan.sharded = any(one.sharded for one in plans)
-        copies = [one.copies for one in plans if one.copies is not None]
-        plan.copies = [*chain.from_iterable(copies)] if len(copies) == len(plans) else None
+        plan.copies, plan.together = _joint_copies(plans) if plan.sharded else (None, None)
         plan.same_everywhere = all(one.same_everywhere for one in plans)
         return plan
 
@@ -112,6 +113,18 @@ class Plan:
         return self._order
 
 
+def _joint_copies(plans: Sequence[Plan]) -> tuple[list[float] | None, int | None]:
+    """(copies, together) of several plans, of which some are of sharded parameters: what the others train is on all ranks."""
+    known = {one.together for one in plans if one.sharded}
+    together = known.pop() if len(known) == 1 else None
+    if together is None:
+        return None, None
+    copies: list[float] = []
+    for one in plans:
+        copies += one.copies or [float(together)] * len(one.ids)
+    return copies, together
+
+
 def _apart(lists: Sequence[Sequence[str]]) -> list[str]:
     """All names; one that an earlier list has (of parameters that no model names) with the number of its optimizer."""
     names: list[str] = []
@@ -123,14 +136,6 @@ def _apart(lists: Sequence[Sequence[str]]) -> list[str]:
 
 def _kind(parameters: Sequence[Any]) -> tuple[Any, Any] | None:
     return (parameters[0].dtype, parameters[0].device) if parameters else None
-
-
-def _has_flat_shards(model: Any) -> bool:
-    """FSDP's first version, sharding over all ranks: parameters are views into this rank's shard of a flat one."""
-    kind = getattr(sys.modules.get("torch.distributed.fsdp.fully_sharded_data_parallel"), "FullyShardedDataParallel", None)
-    if kind is None or model is None:
-        return False
-    return any(isinstance(module, kind) and module.sharding_strategy.name == "FULL_SHARD" for module in model.modules())
 
 
 class Report:
@@ -266,14 +271,15 @@ def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
     for norms_, scale in parts:
         each += [None if norm is None else norm / scale for norm in norms_._each()]
     plans = [norms_._plan for norms_, _ in parts if norms_._plan is not None]
-    plan = _joint_plan(plans) if len(plans) == len(parts) else None
+    plan = joint_plan(plans) if len(plans) == len(parts) else None
     sizes = [*chain.from_iterable(norms_._sizes for norms_, _ in parts)]
     report = Report(each, plan, sizes, sharded=any(norms_.sharded for norms_, _ in parts), scale=1.0)
     parts[0][0]._add_counts(report)
     return report
 
 
-def _joint_plan(plans: Sequence[Plan]) -> Plan:
+def joint_plan(plans: Sequence[Plan]) -> Plan:
+    """The one for all that these are of, in their order; kept, since optimizers stay together."""
     key = tuple(map(id, plans))
     known = _joint.get(key)
     if known is None:

@@ -1,7 +1,8 @@
 """What is looked at of gradients and weights, and when: every step that the governor grants a pass, and more in some of those.
 
-A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step (updates.py)
-and, in the step that follows, looks for dead units (dead_units.py). What a pass has cost decides when the next one comes.
+A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step (updates.py),
+those of other optimizers on the same backward pass too, and, in the step that follows, looks for dead units (dead_units.py).
+What a pass has cost decides when the next one comes.
 Steps without a pass run nothing of this. In a job of several ranks the passes fall on the same steps on each, as far as their
 periods go: a period is a power of two there and counted from step 0, so that the server can put ranks together without any of
 them asking another.
@@ -13,7 +14,7 @@ import math
 import operator
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from perfagent.cost import telling_ns
@@ -21,7 +22,7 @@ from perfagent.device import Value
 from perfagent.hooks.account import BACKWARD, entries_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, norms, parameters_of
-from perfagent.signals.updates import UpdateRatios, Weights
+from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
@@ -43,8 +44,8 @@ class Health:
     """
 
     __slots__ = (
-        "_cost_ns", "_extra_ns", "_others", "_others_ns", "_passes", "_plan", "_suspects", "_told", "_weights", "deeper",
-        "on_nonfinite", "rank",
+        "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_passes", "_plan", "_suspects", "_told", "_weights",
+        "deeper", "on_nonfinite", "rank",
     )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
@@ -57,7 +58,8 @@ class Health:
         self._told: set[str] = set()
         self._passes = self._cost_ns = self._extra_ns = 0
         self._others: dict[int, Plan] = {}  # of optimizers beside the primary one, by id
-        self._others_ns = 0  # what their passes have cost since the period was set
+        self._others_ns = 0  # what their passes, and a look for dead units, have cost since the period was set
+        self._looks_at: DeadUnits | None = None
 
     # ---- on the training thread
 
@@ -84,16 +86,41 @@ class Health:
         """A pass over the gradients of an optimizer that steps on the same backward pass as the primary one."""
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
+        found = norms(map(_gradient, parameters), self._plan_of_other(p, optimizer, parameters))
+        self._count_other(p, started)
+        return found
+
+    def compares(self, p: Progress) -> bool:
+        """Whether the weights before and after the step in progress are compared, where its gradients are measured."""
+        return self._weights is not None or (p.gradients is None and self._passes % self.deeper == 1 % self.deeper)
+
+    def keep_other(self, p: Progress, optimizer: Any) -> Weights:
+        """The weights that another optimizer is about to move."""
+        started = time.perf_counter_ns()
+        parameters = parameters_of(optimizer)
+        kept = Weights(parameters, self._plan_of_other(p, optimizer, parameters))
+        self._count_other(p, started)
+        return kept
+
+    def compare_other(self, p: Progress, optimizer: Any, kept: Weights) -> UpdateRatios | None:
+        """How far it has moved them."""
+        started = time.perf_counter_ns()
+        ratios = kept.compare(parameters_of(optimizer))
+        self._count_other(p, started)
+        return ratios
+
+    def _plan_of_other(self, p: Progress, optimizer: Any, parameters: list[Any]) -> Plan:
         plan = self._others.get(id(optimizer))
         if plan is None or not plan.fits(parameters):
             if len(self._others) >= _MOST_OTHERS:  # some that come and go
                 self._others.clear()
             plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.found))
-        found = norms(map(_gradient, parameters), plan)
+        return plan
+
+    def _count_other(self, p: Progress, started: int) -> None:
         cost = time.perf_counter_ns() - started
         p.pass_ns += cost
         self._others_ns += cost
-        return found
 
     def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
         """A pass over gradients of which only the values are known: what is clipped before any optimizer was seen."""
@@ -118,12 +145,13 @@ class Health:
     def finish(self, p: Progress, optimizer: Any, step_ns: int) -> None:
         """After the step of a pass, before the step counts as completed: the weights again, and when the next pass comes."""
         started = time.perf_counter_ns()
-        kept, self._weights = self._weights, None
+        looked, kept, self._weights = self._looks_at, self._weights, None
+        if looked is not None and looked.cost_ns:  # since the last pass
+            p.pass_ns += looked.cost_ns
+            self._others_ns += looked.cost_ns
+            self._looks_at = None
         if kept is not None:
-            ratios = kept.compare(parameters_of(optimizer))
-            if ratios is not None:
-                p.extras.append(_Updates(ratios))
-                p.unusual = True
+            p.moved = kept.compare(parameters_of(optimizer))
             model = _alive(p.found)
             if model is not None:
                 self._look_for_dead_units(p, model)
@@ -149,9 +177,23 @@ class Health:
 
         probe = DeadUnits(model, done)
         if probe:
-            p.probe = probe
+            p.probe = self._looks_at = probe
 
     # ---- on the sender's thread
+
+    def tell_moves(
+        self, values: dict[str, float], rows: list[dict[str, float]], moved: Sequence[UpdateRatios | None], *, whole: bool
+    ) -> None:
+        """How far a step has moved the weights. moved: by each optimizer; None where that is not known. whole: there are no
+        others."""
+        known = [ratios for ratios in moved if ratios is not None]
+        if not known:
+            return
+        total, layers = joint_ratios(known)
+        if total is not None and whole and len(known) == len(moved):
+            values["update/ratio"] = total
+        if layers:
+            rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
 
     def tell(
         self, p: Progress, when: tuple[int, float, float], values: dict[str, float], found: Report
@@ -215,25 +257,6 @@ def _loss_is_bad(p: Progress) -> bool:
 
 def _alive(reference: weakref.ref[Any] | None) -> Any:
     return None if reference is None else reference()
-
-
-class _Updates:
-    """Update-to-weight ratios as series of their step."""
-
-    __slots__ = ("_ratios", "ready")
-
-    def __init__(self, ratios: UpdateRatios) -> None:
-        self._ratios = ratios
-        self.ready = ratios.ready
-
-    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:
-        total, layers = self._ratios.rows()
-        if skipped:
-            return
-        if total is not None:
-            values["update/ratio"] = total
-        if layers:
-            rows.append({f"update_ratio/{name}": ratio for name, ratio in layers.items()})
 
 
 class _Dead:

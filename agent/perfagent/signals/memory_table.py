@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
+from perfagent.signals.made_of import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
 from perfagent.signals.memory import allocator
+from perfagent.signals.sharding import local
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender, Source
@@ -29,7 +31,6 @@ EVERY_S = 60.0
 FROM_STEP = 2
 """State exists from the first step on; from the second on a loop has seen its peak."""
 _AT_ONCE = 64
-_DEEPEST = 4
 _CHANGED = 0.01
 _COLUMNS = ("parameters", "gradients", "optimizer_state", "offloaded")
 _SERIES = {
@@ -74,7 +75,7 @@ class MemoryTable:
         optimizer = p.primary()
         if optimizer is None:
             return
-        others = [other for one in list(p.beside.values()) if (other := one()) is not None and other is not optimizer]
+        _, *others = every_optimizer(p, optimizer)
         found = table(optimizer, self._model(), others)
         sums = {column: int(found[column]) for column in _COLUMNS}
         peak = self._peak(found["devices"]) if self._device() is not None else None
@@ -131,24 +132,14 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
             row["lr"] = lr
         for parameter in list(group["params"]):
             counter.add(row, "parameters", parameter)
-            row["numbers"] += counter.numbers(parameter)
+            row["numbers"] += numbers_in(parameter)
             entry = state.get(parameter)
             if (entry or together) and parameter.requires_grad:  # it is stepped, so that it has a gradient after backward
                 counter.add(row, "gradients", parameter)
-            for tensor in _tensors_in(entry):
+            for tensor in tensors_in(entry):
                 counter.add(row, "optimizer_state", tensor)
         groups.append(row)
     return groups
-
-
-def _tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """What an optimizer keeps of a parameter: tensors by name, in lists (LBFGS, SOAP), by name once more (Shampoo)."""
-    if isinstance(value, (dict, list, tuple)):
-        if depth < _DEEPEST:
-            for part in list(value.values() if isinstance(value, dict) else value):
-                yield from _tensors_in(part, depth + 1)
-    else:
-        yield value
 
 
 class _Counter:
@@ -159,7 +150,7 @@ class _Counter:
         self.devices: set[int] = set()
         self._seen: set[tuple[bool, int]] = set()
         torch = sys.modules["torch"]
-        self._tensor, self._lazy = torch.Tensor, torch.nn.parameter.UninitializedTensorMixin
+        self._tensor = torch.Tensor
         self._plain = {torch.Tensor, torch.nn.Parameter}
         kinds = (parameter.device.type for parameter in parameters)
         self._kind = next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
@@ -167,38 +158,20 @@ class _Counter:
     def leave_out(self, column: str, tensors: Iterable[Any]) -> None:
         self._seen.update((column == "gradients", id(tensor)) for tensor in tensors)
 
-    def numbers(self, parameter: Any) -> int:
-        """How many this rank holds."""
-        return 0 if isinstance(parameter, self._lazy) else int(_local(parameter).numel())
-
     def add(self, row: dict[str, Any], column: str, tensor: Any) -> None:
         """A gradient is as large as its parameter, which stands for it here."""
         gradient = column == "gradients"
         key = gradient, id(tensor)
-        if not isinstance(tensor, self._tensor) or key in self._seen or isinstance(tensor, self._lazy):
+        if not isinstance(tensor, self._tensor) or key in self._seen or is_lazy(tensor):
             return
         self._seen.add(key)
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
         plain = type(tensor) in self._plain
-        for part in (tensor,) if plain else (_local(tensor),) if gradient else self._made_of(tensor):
+        for part in (tensor,) if plain else (local(tensor),) if gradient else made_of(tensor):
             device, size = part.device, part.numel() * part.element_size()
             if device.type == "meta":
                 continue
             if device.type == "cuda":
                 self.devices.add(device.index)
             row[column if device.type == self._kind or part.dim() == 0 else "offloaded"] += size
-
-    def _made_of(self, tensor: Any) -> list[Any]:
-        """The tensors that hold its numbers: of a sharded one our part, of one with codes and scales (8-bit state) these."""
-        tensor = _local(tensor)
-        flatten = getattr(tensor, "__tensor_flatten__", None)
-        if flatten is None:
-            return [tensor]
-        held = [getattr(tensor, name) for name in flatten()[0]]  # a mesh may be among them
-        return [part for one in held if isinstance(one, self._tensor) for part in self._made_of(one)]
-
-
-def _local(tensor: Any) -> Any:
-    """This rank's part of a sharded tensor."""
-    return getattr(tensor, "_local_tensor", tensor)

@@ -18,6 +18,7 @@ from perfagent.hooks.guard import failed, not_traced
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.signals.flops import compiled
+from perfagent.signals.made_of import numbers_in
 
 __all__ = ["ModuleTimes", "parts_of"]
 
@@ -62,7 +63,7 @@ def _called_in(module: Any) -> list[Any]:
 
 
 def _size(module: Any) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+    return sum(map(numbers_in, module.parameters()))
 
 
 class ModuleTimes:
@@ -76,6 +77,7 @@ class ModuleTimes:
         self.cost_ns = 0
         self._spans: dict[str, list[tuple[Any, Any]]] = {}  # stamps or events
         self._whole: list[tuple[Any, Any]] = []
+        self._open: set[str] = set()  # parts that are being called
 
     def at_boundary(self) -> bool:
         """Begins at the end of one step, ends at the end of the next."""
@@ -125,16 +127,21 @@ class ModuleTimes:
 
     def _timer(self, name: str, module: Any) -> Callable[..., Any]:
         spans = self._spans.setdefault(name, [])
+        open_ = self._open
 
         def timed(*args: Any, **kwargs: Any) -> Any:
             copy = copy_that_calls(sys._getframe(1), module)
             if copy is not None:
                 return copy._call_impl(*args, **kwargs)
+            if name in open_:  # it calls itself, as a tree does: that time is in the outer call's
+                return module._call_impl(*args, **kwargs)
+            open_.add(name)
             begin = self._stamp()
             try:
                 return module._call_impl(*args, **kwargs)
             finally:
                 spans.append((begin, self._stamp()))
+                open_.discard(name)
 
         return not_traced(timed)
 

@@ -108,8 +108,11 @@ _PRODUCTS: dict[str, Callable[[Shapes], float]] = {
 }
 _ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*")
 _UNKNOWN = re.compile(
-    r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft)\w*|(torch_attn|flash_attn\w*)::.*"
+    r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|sparse_sampled)\w*"
+    r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
 )
+_OF_SPARSE = frozenset(("aten::_nnz", "aten::_sparse_addmm"))
+"""What a product of a sparse matrix asks for: it computes as much as that has numbers, which its shape does not tell."""
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> float:
@@ -194,6 +197,8 @@ class Operators:
                 inside -= inside > 0
             elif inside:
                 inside += 1
+                if name in _OF_SPARSE:
+                    self.unknown.add("a product of a sparse matrix")
             else:
                 kind = kinds.get(name)
                 if kind is None:

@@ -1,7 +1,8 @@
 """Lines of source that make the host wait for the device, found in one step now and then on CUDA.
 
 Torch itself says which calls wait: for the length of one step its synchronization debug mode is set to "warn", and the warnings
-are taken before anybody sees them. Other warnings pass. A script that has set that mode by itself is left alone.
+are taken before anybody sees them. Other warnings pass. A script that has set that mode by itself is left alone. Where one makes
+errors of warnings for a while, or keeps them, in the midst of the step, ours would be among them: the look is given up there.
 
 The line that is told is the user's: the innermost frame that is neither torch's nor ours.
 """
@@ -13,11 +14,13 @@ import re
 import sys
 import warnings
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from perfagent.hooks.guard import not_traced
 from perfagent.hooks.progress import Progress, now
+from perfagent.rootcause.replacing import replace
 
 __all__ = ["SynchronizingLines"]
 
@@ -27,12 +30,13 @@ _MOST_LINES = 20
 
 
 class SynchronizingLines:
-    """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> times."""
+    """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> times; step: the one
+    that was listened to, 0 where that came to nothing."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
         self.step = 0
-        self.over = False
+        self.over = self._given_up = False
         self.cost_ns = 0
         self.lines: Counter[tuple[str, int]] = Counter()
         self._entries: list[Any] = []
@@ -40,12 +44,13 @@ class SynchronizingLines:
         self._replaced: Any = None
         self._listener: Any = None
         self._mode: Any = None
+        self._undo: list[Callable[[], None]] = []
 
     def at_boundary(self) -> bool:
         """Begins at the end of one step, ends at the end of the next."""
         began = now()
         try:
-            if self.step:
+            if self.step or self._given_up:
                 self.close()
                 return False
             self._mode = sys.modules["torch"].cuda
@@ -62,8 +67,9 @@ class SynchronizingLines:
     def close(self) -> None:
         """Everything as it was. On the thread that trains."""
         if self._listener is not None:
-            if self._mode.get_sync_debug_mode() == 1:
-                self._mode.set_sync_debug_mode("default")
+            while self._undo:
+                self._undo.pop()()
+            self._fall_silent()
             if warnings.showwarning is self._listener:
                 warnings.showwarning = self._replaced
             now_used: Any = warnings.filters
@@ -73,6 +79,17 @@ class SynchronizingLines:
                         filters.remove(entry)
             self._listener = None
         self.over = True
+
+    def _fall_silent(self) -> None:
+        if self._mode.get_sync_debug_mode() == 1:
+            self._mode.set_sync_debug_mode("default")
+
+    def _stand_back(self, wanted: bool) -> None:
+        """wanted: whether the script is about to raise or keep whatever is warned of. What was counted is not the whole then."""
+        if wanted and self.step and not self.over:
+            self._fall_silent()
+            self.step = 0
+            self._given_up = True
 
     def _listen(self) -> None:
         """Puts filters in front for these warnings alone, and a listener in the place of what shows warnings.
@@ -94,6 +111,11 @@ class SynchronizingLines:
         self._filters = warnings.filters
         self._entries = [("always", pattern, Warning, None, 0) for pattern in (_SAID, _SAID_ONCE)]
         self._filters[:0] = self._entries
+        self._undo = [
+            replace(warnings, "simplefilter", lambda action="", *_, **__: self._stand_back(action == "error")),
+            replace(warnings, "filterwarnings", lambda action="", *_, **__: self._stand_back(action == "error")),
+            replace(warnings.catch_warnings, "__enter__", lambda block: self._stand_back(bool(getattr(block, "_record", False)))),
+        ]
 
     def told(self) -> list[dict[str, Any]]:
         """The lines, those that wait most often first: [{"line": "train.py:42", "count": 3}]."""

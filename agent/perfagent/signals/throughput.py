@@ -3,8 +3,10 @@
 Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
 sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
 that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
-samples. What remains unclear is None: never a guess.
-Tokens count padding. Nothing here reads a tensor's values.
+samples. A list of tensors that all have a row for each label holds views of one batch. What remains unclear is None: never a
+guess.
+Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
+reads a tensor's values.
 
 Samples alone do not tell how much a step computes: pictures come in another resolution, recordings in other lengths. So where
 tokens are not known, `inputs` keeps when the shape of the input changed, beside the sizes, which travel with the steps.
@@ -75,7 +77,7 @@ def size_of(batch: Any) -> Size:
     if _tensor(batch):
         if batch.dim() == 0:
             return NOTHING
-        return int(batch.shape[0]), int(batch.numel()) if batch.dim() == 2 and _integers(batch) else None, True
+        return int(batch.size(0)), int(batch.numel()) if batch.dim() == 2 and _integers(batch) else None, True
     sizes = getattr(batch, "batch_sizes", None)
     if sizes is not None and hasattr(batch, "sorted_indices") and _tensor(sizes):
         return int(sizes.max()), None, False  # a packed sequence keeps its batch sizes on the CPU
@@ -91,7 +93,7 @@ def _of_mapping(batch: Mapping[Any, Any]) -> Size:
         ids = batch.get(key)
         if ids is not None and _tensor(ids) and _integers(ids):
             if ids.dim() == 2:
-                return int(ids.shape[0]), int(ids.numel()), False
+                return int(ids.size(0)), int(ids.numel()), False
             if ids.dim() == 1:
                 return None, int(ids.numel()), False  # packed into one row: how many samples it holds is not in its shape
     for inner in batch.values():
@@ -107,7 +109,9 @@ def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
         return (len(batch), None, False) if isinstance(batch, list) or len(batch) > 1 else _of_mapping(batch[0])
     first = batch[0]
     if isinstance(first, list) and first and all(map(_tensor, first)):
-        return len(first), None, False  # detection: (list of images, list of targets)
+        rows = _rows_of_views(first)
+        labeled = any(_rows(item) == rows for item in batch[1:] if rows is not None)
+        return rows if labeled else len(first), None, False  # else detection: (list of images, list of targets)
     if isinstance(first, Mapping):
         return _of_mapping(first)
     if len(batch) == 1 and _tensor(first):
@@ -115,17 +119,29 @@ def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
     tensors = [item for item in batch if _tensor(item)]
     if not tensors:
         return size_of(first) if isinstance(first, (tuple, list)) and first is not batch else NOTHING
-    if len(tensors) >= 2 and tensors[0].dim() == 2 and tensors[0].shape == tensors[1].shape and all(map(_integers, tensors[:2])):
-        return int(tensors[0].shape[0]), int(tensors[0].numel()), True
+    if len(tensors) >= 2 and tensors[0].dim() == 2 and all(map(_integers, tensors[:2])) and _alike(*tensors[:2]):
+        return int(tensors[0].size(0)), int(tensors[0].numel()), True
     return _shared_dimension(tensors), None, False
 
 
 def _shared_dimension(tensors: list[Any]) -> int | None:
-    firsts = Counter(int(tensor.shape[0]) for tensor in tensors if tensor.dim() > 0)
+    firsts = Counter(int(tensor.size(0)) for tensor in tensors if tensor.dim() > 0)
     if not firsts:
         return None
     size, votes = firsts.most_common(1)[0]
     return size if 2 * votes > sum(firsts.values()) else None
+
+
+def _alike(one: Any, other: Any) -> bool:
+    if one.is_nested or other.is_nested:
+        return bool(one.is_nested and other.is_nested and one.size(0) == other.size(0) and one.numel() == other.numel())
+    return bool(one.shape == other.shape)
+
+
+def _rows_of_views(views: list[Any]) -> int | None:
+    """How many rows each of these tensors has; None where they differ."""
+    rows = {_rows(view) for view in views}
+    return rows.pop() if len(rows) == 1 else None
 
 
 def reader(batch: Any, batch_size: Any = None) -> Measure:
@@ -140,7 +156,9 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
             return _of_entries(type(batch))
         if isinstance(batch[0], (list, tuple)) and len(batch[0]) == batch_size:
             return _of_first_entries(type(batch), type(batch[0]))
-    if _tensor(batch) and samples is not None:
+        if isinstance(batch[0], list) and batch[0] and _rows_of_views(batch[0]) == batch_size:
+            return _of_first_views(type(batch))
+    if _tensor(batch) and samples is not None and not batch.is_nested:
         return _of_tensor(batch)
     key = None if samples is None else _largest(batch, samples) if tokens is None else _with_tokens(batch, samples)
     if key is None:
@@ -211,11 +229,25 @@ def _of_first_entries(kind: Any, inner: Any) -> Measure:
     return measure
 
 
+def _of_first_views(kind: Any) -> Measure:
+    """For a loader whose batch begins with a list of views, each of which has a row for each sample."""
+
+    def measure(later: Any) -> Size:
+        if type(later) is not kind or not later or not isinstance(later[0], list):
+            return _unclear(later)
+        if inputs.latest is not None:
+            inputs.turn_to(None)
+        return _rows_of_views(later[0]), None, False
+
+    return measure
+
+
 def _with_tokens(batch: Any, samples: int) -> Any:
-    """Where the tokens are, in a mapping or sequence."""
+    """Where the tokens are, in a mapping or sequence; None where no shape says how many."""
     if isinstance(batch, Mapping):
-        return next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
-    return 0 if isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples else None
+        key = next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
+        return None if key is None or batch[key].is_nested else key
+    return 0 if isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples and not batch[0].is_nested else None
 
 
 def _largest(batch: Any, samples: int) -> Any:
@@ -224,7 +256,7 @@ def _largest(batch: Any, samples: int) -> Any:
         return None
     items = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
     key = max(items, key=lambda name: _numbers(items[name]))
-    return key if _rows(items[key]) == samples else None
+    return key if _rows(items[key]) == samples and not items[key].is_nested else None
 
 
 def _numbers(value: Any) -> float:
@@ -265,7 +297,7 @@ def _of_tensor(batch: Any) -> Measure:
 
 
 def _rows(value: Any) -> int | None:
-    return int(value.shape[0]) if _tensor(value) and value.dim() > 0 else None
+    return int(value.size(0)) if _tensor(value) and value.dim() > 0 else None
 
 
 def has_embedding(model: Any) -> bool:

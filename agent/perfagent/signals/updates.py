@@ -4,22 +4,23 @@ About 1e-3 is usual; far below, a layer no longer learns, far above, it is being
 weights before the step must be kept until after it. Not all of them: of every parameter an evenly spaced sample, MOST_NUMBERS
 together, so that the memory it takes (2 MiB, during one step) does not grow with the model; a model that is smaller than that
 is compared whole. What has no gradient in this step is left out: frozen weights stand still, and would hide how far the others
-move. Nothing is written to a weight, and no random number is drawn.
+move. Nothing is written to a weight, and no random number is drawn. Several optimizers that step on one backward pass are
+compared each round its own step, and told together.
 """
 
 from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import compress
 from typing import Any
 
 from perfagent.device import Reading, collect
-from perfagent.signals.gradients import Plan
+from perfagent.signals.gradients import Plan, joint_plan
 from perfagent.signals.sharding import local
 
-__all__ = ["MOST_NUMBERS", "RUN", "UpdateRatios", "Weights"]
+__all__ = ["MOST_NUMBERS", "RUN", "UpdateRatios", "Weights", "joint_ratios"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
@@ -70,7 +71,10 @@ class Weights:
         if size <= self._share or not runs:
             return weights.as_strided((min(size, self._share),), (1,), weights.storage_offset())
         self._factors[place] = size / (runs * RUN)
-        return weights.as_strided((runs, RUN), (size // runs, 1), weights.storage_offset())
+        spacing, width = size // runs, weights.shape[-1]
+        if math.gcd(spacing, width) > RUN and size >= RUN * width:  # whole rows apart, all runs would be of the same columns
+            spacing -= -(-width // runs)  # from the first run to the last once through all of them
+        return weights.as_strided((runs, RUN), (spacing, 1), weights.storage_offset())
 
     def compare(self, parameters: Sequence[Any]) -> UpdateRatios | None:
         """What the step changed. None where it cannot be read without waiting, or where the parameters are others now."""
@@ -120,18 +124,33 @@ class UpdateRatios:
 
     def rows(self) -> tuple[float | None, dict[str, float]]:
         """The ratio of all weights, and of each layer; absent where all weights are zero. Once, when ready."""
-        layers = self._plan.layers
-        weights, changes = [0.0] * len(layers.names), [0.0] * len(layers.names)
+        return joint_ratios([self])
+
+    def _squares(self) -> Iterator[tuple[int, float, float]]:
+        """(place of the parameter, sum of squares of its weights, of its changes)."""
         for reading, places in self._readings:
             values = reading.values()
             for number, place in enumerate(places):
-                row, factor = layers.of[place], self._factors[place]  # each number of a sample stands for so many
-                weights[row] += factor * values[number] ** 2
-                changes[row] += factor * values[len(places) + number] ** 2
-        ratios = {
-            name: math.sqrt(change / weight)
-            for name, weight, change in zip(layers.names, weights, changes, strict=True)
-            if weight != 0.0
-        }
-        total = sum(weights)
-        return (math.sqrt(sum(changes) / total) if total != 0.0 else None), ratios
+                factor = self._factors[place]  # each number of a sample stands for so many
+                yield place, factor * values[number] ** 2, factor * values[len(places) + number] ** 2
+
+
+def joint_ratios(parts: Sequence[UpdateRatios]) -> tuple[float | None, dict[str, float]]:
+    """The ratio of all weights that several optimizers have moved, and of each layer, to which more than one may belong; absent
+    where all weights are zero. Once, when all are ready."""
+    layers = (parts[0]._plan if len(parts) == 1 else joint_plan([part._plan for part in parts])).layers
+    weights, changes = [0.0] * len(layers.names), [0.0] * len(layers.names)
+    before = 0
+    for part in parts:
+        for place, weight, change in part._squares():
+            row = layers.of[before + place]
+            weights[row] += weight
+            changes[row] += change
+        before += len(part._plan.ids)
+    ratios = {
+        name: math.sqrt(change / weight)
+        for name, weight, change in zip(layers.names, weights, changes, strict=True)
+        if weight != 0.0
+    }
+    total = sum(weights)
+    return (math.sqrt(sum(changes) / total) if total != 0.0 else None), ratios

@@ -485,6 +485,26 @@ def test_variable_length_kernels_make_the_count_unknown(record):
     assert recorded_step(model, lambda m: m(x)[0].square().mean()).total == 0
 
 
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+@pytest.mark.parametrize("product", [torch.sparse.mm, torch.spmm, torch.matmul])
+def test_products_of_sparse_matrices_make_the_count_unknown(record, layout, product):
+    """A graph's adjacency: as if it were dense, a step of a graph network counted hundreds of times what it computes."""
+
+    class Graph(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.outer = nn.Linear(8, 8), nn.Linear(8, 2)
+            self.adjacency = torch.eye(50).to_sparse(layout=layout)
+
+        def forward(self, x):
+            return self.outer(product(self.adjacency, self.inner(x)))
+
+    model, x = Graph(), torch.randn(50, 8)
+    record(model)
+    assert recorded_step(model, lambda m: m(x).square().mean()).total == 0
+
+
 def test_causal_share_is_the_share_of_pairs():
     for length, keys in ((4, 4), (3, 7), (7, 3)):
         mask = torch.ones(length, keys).tril()

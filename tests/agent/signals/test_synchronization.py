@@ -113,6 +113,56 @@ def test_warnings_as_errors_do_not_stop_the_training(record, cuda):
     assert sum(look.lines.values()) == 1
 
 
+def makes_errors_of_warnings() -> None:
+    warnings.simplefilter("error")
+
+
+def makes_errors_of_some_warnings() -> None:
+    warnings.filterwarnings("error", category=UserWarning)
+
+
+@pytest.mark.parametrize("strict", [makes_errors_of_warnings, makes_errors_of_some_warnings])
+def test_where_the_script_makes_errors_of_warnings_in_the_step_the_look_is_given_up(record, cuda, shown, strict):
+    def body():
+        inside_torch(cuda.mode)
+        with warnings.catch_warnings():
+            strict()
+            inside_torch(cuda.mode)
+
+    look = listening(record, cuda, body)
+    assert (look.step, look.over) == (0, True), "what was counted is not all of it"
+    assert shown == []
+
+
+def test_warnings_that_the_script_keeps_are_its_own(record, cuda, shown):
+    kept = []
+
+    def body():
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            inside_torch(cuda.mode)
+            warnings.warn("the user's own", stacklevel=1)
+        kept.extend(str(one.message) for one in caught)
+
+    look = listening(record, cuda, body)
+    assert kept == ["the user's own"]
+    assert (look.step, look.over) == (0, True)
+    assert shown == []
+
+
+def test_a_block_that_changes_nothing_of_that_is_no_reason(record, cuda, shown):
+    def body():
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="something else")
+            inside_torch(cuda.mode)
+
+    before = warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__
+    look = listening(record, cuda, body)
+    assert look.step
+    assert sum(look.lines.values()) == 1
+    assert before == (warnings.simplefilter, warnings.filterwarnings, warnings.catch_warnings.__enter__)
+
+
 def test_a_warning_that_was_shown_before_is_not_shown_again():
     """In a process of its own, with Python's usual filters: a warning is shown once a line, before and after the look."""
     script = """

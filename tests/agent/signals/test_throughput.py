@@ -31,6 +31,9 @@ BATCHES = {
     "graphs": (SimpleNamespace(num_graphs=9), (9, None)),
     "token ids alone, from a TensorDataset": ([IDS], (4, 64)),
     "token ids in a mapping in a mapping": ({"inputs": {"input_ids": IDS}, "labels": torch.zeros(4)}, (4, 64)),
+    "two views and labels, from the default collate": ([[IMAGES, IMAGES], torch.zeros(6)], (6, None)),
+    "crops of several sizes and labels": ([[IMAGES, IMAGES[..., :4, :4]], torch.zeros(6), ["path"] * 6], (6, None)),
+    "detection with labels": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, None)),
     "a scalar": (torch.tensor(1.0), (None, None)),
     "text": ("hello", (None, None)),
     "nothing": ([], (None, None)),
@@ -43,6 +46,28 @@ def test_size(name):
     batch, expected = BATCHES[name]
     assert size_of(batch)[:2] == expected
     assert reader(batch)(batch)[:2] == expected, "the cheap reader says something else"
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+@pytest.mark.parametrize("of", ["tokens", "numbers"])
+def test_nested_tensors_have_samples_and_no_padding(layout, of):
+    lengths = (5, 3, 9)
+    parts = [torch.zeros(length, dtype=torch.long) if of == "tokens" else torch.zeros(length, 2) for length in lengths]
+    nested = torch.nested.nested_tensor(parts, layout=layout)
+    tokens = sum(lengths) if of == "tokens" else None
+    for batch in (nested, [nested], {"input_ids": nested}, {"input_ids": nested, "labels": nested}):
+        assert size_of(batch)[:2] == (3, tokens), type(batch)
+        assert reader(batch)(batch)[:2] == (3, tokens), type(batch)
+    for batch in ((nested, torch.zeros(3)), (nested, nested)):
+        expected = tokens if batch[1] is nested else None
+        assert reader(batch, 3)(batch)[:2] == (3, expected)
+
+
+def test_views_without_labels_are_told_by_the_loaders_batch_size():
+    measure = reader([[IMAGES, IMAGES], ["path"] * 6], 6)
+    assert measure([[IMAGES, IMAGES], ["path"] * 6])[:2] == (6, None)
+    assert measure([[IMAGES[:2], IMAGES[:2]], ["path"] * 2])[:2] == (2, None), "the last batch of an epoch"
 
 
 def test_a_cheap_reader_follows_the_batch():

@@ -74,6 +74,30 @@ def test_a_large_model_is_sampled_within_bounds():
     assert total == pytest.approx(true[0], rel=0.15)
 
 
+def test_a_sample_of_a_matrix_is_of_all_its_columns():
+    """Runs that are whole rows apart would all be of the first columns: weights that change elsewhere would stand still."""
+    torch.manual_seed(0)
+    matrix = nn.Parameter(torch.randn(1024, 1024))
+    matrix.grad = torch.zeros(1024, 1024)
+    matrix.grad[:, 512:] = 1.0
+    optimizer = torch.optim.SGD([matrix], lr=0.1)
+    kept = Weights([matrix], Plan.of(optimizer, None), 2**12)
+    before = matrix.detach().clone()
+    optimizer.step()
+    total, _ = kept.compare([matrix]).rows()
+    assert total == pytest.approx(float((matrix.detach() - before).norm() / before.norm()), rel=0.15)
+
+
+@pytest.mark.parametrize("shape", [(1 << 20,), (1, 1 << 20), (2, 1 << 19), (16, 1 << 16), (1 << 16, 16), (64, 64, 16, 16)])
+def test_a_sample_stays_within_its_parameter_and_no_number_counts_twice(shape):
+    matrix = nn.Parameter(torch.arange(1, 1 + (1 << 20), dtype=torch.float64).view(shape))
+    matrix.grad = torch.ones(shape, dtype=torch.float64)
+    kept = Weights([matrix], Plan.of(torch.optim.SGD([matrix], lr=0.1), None), 2**12)
+    ((numbers, _, _),) = kept._before
+    assert len(set(numbers.tolist())) == 2**12
+    assert numbers.max() > 0.9 * (1 << 20), "from its beginning to its end"
+
+
 def test_what_small_parameters_leave_large_ones_get():
     assert _share([10, 10, 10_000], 1000) == 980
     assert _share([5, 5], 1000) == 5
