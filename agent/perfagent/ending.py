@@ -9,8 +9,11 @@ import tokenize  # noqa: F401 - linecache imports it when it reads a file
 
 __all__ = ["cause", "out_of_memory", "text_of"]
 
-_NO_MEMORY = ("out of memory", "can't allocate memory", "not enough memory", "_status_alloc_failed")
-"""In the words of torch's allocators, and of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves."""
+_NO_MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "not enough memory", "_status_alloc_failed", "bad_alloc",
+)  # fmt: skip
+"""In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of the C
+library, whose reason torch quotes where a file could not be mapped, and of C++."""
 
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:

@@ -41,6 +41,8 @@ def test_the_end_is_told_whatever_the_exception_does() -> None:
         "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
         "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes",
         "[enforce fail] DefaultCPUAllocator: not enough memory: you tried to allocate 4 bytes.",
+        "unable to mmap 400001605 bytes from file </tmp/weights.pt>: Cannot allocate memory (12)",
+        "std::bad_alloc",
     ],
 )
 def test_memory_that_ran_out_is_known_by_the_words_of_what_allocates(text: str) -> None:

@@ -6,6 +6,7 @@ of a batch's content leaves the process but its smallest and largest value and a
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import sys
@@ -18,7 +19,7 @@ from typing import Any
 from perfagent.device import Reading, collect
 from perfagent.frames import variables_of
 
-__all__ = ["Fingerprint", "count_nonfinite", "in_callers", "tensors_in"]
+__all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]
 
 MOST_TENSORS = 16
 HEAD_BYTES = 2**20
@@ -82,11 +83,26 @@ def _fields(value: Any, kind: type, names: Iterable[str]) -> Iterator[tuple[str,
                 continue
 
 
+def can_be_counted(tensor: Any) -> bool:
+    """Whether NaN and infinity can be in it, and torch can tell them: it has no such operators for numbers of eight bits."""
+    if tensor.layout is not sys.modules["torch"].strided or tensor.device.type == "meta":
+        return False
+    return bool(tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1))
+
+
 def count_nonfinite(tensor: Any) -> Any:
     """How many values are NaN or infinite, and how many of them -inf, which masks hold in healthy trainings: on its device."""
     torch = sys.modules["torch"]
     bad = (~torch.isfinite(tensor)).sum()
     return torch.stack([bad, torch.zeros_like(bad) if tensor.is_complex() else (tensor == -math.inf).sum()])
+
+
+def _range_of(tensor: Any) -> Any:
+    """Smallest and largest value, how many are NaN or infinite, how many -inf: on its device."""
+    torch = sys.modules["torch"]
+    low, high = torch.aminmax(tensor if tensor.dtype is not torch.bool else tensor.to(torch.uint8))
+    bad = count_nonfinite(tensor) if can_be_counted(tensor) else torch.zeros(2, device=tensor.device)
+    return torch.cat([torch.stack([low.double(), high.double()]), bad.double()])
 
 
 class _One:
@@ -106,12 +122,10 @@ class _One:
         if not local.numel() or local.layout is not torch.strided or local.device.type == "meta":
             return
         head = local.reshape(-1)[: max(1, HEAD_BYTES // local.element_size())]
-        real = not local.is_complex()
         with torch.no_grad():
-            if real:
-                low, high = torch.aminmax(local if local.dtype is not torch.bool else local.to(torch.uint8))
-                bad = count_nonfinite(local) if local.is_floating_point() else torch.zeros(2, device=local.device)
-                self._range = collect(torch.cat([torch.stack([low.double(), high.double()]), bad.double()]))
+            if not local.is_complex():
+                with contextlib.suppress(NotImplementedError):  # of unsigned integers, and floats of eight bits: no range then
+                    self._range = collect(_range_of(local))
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)
             elif local.is_cuda and not torch.cuda.is_current_stream_capturing():

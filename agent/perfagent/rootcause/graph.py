@@ -16,6 +16,8 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from perfagent.rootcause.batch import can_be_counted
+
 __all__ = ["first_bad_operator"]
 
 MOST_NODES = 20_000
@@ -25,13 +27,17 @@ MOST_RUN_AGAIN, MOST_WORK, MOST_MADE = 64, 2**28, 2**25
 _TURNS = ("T", "ToCopy", "View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Slice", "Select", "Alias", "Expand")
 _PASSES_ON = ("Mean", "Sum", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Clone", "Alias")
 _WRITTEN = ("result", "output", "out")
+_UNREAD_IN_TRAINING = ("running_mean", "running_var")
+"""What a normalization keeps and only updates, unless it is in evaluation mode."""
 
 
-def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | None:
-    """{"operator"?, "read_by"?, "read_as"?, "minus_infinity"?, "made"?, "after"?, "before"?, "of"?}; names: parameters by id().
+def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int, str] | None = None) -> dict[str, Any] | None:
+    """{"operator"?, "inputs_known"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?, "after"?, "before"?, "of"?};
+    names: parameters by id(), all of them good; buffers: the same of these, good or bad.
 
-    operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a parameter. read_by: the
-    first operator that read it, and as what. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
+    operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a buffer. inputs_known:
+    nothing from outside, such as a batch, can be what it was made from. read_by: the first operator that read it, and as what;
+    buffer: the one that it read there. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
     that, absent where it came from outside. made: "nan", "inf" or "-inf", where the operator was run again to know that it was
     this one. of: a parameter that the operator uses; after: the last one used before it; before: the first one used after it.
     None where the graph cannot be read: there is none, it is too large, or somebody's hooks keep its tensors elsewhere.
@@ -44,33 +50,39 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
     nodes.sort(key=lambda node: node._sequence_nr())
     until = time.monotonic() + MOST_S
     reader = producer = None
-    read: list[str] = []
+    read: list[tuple[str, Any]] = []
     for node in nodes:
         if time.monotonic() > until:
             return None
         saved = _saved(node)
         if saved is None:
             return None
-        bad = [name for name, tensor in saved if _is_bad(tensor)]
+        bad = [(name, tensor) for name, tensor in saved if _is_bad(tensor)]
         if bad:
-            if all(name.startswith(_WRITTEN) for name in bad):
-                producer = node
+            read = [(name, tensor) for name, tensor in bad if not name.startswith(_WRITTEN)]
+            if read:
+                reader = node
             else:
-                reader, read = node, bad
+                producer = node
             break
     if producer is None:
-        producer = _maker(loss.grad_fn) if reader is None else _input_of(reader, read[0])
+        producer = _maker(loss.grad_fn) if reader is None else _made_by(read[0][1])
     found: dict[str, Any] = {}
     if producer is not None:
         producer, made = _origin(producer, until)
         found["operator"] = _name(producer)
         if made:
             found["made"] = made
+        if made in ("nan", "inf") or _inputs_are_known(producer, names, until):
+            found["inputs_known"] = True
         below = _minus_infinity(producer)
         if below is not None:
             found["minus_infinity"] = below
     if reader is not None:
-        found |= {"read_by": _name(reader), "read_as": read}
+        found |= {"read_by": _name(reader), "read_as": [name for name, _ in read]}
+        buffer = (buffers or {}).get(id(read[0][1]))
+        if buffer is not None:
+            found["buffer"] = buffer
     at: Any = producer if producer is not None else reader
     own = [*_parameters_of(at, names)]
     if own:
@@ -83,6 +95,27 @@ def first_bad_operator(loss: Any, names: Mapping[int, str]) -> dict[str, Any] | 
     if following is not None:
         found["before"] = following
     return found
+
+
+def _inputs_are_known(producer: Any, names: Mapping[int, str], until: float) -> bool:
+    """Whether all that the operator computed from was kept, or is a parameter, or was computed by operators of which the same is
+    so. What was kept is good: it was read before anything bad was."""
+    waiting, seen = [producer], {producer}
+    while waiting:
+        if time.monotonic() > until:
+            return False
+        node = waiting.pop()
+        kept = _saved(node) or []
+        places, makers = {_place(node, name) for name, _ in kept}, {tensor.grad_fn for _, tensor in kept}
+        for place, (before, _) in enumerate(node.next_functions):
+            if place in places or (before is not None and before in makers) or before in seen:
+                continue
+            if before is None or (hasattr(before, "variable") and id(before.variable) not in names):
+                return False
+            if not hasattr(before, "variable"):
+                seen.add(before)
+                waiting.append(before)
+    return True
 
 
 def _nodes(start: Any) -> list[Any] | None:
@@ -103,8 +136,11 @@ def _saved(node: Any) -> list[tuple[str, Any]] | None:
     checkpointing would run the model again, and what offloading gives back once is then missing in backward)."""
     torch = sys.modules["torch"]
     found: list[tuple[str, Any]] = []
+    unread = _UNREAD_IN_TRAINING if getattr(node, "_saved_training", False) else ()
     for attribute in dir(node):
         if not attribute.startswith("_raw_saved_") or attribute == "_raw_saved_tensors":  # the latter: a function of the user's
+            continue
+        if attribute.removeprefix("_raw_saved_") in unread:
             continue
         try:
             kept = getattr(node, attribute)
@@ -141,7 +177,7 @@ def _is_read(tensor: Any) -> bool:
     torch = sys.modules["torch"]
     if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return False
-    return tensor.is_cpu and (tensor.is_floating_point() or tensor.is_complex()) and tensor.layout is torch.strided
+    return tensor.is_cpu and can_be_counted(tensor)
 
 
 def _maker(node: Any) -> Any:
@@ -228,28 +264,26 @@ def _minus_infinity(producer: Any) -> dict[str, Any] | None:
     read: list[str] = []
     node, origin = producer, None
     while node is not None:
-        below = [name for name, tensor in _saved(node) or () if not name.startswith(_WRITTEN) and _holds_minus_infinity(tensor)]
+        saved = _saved(node) or ()
+        below = [(name, one) for name, one in saved if not name.startswith(_WRITTEN) and _holds_minus_infinity(one)]
         if not below:
             break
-        read = read or below
-        node = origin = _input_of(node, below[0])
+        read = read or [name for name, _ in below]
+        node = origin = _made_by(below[0][1])
     if not read:
         return None
     return {"read_as": read, **({"from": _name(origin)} if origin is not None else {})}
 
 
-def _input_of(reader: Any, read: str) -> Any:
-    """What made the value that `reader` kept under the name `read`; None where it was given from outside: a batch, a number, a
-    parameter."""
-    if read == "attn_mask":
-        return None
-    inputs = [node for node, _ in reader.next_functions]
-    place = _PLACES.get(read)
-    if place is not None:
-        place += _name(reader) in _ADDED_TO
-    candidates = inputs if place is None or place >= len(inputs) else [inputs[place]]
-    made = [node for node in candidates if node is not None and not hasattr(node, "variable") and not _is_view(node)]
-    return max(made, key=lambda node: node._sequence_nr(), default=None)
+def _made_by(kept: Any) -> Any:
+    """What made a tensor that some operator kept; None where it was given from outside: a batch, a number, a parameter."""
+    maker = kept.grad_fn
+    return None if maker is None or _is_view(maker) else maker
+
+
+def _place(node: Any, kept: str) -> int | None:
+    place = _PLACES.get(kept)
+    return None if place is None else place + (_name(node) in _ADDED_TO)
 
 
 # Which input an operator keeps under which name; the first of these operators is what the product is added to.

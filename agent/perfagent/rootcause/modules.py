@@ -17,7 +17,7 @@ from typing import Any
 from perfagent.device import Reading, collect
 from perfagent.hooks.guard import not_traced
 from perfagent.hooks.standing import CALL, copy_that_calls
-from perfagent.rootcause.batch import Fingerprint, count_nonfinite, tensors_in
+from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 
 __all__ = ["OutputChecks", "is_closed", "walk"]
@@ -142,10 +142,9 @@ class OutputChecks:
 
 def _counted(values: Any) -> Iterator[Any]:
     """The tensors in what a module was given or gave that can be counted, the first eight."""
-    torch = sys.modules["torch"]
     for _, tensor in islice(tensors_in(values), 8):
         local = getattr(tensor, "_local_tensor", tensor).detach()
-        if (local.is_floating_point() or local.is_complex()) and local.layout is torch.strided and local.device.type != "meta":
+        if can_be_counted(local):
             yield local
 
 

@@ -11,18 +11,20 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
 from perfagent.frames import variables_of
 from perfagent.hooks.account import entries_of
-from perfagent.rootcause.batch import Fingerprint, in_callers
+from perfagent.rootcause.batch import Fingerprint, can_be_counted, in_callers
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import first_bad_operator
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
+from perfagent.signals.made_of import is_lazy, made_of, numbers_in
+from perfagent.signals.sharding import local as local_part
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -76,7 +78,7 @@ class Inquiry:
         where, found = in_callers(samples, frame or sys._getframe(1))
         if found:
             self._batch = Fingerprint(self.step, where, found)
-        self._operator = first_bad_operator(loss, self._names)
+        self._operator = first_bad_operator(loss, self._names, self._buffers())
 
     def at_boundary(self) -> bool:
         """Between two steps: first what the bad one left behind, then, step by step, what the modules put out."""
@@ -121,7 +123,7 @@ class Inquiry:
         """No step has followed: the parameters are those that made the bad value. Bounded in work and in time."""
         self._rate = self._learning_rate()
         named = self._parameters()
-        if sum(p.numel() for _, p in named if p.is_cpu) > MOST_AT_END:
+        if sum(numbers_in(p) for _, p in named if p.is_cpu) > MOST_AT_END:
             return
         self._before = _Nonfinite(named)
         until = time.monotonic() + WAIT_AT_END_S
@@ -148,6 +150,15 @@ class Inquiry:
         for name, p in named:
             self._names.setdefault(id(p), name)  # shared weights go by their first name
         return [(name, p) for name, p in named if self._names[id(p)] == name]
+
+    def _buffers(self) -> dict[int, str]:
+        model = self._investigator.model()
+        return {
+            id(buffer): _joined(module_name, name)
+            for module_name, module in (walk(model) if model is not None else ())
+            for name, buffer in module.__dict__.get("_buffers", {}).items()
+            if buffer is not None
+        }
 
     def _learning_rate(self) -> float | None:
         """Of the step in progress; None where it lies on a device."""
@@ -243,11 +254,10 @@ class _Nonfinite:
         self._order: list[str] = []
         self._trained: list[str] = []
         for name, tensor in named:
-            local = getattr(tensor, "_local_tensor", tensor).detach()
-            if local.layout is not torch.strided:
-                local = local.coalesce().values()
-            if local.numel() and (local.is_floating_point() or local.is_complex()) and local.device.type != "meta":
-                groups.setdefault((local.device, local.dtype), []).append((name, local))
+            parts = [*_counted(tensor)]
+            for part in parts:
+                groups.setdefault((part.device, part.dtype), []).append((name, part))
+            if parts:
                 self.count += 1
                 self._order.append(name)
                 if tensor.requires_grad:
@@ -272,10 +282,12 @@ class _Nonfinite:
     def _settle(self) -> None:
         torch = sys.modules["torch"]
         self._bad = []
+        known: set[str] = set()  # one with several parts is one
         for named, reading in self._readings:
             for (name, tensor), largest in zip(named, reading.values(), strict=True):
-                if largest - largest == 0.0:
+                if largest - largest == 0.0 or name in known:
                     continue
+                known.add(name)
                 entry: dict[str, Any] = {"name": name}
                 if tensor is not None and len(self._bad) < SHOWN:
                     bad = int((~torch.isfinite(tensor)).sum())
@@ -301,6 +313,19 @@ class _Nonfinite:
         is when a gradient becomes NaN on its way back. In the order of the model, which mostly is that of its forward pass."""
         after = self._trained[len(bad) : len(bad) + 1]
         return after[0] if after and len(bad) > 1 and bad == self._trained[: len(bad)] else None
+
+
+def _counted(tensor: Any) -> Iterator[Any]:
+    """What can be counted in a parameter or gradient: our part of a sharded one; of one with codes and scales the scales."""
+    if is_lazy(tensor):
+        return
+    whole = local_part(tensor)
+    # operators on the one that is excepted wait for the collective that fills it
+    parts = [whole] if type(whole).__name__ == "AsyncCollectiveTensor" else made_of(whole)
+    for part in parts:
+        local = part.detach() if part.layout is not sys.modules["torch"].sparse_coo else part.detach().coalesce().values()
+        if local.numel() and can_be_counted(local):
+            yield local
 
 
 def left_by(trace: TracebackType | None) -> list[FrameType]:
@@ -360,8 +385,10 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
         below = _in_batch(found, ("batch", "later_batch"), below=True)
         if below is not None:
             return below
+    if operator is not None and "buffer" in operator:
+        return _named(_owner(operator["buffer"]), classes, buffer=operator["buffer"], cause="buffer")
     batch = _in_batch(found, ("batch",) if made else ("batch", "later_batch"))
-    if batch is not None:
+    if batch is not None and "inputs_known" not in made:  # else it is padded with NaN, which the loop or the model leaves out
         return batch
     later = bool(made) and bool(after.get("nonfinite"))  # the module was fed from parameters that the bad step had spoilt
     if first is not None and not spread and not later:
@@ -437,6 +464,9 @@ def _sentence(found: dict[str, Any]) -> str:
         return f"The gradients came back non-finite from what {where}: {order}."
     if cause == "batch":
         return f"The batch of step {found['batch_step']} itself holds non-finite values, in {found['batch_tensor']!r}."
+    if cause == "buffer":
+        read = f"the operator {found['operator']['read_by']} read it there first"
+        return f"In step {step} a non-finite value was in the buffer {found['buffer']!r} of module {module!r}{kind}; {read}."
     if cause == "operator":
         return _sentence_of_operator(found, module, kind)
     if cause == "spread" and found.get("parameters_before", {}).get("nonfinite"):

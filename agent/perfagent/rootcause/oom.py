@@ -15,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from perfagent.ending import text_of
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
+from perfagent.signals.made_of import every_optimizer, is_lazy, made_of, tensors_in
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
 
 __all__ = ["forensics", "remedies"]
 
-_TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to allocate ([\d.]+) ?([KMGT]i?B|bytes)")
+_TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to (?:allocate|mmap) ([\d.]+) ?([KMGT]i?B|bytes)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
@@ -145,37 +146,50 @@ def _tried(text: str) -> int | None:
 
 def _categories(investigator: Investigator, device: str) -> dict[str, int]:
     """Bytes by what they are for, of what is known by name. Storages that are shared count once; those elsewhere do not count."""
-    kind = device.partition(":")[0]
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return {}
+    kind, _, number = device.partition(":")
+    index = int(number) if number else _ordinal(device) if kind == "cuda" and torch.cuda.is_initialized() else None
     seen: set[int] = set()
 
     def size(tensors: Iterable[Any]) -> int:
         total = 0
         for tensor in tensors:
-            local = getattr(tensor, "_local_tensor", tensor)
-            if local.device.type != kind or local.layout is not sys.modules["torch"].strided:
-                continue
-            storage = local.untyped_storage()
-            if storage.data_ptr() and storage.data_ptr() not in seen:
-                seen.add(storage.data_ptr())
-                total += storage.nbytes()
+            for part in () if is_lazy(tensor) else _stored(tensor):
+                if part.device.type != kind or (index is not None and part.device.index != index):
+                    continue
+                storage = part.untyped_storage()
+                if storage.data_ptr() and storage.data_ptr() not in seen:
+                    seen.add(storage.data_ptr())
+                    total += storage.nbytes()
         return total
 
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return {}
     p = investigator.progress
     primary = p.primary() if p.primary is not None else None
+    optimizers = every_optimizer(p, primary) if primary is not None else []
     model = investigator.model()
     weights: list[Any] = list(model.parameters()) if model is not None else []
-    if primary is not None:
-        weights += [weight for group in primary.param_groups for weight in group["params"]]
-    state = primary.state.values() if primary is not None else ()
+    weights += [weight for one in optimizers for group in one.param_groups for weight in group["params"]]
+    state = [value for one in optimizers for entry in one.state.values() for value in tensors_in(entry)]
     return {
         "parameters": size(weights),
         "gradients": size(weight.grad for weight in weights if weight.grad is not None),
-        "optimizer_state": size(value for entry in state for value in entry.values() if isinstance(value, torch.Tensor)),
+        "optimizer_state": size(value for value in state if isinstance(value, torch.Tensor)),
         "buffers": size(model.buffers()) if model is not None else 0,
     }
+
+
+def _stored(tensor: Any) -> list[Any]:
+    """The parts that have memory of their own: those of a sparse gradient are its numbers and their places."""
+    torch = sys.modules["torch"]
+    parts: list[Any] = []
+    for part in made_of(tensor):
+        if part.layout is torch.sparse_coo:
+            parts += [part._indices(), part._values()]
+        elif part.layout is torch.strided:
+            parts.append(part)
+    return parts
 
 
 def _dtypes(investigator: Investigator) -> set[str]:

@@ -21,8 +21,10 @@ from pathlib import Path
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import keep_out_of_frames, not_traced
+from perfagent.hooks.guard import keep_out_of_frames
 from perfagent.hooks.progress import state
+from perfagent.rootcause import other_profilers
+from perfagent.rootcause.replacing import replace
 from perfagent.rootcause.upload import Upload
 
 if TYPE_CHECKING:
@@ -99,7 +101,7 @@ class Profile:
 
     def _start(self) -> bool:
         torch = sys.modules["torch"]
-        if torch.autograd._profiler_enabled():
+        if other_profilers.in_use():
             self._abandon(_REFUSED_ACTIVE)
             return False
         kinds = [torch.profiler.ProfilerActivity.CPU]
@@ -158,13 +160,12 @@ class Profile:
             (getattr(loading, "_MultiProcessingDataLoaderIter", None), "_next_data", lambda *_: False),
         ]
         for owner, name, evaluates in places:
-            original = getattr(owner, name, None)
-            if original is not None:
-                self._undo.append(_replace(owner, name, original, self._told_by(evaluates)))
+            if hasattr(owner, name):
+                self._undo.append(replace(owner, name, self._told_by(evaluates)))
         keep_out_of_frames()
 
     def _told_by(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
-        def passing(*args: Any) -> None:
+        def passing(*args: Any, **_: Any) -> None:
             if state.current is not self._investigator.progress or get_ident() != self._thread:
                 return  # a forked child, or another thread: theirs is no profiler
             evaluation = evaluates(*args)
@@ -223,13 +224,10 @@ class Profile:
 
     def _give_way(self) -> None:
         """While ours runs: whoever prepares another profiler ends ours first, instead of being refused."""
-        module = sys.modules["torch"].autograd.profiler
-        for name in ("_prepare_profiler", "_enable_profiler"):
-            original = getattr(module, name, None)
-            if original is not None:
-                self._undo.append(_replace(module, name, original, self._yield_to_user))
+        for module, name in other_profilers.starts():
+            self._undo.append(replace(module, name, self._yield_to_user))
 
-    def _yield_to_user(self, *_: Any) -> None:
+    def _yield_to_user(self, *_: Any, **__: Any) -> None:
         if self._profiler is None or self._recorded or self.done or self._ours_is_starting():
             return
         with contextlib.suppress(Exception):
@@ -314,22 +312,6 @@ class Profile:
             return Upload(self._investigator.sender, summary, None, step=self._last)
         summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
         return Upload(self._investigator.sender, summary, packed, step=self._last)
-
-
-def _replace(module: Any, name: str, original: Callable[..., Any], first: Callable[..., None]) -> Callable[[], None]:
-    """first: is called before the original, with its positional arguments."""
-
-    def watched(*args: Any, **kwargs: Any) -> Any:
-        first(*args)
-        return original(*args, **kwargs)
-
-    setattr(module, name, not_traced(watched))
-
-    def undo() -> None:
-        if getattr(module, name) is watched:
-            setattr(module, name, original)
-
-    return undo
 
 
 def _folder(state_dir: Path) -> Path:

@@ -23,16 +23,22 @@ _OWN = ("perfagent-sender", "perfagent-courier")
 def all_stacks(training: int) -> list[dict[str, Any]]:
     """[{"name", "thread", "main", "training", "daemon", "state"?, "waits_in"?, "frames": ["file:line in function: source"]}].
 
-    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out.
+    The training thread first, the innermost frame last. training: its ident. The agent's own threads are left out; of more than
+    256, the last entry counts those that are not shown.
     """
     # not threading.enumerate(): it takes a lock, which a thread that is being started may hold
     known: dict[int, Any] = dict(getattr(threading, "_active", {}))
     main = threading.main_thread().ident
     found: list[dict[str, Any]] = []
-    for ident, frame in sys._current_frames().items():
+    left_out = 0
+    frames = sorted(sys._current_frames().items(), key=lambda item: (item[0] != training, item[0] != main))  # else newest first
+    for ident, frame in frames:
         thread = known.get(ident)
         name = thread.name if thread is not None else f"thread {ident}"
-        if name in _OWN or len(found) >= MOST_THREADS:
+        if name in _OWN:
+            continue
+        if len(found) >= MOST_THREADS:
+            left_out += 1
             continue
         entry: dict[str, Any] = {
             "name": name, "thread": ident, "main": ident == main, "training": ident == training,
@@ -42,7 +48,10 @@ def all_stacks(training: int) -> list[dict[str, Any]]:
         if native:
             entry |= _kernel(native)
         found.append({key: value for key, value in entry.items() if value is not None})
-    return sorted(found, key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
+    found.sort(key=lambda entry: (not entry["training"], not entry["main"], entry["name"]))
+    if left_out:
+        found.append({"name": f"... {left_out} more threads", "thread": 0, "main": False, "training": False, "frames": []})
+    return found
 
 
 def _frames(frame: FrameType | None) -> list[str]:

@@ -21,6 +21,7 @@ __all__ = ["Recorded", "compress", "gaps", "operators", "record"]
 
 MOST_OPERATORS = 100
 MOST_GAPS = 20
+_STEP = "ProfilerStep#"
 _YIELD_EVERY = 5000  # events, after which the interpreter is offered to the training thread
 _OWN_WORDS = (
     "cpu_op", "kernel", "fwdbwd", "ac2g", "cuda_runtime", "cuda_driver", "gpu_memcpy", "gpu_memset", "Trace", "overhead",
@@ -40,17 +41,19 @@ class Event(Protocol):
     def linked_correlation_id(self) -> int: ...
     def is_async(self) -> bool: ...
     def is_user_annotation(self) -> bool: ...
+    def is_python_function(self) -> bool: ...
 
 
 @dataclass(slots=True)
 class Recorded:
-    """One event, as far as it counts. kernels: (start, end) of what it started on a device."""
+    """One event, as far as it counts. python: a Python function; kernels: (start, end) of what it started on a device."""
 
     name: str
     start: int
     end: int
     thread: int
     annotation: bool
+    python: bool = False
     kernels: list[tuple[int, int]] = field(default_factory=list)
 
 
@@ -66,12 +69,13 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
             if event.is_async():
                 continue
             span = event.start_ns(), event.end_ns()
-            one = Recorded(event.name(), *span, event.start_thread_id(), bool(event.is_user_annotation()))
+            kinds = bool(event.is_user_annotation()), bool(event.is_python_function())
+            one = Recorded(_name_of(event), *span, event.start_thread_id(), *kinds)
             cpu.append(one)
             if event.correlation_id():
                 by_correlation[event.correlation_id()] = one
         elif not event.is_user_annotation():
-            kernels.append((event.start_ns(), event.end_ns(), event.name(), event.linked_correlation_id()))
+            kernels.append((event.start_ns(), event.end_ns(), _name_of(event), event.linked_correlation_id()))
     for start, end, _, linked in kernels:
         starter = by_correlation.get(linked)
         if linked and starter is not None:
@@ -79,13 +83,23 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
     return cpu, sorted((start, end, name) for start, end, name, _ in kernels)
 
 
+def _name_of(event: Event) -> str:
+    """Of a module that is imported while Python functions are recorded, torch 2.13 keeps a name that was freed: any bytes."""
+    try:
+        return event.name()
+    except UnicodeDecodeError as error:
+        return error.object.decode(errors="replace")
+
+
 def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
     """[{"name", "calls", "self_cpu_s", "total_cpu_s", "self_device_s", "total_device_s"}], the largest of self times first.
 
-    An operator's own time is what is left without those it called. A recursive one counts each time only once in its total.
+    An operator's own time is what is left without those it called. A recursive one counts each time only once in its total. Of
+    Python functions, where they were recorded, those of the thread that trains count: the others mostly wait.
     """
     table: dict[str, _Sums] = {}
-    for mine in _by_thread(cpu).values():
+    training = {one.thread for one in cpu if one.annotation and one.name.startswith(_STEP)}
+    for mine in _by_thread([one for one in cpu if not one.python or one.thread in training]).values():
         open_: list[_Call] = []
         for event in mine:
             while open_ and open_[-1].event.end <= event.start:
@@ -93,7 +107,7 @@ def operators(cpu: list[Recorded]) -> list[dict[str, Any]]:
             open_.append(_Call(event))
         while open_:
             _close(open_, table)
-    listed = [(name, sums) for name, sums in table.items() if not name.startswith("ProfilerStep#")]
+    listed = [(name, sums) for name, sums in table.items() if not name.startswith(_STEP)]
     listed.sort(key=lambda item: -max(item[1].self_cpu, item[1].self_device))
     return [{"name": name, **sums.shown()} for name, sums in listed[:MOST_OPERATORS]]
 

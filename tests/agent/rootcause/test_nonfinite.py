@@ -453,6 +453,181 @@ def test_a_function_of_the_users_is_named_and_what_it_keeps_is_not_read(train):
     assert evidence(job)["operator"]["operator"] == "Own"
 
 
+# ---- values that are kept beside the parameters, and batches with gaps in them
+
+
+class Normalized(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.norm, self.head = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.relu(self.norm(self.embed(torch.nan_to_num(x)))))
+
+
+def test_a_statistic_that_a_frozen_normalization_reads_is_named_and_not_what_went_into_it(train):
+    job = train(Normalized())
+    job.guard = True
+    job.model.norm.eval()
+    job.steps(4)
+    with torch.no_grad():
+        job.model.norm.running_var[3] = math.nan
+    job.steps(4)
+    found = evidence(job)
+    assert (found["cause"], found["module"], found["buffer"]) == ("buffer", "norm", "norm.running_var")
+    assert "in the buffer 'norm.running_var' of module 'norm' (BatchNorm1d)" in job.finding()["message"]
+
+
+def test_a_statistic_that_training_does_not_read_is_no_cause(train):
+    job = train(Normalized())
+    job.guard = True
+    job.steps(4)
+    with torch.no_grad():
+        job.model.norm.running_var[3] = math.nan
+    job.steps(1)
+    job.spoil = lambda loss: (loss * 1e4).exp()
+    job.steps(4)
+    found = evidence(job)
+    assert (found["cause"], found["operator"]["operator"]) == ("operator", "Exp")
+
+
+def with_gaps(rows: int = 6) -> torch.Tensor:
+    x = torch.randn(rows, 8)
+    x[4:, 3:] = math.nan
+    return x
+
+
+def test_a_batch_whose_gaps_are_left_out_is_not_taken_for_the_cause(train):
+    job = train(Normalized())
+    job.guard = True
+    for _ in range(4):
+        job.step(with_gaps())
+    job.spoil = lambda loss: (loss * 1e4).exp()
+    for _ in range(4):
+        job.step(with_gaps())
+    found = evidence(job)
+    assert any(tensor["nonfinite"] for tensor in found["batch"]["tensors"]), "it is told all the same"
+    assert (found["cause"], found["operator"]["operator"]) == ("operator", "Exp")
+
+
+class InEightBits(torch.Tensor):
+    """Weights as torchao quantizes them: nothing can be computed from them here, and their scales are ordinary numbers."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, size: int) -> InEightBits:
+        made = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes, made.scales = torch.zeros(size, dtype=torch.uint8), torch.ones(4)
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if function is torch.ops.aten.detach.default:
+            return args[0]
+        raise NotImplementedError(f"{function} is not for them")
+
+
+class Odd(Normalized):
+    """An adapted model: its base cannot be looked at."""
+
+    def __init__(self, base: torch.Tensor | None) -> None:
+        super().__init__()
+        lazy = nn.UninitializedParameter(requires_grad=False)
+        self.base = nn.Parameter(base, requires_grad=False) if base is not None else lazy
+
+
+ODD = {"eight bits": torch.randn(4).to(torch.float8_e4m3fn), "codes and scales": InEightBits(8), "not there yet": None}
+
+
+@pytest.mark.parametrize("base", ODD.values(), ids=ODD.keys())
+def test_a_parameter_that_cannot_be_looked_at_does_not_hide_the_others(train, base):
+    job = train()
+    job.steps(3)
+    job.model.adapted = Odd(base)
+    with torch.no_grad():
+        job.model.head.bias[0] = math.nan
+    job.steps(3)
+    assert evidence(job)["parameter"] == "head.bias"
+
+
+def test_scales_that_are_no_numbers_are_their_parameters(train):
+    job = train()
+    job.steps(3)
+    job.model.adapted = Odd(InEightBits(8))
+    job.model.adapted.base.scales[1] = math.nan
+    job.spoil = lambda loss: loss * math.nan
+    job.steps(3)
+    found = evidence(job)
+    assert (found["parameter"], found["parameters_before"]["nonfinite"]) == ("adapted.base", 1)
+
+
+@pytest.mark.parametrize("kind", [torch.uint16, torch.float8_e4m3fn, torch.complex64])
+def test_a_batch_of_a_type_without_an_order_has_a_fingerprint_and_no_range(kind):
+    from perfagent.rootcause.batch import Fingerprint
+
+    (shown,) = Fingerprint(1, "", [("x", torch.ones(6, 2).to(kind))]).result()["tensors"]
+    assert shown["hash"]
+    assert "min" not in shown
+
+
+F = nn.functional
+OF_TARGETS = {
+    "mean squared error": F.mse_loss,
+    "smooth absolute error": F.smooth_l1_loss,
+    "cross entropy": F.binary_cross_entropy_with_logits,
+    "weights": lambda out, y: (out * y).mean(),
+    "distance": lambda out, y: torch.cdist(out, y).mean(),
+    "joined": lambda out, y: torch.cat([out, y], -1).logsumexp(-1).mean(),
+    "difference": lambda out, y: (out - y).square().mean(),
+}
+
+
+@pytest.mark.parametrize("loss_of", OF_TARGETS.values(), ids=OF_TARGETS.keys())
+def test_bad_targets_are_the_cause_and_not_what_the_loss_was_given_beside_them(train, loss_of):
+    job = train()
+
+    def step(y: torch.Tensor) -> None:
+        x = torch.randn(6, 8)
+        job.optimizer.zero_grad()
+        loss_of(job.model(x), y).backward()
+        job.optimizer.step()
+        job.look()
+
+    for _ in range(3):
+        step(torch.rand(6, 4))
+    step(torch.rand(6, 4).where(torch.arange(6)[:, None] != 3, math.nan))
+    for _ in range(3):
+        step(torch.rand(6, 4))
+    found = evidence(job)
+    assert (found["cause"], found["batch_tensor"], found["batch_step"]) == ("batch", "y", 4)
+    assert found["operator"].get("operator") in (None, "Cat", "Sub", "Pow", "Square"), "where it came in, never the model"
+
+
+class Added(nn.Module):
+    """An addition keeps nothing: what came in through it is first seen in what the exponential made of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place, self.head = nn.Parameter(torch.zeros(8)), nn.Linear(8, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(torch.exp(x + self.place))
+
+
+def test_a_batch_that_no_operator_kept_is_still_the_cause(train):
+    job = train(Added())
+    job.guard = True
+    job.steps(4)
+    job.step(with_gaps())
+    job.steps(4)
+    assert evidence(job)["cause"] == "batch"
+
+
 # ---- born in backward
 
 

@@ -224,6 +224,67 @@ def test_on_a_gpu_it_says_what_the_allocator_holds_and_what_would_make_room(trai
     assert "1. Set PYTORCH_CUDA_ALLOC_CONF" in found["fix"]
 
 
+def on_gpu(index: int, size: int) -> Any:
+    """What is asked of a tensor there."""
+    storage = SimpleNamespace(data_ptr=lambda: 1 + index, nbytes=lambda: size)
+    return SimpleNamespace(device=torch.device("cuda", index), layout=torch.strided, untyped_storage=lambda: storage)
+
+
+@pytest.mark.parametrize("message", [MESSAGE, "CUDA error: out of memory"], ids=["with its number", "the current one"])
+def test_what_lies_on_another_gpu_is_not_what_filled_this_one(train, gpu, monkeypatch, message):
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    job = train(Model())
+    job.model.linear.weight._local_tensor = on_gpu(0, 50 * 2**30)
+    job.model.linear.bias._local_tensor = on_gpu(1, 60 * 2**30)
+    job.run._investigator.passing(RuntimeError(message))
+    assert job.finding()["evidence"]["categories"] == {"parameters": 50 * 2**30, "activations_and_other": 20 * 2**30}
+
+
+class InEightBits(torch.Tensor):
+    """As torchao keeps an optimizer's state: it says float32 and holds codes and scales. It has no storage of its own."""
+
+    codes: torch.Tensor
+    scales: torch.Tensor
+
+    @staticmethod
+    def __new__(cls, like: torch.Tensor) -> InEightBits:
+        made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=torch.float32)  # type: ignore[attr-defined]
+        made.codes, made.scales = torch.zeros(like.shape, dtype=torch.uint8), torch.zeros(1)
+        return made  # type: ignore[no-any-return]
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes", "scales"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError("nothing may be computed with it here")
+
+
+def test_the_state_of_every_optimizer_counts_in_whatever_form_it_is_kept(train):
+    job = train(Model())
+    beside = torch.optim.SGD(nn.Linear(10, 10).parameters(), lr=0.1, momentum=0.9)
+    for parameter in beside.param_groups[0]["params"]:
+        parameter.grad = torch.zeros_like(parameter)
+    job.steps(2)
+    beside.step()
+    job.steps(1)
+    weight, bias = job.model.linear.weight, job.model.linear.bias
+    job.optimizer.state[weight] = {"exp_avg": InEightBits(weight), "exp_avg_sq": InEightBits(weight)}
+    job.optimizer.state[bias] = {"history": {"old": [torch.zeros(100), torch.zeros(100)]}}
+    job.model.later = nn.LazyLinear(3)  # has no size yet
+    job.run._investigator.passing(MemoryError())
+    sizes = job.finding()["evidence"]["categories"]
+    assert sizes["optimizer_state"] == 2 * (weight.numel() + 4) + 2 * 400 + 4 * 110
+    assert sizes["parameters"] == 4 * (weight.numel() + bias.numel() + 110)
+
+
+def test_a_sparse_gradient_counts_with_its_numbers_and_their_places(train):
+    job = train(Model())
+    job.model.linear.weight.grad = torch.eye(4, 8).to_sparse()
+    job.run._investigator.passing(MemoryError())
+    assert job.finding()["evidence"]["categories"]["gradients"] == 4 * 4 + 2 * 4 * 8
+
+
 def test_remedies_that_are_enough_come_first_and_name_only_what_applies():
     from perfagent.rootcause.oom import remedies
 
@@ -258,6 +319,7 @@ def test_an_exception_that_was_raised_because_memory_ran_out_is_looked_into_at_t
     [
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"), "mps", 256_000_000, "GPU"),
         (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"), "xpu:1", 2**31, "GPU"),
+        (MemoryError("unable to mmap 400001605 bytes from file </w.pt>: Cannot allocate memory"), "cpu", 400_001_605, "Host"),
         (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29, "Host"),
     ],
 )

@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,62 @@ def test_where_the_script_starts_its_own_ours_gives_way(train):
     job.command("profile", "c2", steps=2)
     job.steps(5)
     assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"]
+
+
+CYCLES = torch.profiler.schedule(wait=1, warmup=3, active=3, repeat=2)
+
+
+@pytest.mark.filterwarnings("ignore:Warning. Profiler clears events:UserWarning")
+@pytest.mark.parametrize("accumulates", [False, True])
+@pytest.mark.parametrize("asked_at", [2, 4, 9, 11], ids=["warm-up", "recording", "second warm-up", "second recording"])
+def test_where_the_scripts_profiler_is_warming_up_ours_is_refused(train, asked_at, accumulates):
+    """Its end would kill the process, if ours had been in between."""
+    job = train()
+    seen: list[int] = []
+
+    def ready(own: torch.profiler.profile) -> None:
+        seen.append(sum(row.count for row in own.key_averages() if row.key == "aten::addmm"))
+
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, schedule=CYCLES, on_trace_ready=ready, acc_events=accumulates) as own:
+        for step in range(16):
+            if step == asked_at:
+                job.command("profile", steps=1)
+            job.step()
+            own.step()
+    assert [state for state, _ in answers(job)] == ["accepted", "refused"]
+    assert "the script has a torch profiler of its own" in answers(job)[1][1]
+    assert seen == ([15, 30] if accumulates else [15, 15])
+    job.command("profile", "c2", steps=1)
+    job.steps(3)
+    assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"], "its end is seen"
+
+
+def test_where_the_scripts_profiler_runs_on_another_thread_ours_is_refused(train):
+    """What is running is told by torch for the calling thread only."""
+    with ThreadPoolExecutor(1) as trainer:
+        job = trainer.submit(train).result()
+        trainer.submit(job.steps, 2).result()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            torch.dot(torch.randn(3), torch.randn(3))
+            job.command("profile", steps=1)
+            trainer.submit(job.steps, 3).result()
+    assert [state for state, _ in answers(job)] == ["accepted", "refused"]
+    assert [row.count for row in own.key_averages() if row.key == "aten::dot"] == [1]
+
+
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_torchs_old_profiler_is_given_way_to(train):
+    from torch.autograd import profiler_legacy
+
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=50)
+    job.steps(3)
+    with profiler_legacy.profile() as own:
+        job.steps(2)
+    assert sum(row.count for row in own.key_averages() if row.key == "aten::addmm") == 10
+    assert "the script started a torch profiler of its own" in answers(job)[1][1]
 
 
 def test_a_training_that_ends_in_the_middle_leaves_no_profiler_behind(train):
@@ -425,7 +482,10 @@ class Fake:
         return False
 
     def is_user_annotation(self) -> bool:
-        return False
+        return self.title.startswith("ProfilerStep#")
+
+    def is_python_function(self) -> bool:
+        return ".py(" in self.title
 
 
 GPU = "DeviceType.CUDA"
@@ -456,6 +516,29 @@ def test_gaps_on_the_device_are_named_by_what_ran_before_and_after():
     assert (first["s"], first["after"], first["before"]) == (300e-9, "relu_kernel", "the end")
     assert (second["s"], second["after"], second["before"]) == (200e-9, "gemm_kernel", "relu_kernel")
     assert (third["s"], third["after"]) == (50e-9, "the beginning")
+
+
+def test_of_python_functions_only_those_of_the_training_thread_are_told():
+    events = [
+        Fake("ProfilerStep#1", 0, 100),
+        Fake("train.py(7): step", 5, 95),
+        Fake("aten::mm", 10, 40),
+        Fake("bell.py(65): wait", 0, 100, thread=2),
+        Fake("aten::index", 20, 30, thread=2),
+    ]
+    table = {row["name"]: row["calls"] for row in trace.operators(trace.record(events)[0])}
+    assert table == {"train.py(7): step": 1, "aten::mm": 1, "aten::index": 1}
+
+
+def test_a_name_that_is_no_text_is_told_as_far_as_it_goes():
+    """So torch names a module that was imported meanwhile, where Python functions are recorded."""
+
+    class Freed(Fake):
+        def name(self) -> str:
+            return b"json/__init__.py(0): \xe0v`\x7f".decode()
+
+    cpu, _ = trace.record([Freed("", 0, 10)])
+    assert [one.name for one in cpu] == ["json/__init__.py(0): \ufffdv`\x7f"]
 
 
 def test_a_recursive_operator_counts_each_time_once():

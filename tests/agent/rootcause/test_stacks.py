@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable
 from queue import SimpleQueue
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from builders import until
 
+from perfagent.rootcause import stacks
 from perfagent.rootcause.stacks import MOST_FRAMES, all_stacks
 
 
@@ -68,6 +70,24 @@ def test_the_main_thread_comes_next_and_deep_stacks_are_cut():
     assert main["name"] == "MainThread"
     assert len(main["frames"]) == MOST_FRAMES + 1
     assert main["frames"][0].startswith("... ")
+
+
+def test_of_many_threads_the_training_and_the_main_thread_are_always_among_those_that_are_shown(monkeypatch):
+    """They are the oldest, and the interpreter names the newest first."""
+    monkeypatch.setattr(stacks, "MOST_THREADS", 3)
+    over = threading.Event()
+    threads = [threading.Thread(target=over.wait, name=f"pool-{number}") for number in range(6)]
+    for thread in threads:
+        thread.start()
+    try:
+        shown = all_stacks(threads[0].ident or 0)
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+    assert [one["name"] for one in shown][:2] == ["pool-0", "MainThread"]
+    assert len(shown) == 4
+    assert re.fullmatch(r"\.\.\. \d+ more threads", shown[-1]["name"])
 
 
 def test_stacks_on_command_name_the_training_thread_and_carry_no_secret(record):
