@@ -59,6 +59,8 @@ BY_VALUE = {
     "together": "tgp_v1_" + "abcdefghijklmnopqrstuvwxyz0123456789ABCDEFG",
     "perplexity": "pplx-" + "0123456789abcdef" * 3,
     "runpod": "rpa_" + "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789ABCDEFGH",
+    "voyage": "pa-" + "Abcdefghijklmnopqrstuvwxyz0123456789-ABCDEF",
+    "jina": "jina_" + "0123456789abcdef0123456789abcdef" + "AbCd_EfGhIjKlMnOpQrStUv01234",
     "fireworks": "fw_" + "abcdefghijklmnopqrst0123",
     "modal": "ak-" + "abcdefghijklmnopqrst01",
     "gemini": "AQ." + "Ab8RN6abcdefghijklmnopqrstuvwxyz0123456789-ABC",
@@ -86,6 +88,7 @@ BY_NAME = [
     "github_token", "webhook_url", "dsn", "jwt", "AccountKey", "SharedAccessKey", "storage_key", "signing_key", "OPENAI_KEY",
     "connection_string", "ssh_key", "x-api-key", "otp", "GITHUB_PAT", "mnemonic", "pass", "PASS", "DB_PASS", "MY_PASS", "db-pass",
     "smtp.pass", "dbPass", "dbpass", "test_pass", "pw", "PW", "db_pw", "bearer", "license_key", "licence-key", "LICENCE_CODE",
+    "passcode", "algolia_admin_key", "adminKey",
 ]  # fmt: skip
 """Names whose value is a secret whatever it looks like."""
 
@@ -252,7 +255,8 @@ ORDINARY_NAMES = [
     "token_ids", "authors", "hidden_size", "special_tokens", "batch_size", "sessions", "passes", "max_new_tokens", "compass",
     "num_key_value_heads", "key_dim", "monitor_key_metric", "n_pass", "num_passes", "forward_pass", "one_pass", "forwardPass",
     "post_grad_custom_post_pass", "low_pass", "bypass", "conv_pw", "powers", "license", "license_link", "user", "user_agent",
-    "proxy_loss", "wandb_project", "login_node", "bearing",
+    "proxy_loss", "wandb_project", "login_node", "bearing", "password_dataset", "cookie_dataset", "secret_ratio", "token_length",
+    "pa-kbot",
 ]  # fmt: skip
 
 ORDINARY_TEXT = [

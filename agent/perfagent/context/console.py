@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import math
-import re
 import sys
 import time
 from collections import deque
@@ -16,27 +15,25 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
+from perfagent.context.screen import STATE_S, Screen
+
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender, Source
 
 __all__ = ["Console"]
 
 LINES_PER_S = 200
-LINE_CHARACTERS = 4000
-"""What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
 MOST_PIECES = 5000
-KEY_LINES = 200
-STATE_S = 10.0
-"""So often the state of a line that is being rewritten (a progress bar) is told before it ends."""
-_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]")
+MOST_CHARACTERS = 2**20
+"""What is kept of the text that was written since the last tick: more than its lines may take."""
 _MARKER = "_perfagent_console"
 
 
 class Console:
     """The tail of what the script prints, as "log" events of at most 200 lines a second.
 
-    `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line with carriage
-    returns is one line, as on the screen, and every 10 s its state is another. A write by the script costs one append more.
+    `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one line, as on
+    the screen, and every 10 s its state is another (screen.py). A write by the script costs one append more.
     """
 
     def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -63,7 +60,7 @@ class Console:
 
     def poll(self) -> None:
         """On the sender thread, at the tick after something was printed and while a line has no end: lines become events."""
-        if not any(stream.pieces or stream.rest for stream in self._streams):
+        if not any(stream.written.pieces or stream.screen.open for stream in self._streams):
             return
         closed, now = self._closed, self._clock()
         if self._source is not None:  # before the pieces are taken: what is printed after that makes it due at once
@@ -71,15 +68,56 @@ class Console:
         self._budget = min(LINES_PER_S, self._budget + LINES_PER_S * (now - self._refilled))
         self._refilled = now
         for stream in self._streams:
-            lines = stream.lines(now, last=closed)
+            text, torn, lost = stream.written.take()
+            lines = stream.screen.lines(text, now, torn=torn, last=closed)
+            left_out, stream.screen.left_out = stream.screen.left_out, 0
             room = int(self._budget)
             if len(lines) > room:
-                self.left_out += len(lines) - room
-                self._sender.counters["log_lines_left_out"] += len(lines) - room
+                left_out += len(lines) - room
                 lines = lines[-room:] if room else []
+            self.left_out += left_out
+            if left_out or lost:
+                self._sender.counters["log_lines_left_out"] += left_out
+                self._sender.counters["log_characters_left_out"] += lost
             if lines:
                 self._budget -= len(lines)
                 self._sender.event("log", {"lines": lines, "stream": stream.name})
+
+
+class _Written:
+    """The newest text that was written to a stream, as it came; the oldest goes where that is more than will be looked at."""
+
+    def __init__(self) -> None:
+        self.pieces: deque[str] = deque(maxlen=MOST_PIECES)
+        self.characters = 0
+        """Of the pieces, about: it is counted on two threads without a lock, and anew after each tick."""
+        self._lost = 0
+        self._torn = False
+
+    def thin(self) -> None:
+        """On the thread that writes. A single piece stays whole: it is the script's own text, and is held, not copied."""
+        with contextlib.suppress(IndexError):  # the other thread takes them all at this moment
+            while self.characters > MOST_CHARACTERS and len(self.pieces) > 1:
+                self._torn = True  # before: the other thread may come in between
+                gone = len(self.pieces.popleft())
+                self.characters -= gone
+                self._lost += gone
+
+    def take(self) -> tuple[str, bool, int]:
+        """The text, whether something is missing before it, and how many characters of that were given up here."""
+        torn = len(self.pieces) == MOST_PIECES
+        parts: list[str] = []
+        while self.pieces:
+            piece = self.pieces.popleft()
+            if self._torn:  # what was taken before is not what stood before this
+                self._torn, torn, parts = False, True, []
+            parts.append(piece)
+        self.characters, lost, self._lost = 0, self._lost, 0
+        text = "".join(parts)
+        if len(text) > MOST_CHARACTERS:
+            torn, lost = True, lost + len(text) - MOST_CHARACTERS
+            text = text[-MOST_CHARACTERS:]
+        return text, torn, lost
 
 
 class _Stream:
@@ -87,11 +125,8 @@ class _Stream:
 
     def __init__(self, name: str, target: Any) -> None:
         self.name, self._target = name, target
-        self.pieces: deque[str] = deque(maxlen=MOST_PIECES)
-        self.rest = ""
-        """What has no end of line yet."""
-        self._state, self._state_at = "", 0.0
-        self._key_lines = 0
+        self.written = _Written()
+        self.screen = Screen(most_lines=LINES_PER_S)
         self._own: dict[str, Any] = {}
         self._before: Any = None
         self._seen: Any = None
@@ -115,7 +150,7 @@ class _Stream:
         return False
 
     def _watched(self, write: Callable[..., Any], sender: Sender, source: Source) -> Callable[..., Any]:
-        pieces, inside = self.pieces, 0
+        written, pieces, inside = self.written, self.written.pieces, 0
 
         def seen(*args: Any, **named: Any) -> Any:
             nonlocal inside
@@ -128,8 +163,11 @@ class _Stream:
             finally:
                 inside = 0
             try:
-                if not sender.disabled and isinstance(args[0], str):
-                    pieces.append(args[0])
+                if not sender.disabled and isinstance(text := args[0], str):
+                    pieces.append(text)
+                    written.characters += len(text)
+                    if written.characters > MOST_CHARACTERS:
+                        written.thin()
                     source.due = sender.sources_due = 0.0
             except Exception:  # noqa: BLE001, S110 - no text, no memory, no stack left: it was printed all the same
                 pass
@@ -146,55 +184,3 @@ class _Stream:
                 del own["write"]
         if own.get(_MARKER) is self._seen:
             own.pop(_MARKER, None)
-
-    def lines(self, now: float, *, last: bool) -> list[str]:
-        """Whole lines, and now and then the state of one that is being rewritten; last: what has no end is a line too."""
-        if "\r" not in self.rest:
-            self._state_at = now
-        torn = len(self.pieces) == MOST_PIECES
-        parts = [] if torn else [self.rest]
-        while self.pieces:
-            parts.append(self.pieces.popleft())
-        text = "".join(parts)
-        if torn:  # pieces may be missing before this: the end of a line alone may be the end of a secret, and hides nothing
-            text = text.partition("\n")[2]
-        *whole, self.rest = text.split("\n")
-        if "\r" in self.rest:  # one of them stays: it tells that the line is being rewritten
-            self.rest = self.rest[max(self.rest.rstrip("\r").rfind("\r"), 0) :]
-        if len(self.rest) > 2 * LINE_CHARACTERS:
-            self.rest = self.rest[:LINE_CHARACTERS]  # its beginning is what is shown; half a secret is known by nothing
-        if last:
-            whole, self.rest = [*whole, self.rest], ""
-        lines = [self._without_key(_as_shown(line)) for line in whole]
-        if lines:
-            if lines[0] == self._state:
-                lines[0] = ""  # told already
-            self._state, self._state_at = "", now
-        return [line for line in (*lines, self._new_state(now)) if line]
-
-    def _new_state(self, now: float) -> str:
-        if "\r" not in self.rest or now - self._state_at < STATE_S or self._key_lines:
-            return ""
-        before, self._state, self._state_at = self._state, _as_shown(self.rest), now
-        return "" if self._state == before or "-----BEGIN" in self._state else self._state
-
-    def _without_key(self, line: str) -> str:
-        """A private key has many lines; they may come in different events, and none but the first tells what it is."""
-        if self._key_lines:
-            self._key_lines = 0 if "-----END" in line else self._key_lines - 1
-            return ""
-        if "PRIVATE KEY" in line and "-----BEGIN" in line and "-----END" not in line:
-            from perfagent.redaction import HIDDEN  # the sender's thread has it by now
-
-            self._key_lines = KEY_LINES
-            return f"{line[: line.index('-----BEGIN')]}{HIDDEN}"
-        return line
-
-
-def _as_shown(line: str) -> str:
-    """The line as it stands on the screen in the end: what carriage returns overwrote and colors left out."""
-    line = line.rstrip("\r")
-    line = line[line.rfind("\r") + 1 :]
-    if "\x1b" in line:
-        line = _ESCAPES.sub("", line)
-    return line.rstrip()[:LINE_CHARACTERS]

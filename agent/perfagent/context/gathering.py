@@ -172,15 +172,14 @@ def _look(hyperparameters: Hyperparameters, frame: FrameType) -> None:
 
 
 def _of_model(model: Any) -> dict[str, Any]:
-    sizes = [(elements(p), p.requires_grad) for p in list(model.parameters())]
     inner = model
     while len(inner._modules) == 1 and (name := next(iter(inner._modules))) in ("module", "_orig_mod"):  # DDP, torch.compile
         inner = inner._modules[name]
-    told = {
-        "class": type(inner).__name__,
-        "parameters": sum(size for size, _ in sizes),
-        "trainable_parameters": sum(size for size, trained in sizes if trained),
-    }
+    told: dict[str, Any] = {"class": type(inner).__name__}
+    with contextlib.suppress(ValueError):  # those of a lazy module have no size before its first call
+        sizes = [(elements(p), p.requires_grad) for p in list(model.parameters())]
+        told["parameters"] = sum(size for size, _ in sizes)
+        told["trainable_parameters"] = sum(size for size, trained in sizes if trained)
     configuration = inner.__dict__.get("config")
     of_a_model = any(base.__name__ in OF_A_MODEL for base in type(configuration).__mro__)
     return told | ({"config": configuration} if of_a_model else {})

@@ -37,21 +37,30 @@ def find(start: Path | None = None) -> Repository | None:
     if folder is None:
         return None
     with contextlib.suppress(OSError, ValueError):
-        for candidate in (folder, *folder.parents):
-            git = candidate / ".git"
-            if git.is_file():  # a worktree or submodule: "gitdir: <path>"
-                git = (candidate / git.read_text("utf-8").partition(":")[2].strip()).resolve()
-            if (git / "HEAD").is_file():
-                shared = git / "commondir"
-                common = (git / shared.read_text("utf-8").strip()).resolve() if shared.is_file() else git
-                return Repository(candidate, git, common)
+        return next(filter(None, map(_at, (folder, *folder.parents))), None)
     return None
 
 
+def _at(folder: Path) -> Repository | None:
+    """The repository whose working tree begins with this folder."""
+    git = folder / ".git"
+    if git.is_file():  # a worktree or submodule: "gitdir: <path>"
+        git = (folder / git.read_text("utf-8").partition(":")[2].strip()).resolve()
+    if not (git / "HEAD").is_file():
+        return None
+    shared = git / "commondir"
+    common = (git / shared.read_text("utf-8").strip()).resolve() if shared.is_file() else git
+    return Repository(folder, git, common)
+
+
 def _folder_of_script() -> Path | None:
+    """For a program that is installed (`accelerate`, `python -m package`) the working folder: what it trains lies there."""
     script = getattr(sys.modules.get("__main__"), "__file__", None)
     with contextlib.suppress(OSError):
-        return Path(script).resolve().parent if script else Path.cwd()
+        folder = Path(script).resolve().parent if script else Path.cwd()
+        programs = Path(sys.prefix, "bin").resolve()
+        installed = folder == programs or not {"site-packages", "dist-packages"}.isdisjoint(folder.parts)
+        return Path.cwd() if installed else folder
     return None
 
 
@@ -112,20 +121,21 @@ class Repository(NamedTuple):
         """Section, as between the brackets, -> name in lower case -> value. (configparser takes 3 ms to import.)"""
         sections: dict[str, dict[str, str]] = {}
         values: dict[str, str] = {}
-        for line in map(str.strip, _read(self.common / "config").splitlines()):
+        text = f"{_read(self.common / 'config')}\n{_read(self.git / 'config.worktree')}"
+        for line in map(str.strip, text.splitlines()):
             if line.startswith("[") and "]" in line:
                 values = sections.setdefault(line[1 : line.rindex("]")], {})
             elif line and not line.startswith(("#", ";")):
                 name, _, value = line.partition("=")
-                values[name.strip().lower()] = value.strip()
+                values[name.strip().lower()] = value.strip().strip('"')
         return sections
 
     # ---- the working tree
 
     def changes(self) -> Iterator[bool | None]:
-        """Whether tracked files differ from the commit, staged or not. Yields None after each piece of work, the answer at last;
-        no answer at all where it cannot be known (an unusual index, more than 32 MB to compare, or content that filters change).
-        """
+        """Whether tracked files differ from the commit, staged or not, those of submodules too. Yields None after each piece of
+        work, the answer at last; no answer at all where it cannot be known (an unusual index, more than 32 MB to compare, or
+        content that filters change)."""
         path = self.git / "index"
         try:
             index = _Index(path.read_bytes(), path.stat().st_mtime_ns) if path.stat().st_size <= MAX_INDEX_BYTES else None
@@ -148,7 +158,14 @@ class Repository(NamedTuple):
             differs = entry.differs(self.root, index.written_ns, modes=modes)
             if differs is None:
                 room -= entry.size
-                differs = self._differs_in_content(entry) if room >= 0 else None
+                differs = self._differs_in_content(entry, index) if room >= 0 else None
+            if differs is None:
+                return
+            if differs:
+                yield True
+                return
+        for module in index.submodules:
+            differs = yield from self._differs_in_submodule(module)
             if differs is None:
                 return
             if differs:
@@ -156,16 +173,39 @@ class Repository(NamedTuple):
                 return
         yield False
 
-    def _differs_in_content(self, entry: _Entry) -> bool | None:
-        same = entry.same_content(self.root)
-        return False if same else None if self._has_filters() else True
+    def _differs_in_submodule(self, entry: _Entry) -> Generator[None, None, bool | None]:
+        """Whether another commit is checked out there than the index names, or its files differ from it."""
+        with contextlib.suppress(OSError, ValueError):
+            folder = self.root / os.fsdecode(entry.path)
+            inner = _at(folder)
+            if inner is None:  # not checked out, which is no change as long as there is a folder for it
+                return folder.is_symlink() or not folder.is_dir()
+            commit, answer = inner.commit(), None
+            if commit is None or commit != entry.oid.hex():
+                return None if commit is None else True
+            for answer in inner.changes():
+                if answer is None:
+                    yield
+            return answer
+        return None
 
-    def _has_filters(self) -> bool:
-        """Whether the file as it is stored and as it is checked out may differ (line ends, LFS)."""
+    def _differs_in_content(self, entry: _Entry, index: _Index) -> bool | None:
+        content = entry.content(self.root)
+        if content is None:
+            return True
+        if _named(b"blob", content) == entry.oid:
+            return False
+        if b"\r\n" in content and _named(b"blob", content.replace(b"\r\n", b"\n")) == entry.oid:
+            return None  # whether ends of lines count is said by attributes, and by configurations of the user and the machine
+        return None if self._has_filters(index) else True
+
+    def _has_filters(self, index: _Index) -> bool:
+        """Whether files as they are stored and as they are checked out may differ (line ends, LFS)."""
         config = self._config()
         if config.get("core", {}).get("autocrlf", "false") not in ("false", "no", "off", "0"):
             return True
-        attributes = _read(self.root / ".gitattributes") + _read(self.common / "info" / "attributes")
+        places = [self.root / os.fsdecode(entry.path) for entry in index.entries if entry.path.endswith(b".gitattributes")]
+        attributes = "".join(map(_read, [self.root / ".gitattributes", self.common / "info" / "attributes", *places]))
         return any(word in attributes for word in ("filter=", "text", "eol=", "ident", "crlf"))
 
     def _staged(self, index: _Index) -> Generator[None, None, bool | None]:
@@ -271,17 +311,16 @@ class _Entry(NamedTuple):
             return None
         return None if self.mtime_ns >= written_ns else False  # changed while git wrote the index
 
-    def same_content(self, root: Path) -> bool:
+    def content(self, root: Path) -> bytes | None:
+        """None where it cannot be read."""
         path = os.fsencode(root) + b"/" + self.path
         try:
             if self.mode & 0o170000 == _LINK:
-                content = os.readlink(path)  # noqa: PTH115 - a path in bytes
-            else:
-                with open(path, "rb") as file:  # noqa: PTH123 - a path in bytes
-                    content = file.read(MAX_HASHED_BYTES)
+                return os.readlink(path)  # noqa: PTH115 - a path in bytes
+            with open(path, "rb") as file:  # noqa: PTH123 - a path in bytes
+                return file.read(MAX_HASHED_BYTES)
         except OSError:
-            return False
-        return _named(b"blob", content) == self.oid
+            return None
 
 
 class _Index:
@@ -291,6 +330,7 @@ class _Index:
         self.written_ns = written_ns
         self.entries: list[_Entry] = []
         """The files that are to be looked at."""
+        self.submodules: list[_Entry] = []
         self.unsettled = False
         """Whether something in it belongs to no tree: a conflict, or a new file without content (`git add -N`)."""
         self._all: list[_Entry] = []
@@ -317,7 +357,10 @@ class _Index:
             entry = _Entry(path, mode, size, mtime * 10**9 + mtime_ns, oid)
             self._all.append(entry)
             self.unsettled = self.unsettled or bool(flags & 0x3000 or extended & 0x2000)
-            if not skipped and mode & 0o170000 not in (_SUBMODULE, _FOLDER):
+            kind = mode & 0o170000
+            if not skipped and kind == _SUBMODULE:
+                self.submodules.append(entry)
+            elif not skipped and kind != _FOLDER:
                 self.entries.append(entry)
         self._extensions: dict[bytes, bytes] = {}
         while at + 8 <= len(data) - 20:
@@ -373,7 +416,7 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
 
 
 def _without_credentials(address: str) -> str:
-    return re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^/@\s]*@", r"\1", address)
+    return re.sub(r"^([a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s]*@", r"\1", address)
 
 
 def _read(path: Path) -> str:

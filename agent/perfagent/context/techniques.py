@@ -24,7 +24,10 @@ _MOST_MASKS = 2**24  # numbers of masks that are counted: tens of milliseconds
 
 
 def elements(parameter: Any) -> int:
-    """How many weights a parameter stands for: 4-bit tensors are packed, ZeRO-3 leaves an empty one and its number."""
+    """How many weights a parameter stands for: 4-bit tensors are packed, ZeRO-3 leaves an empty one and its number.
+
+    Raises ValueError for one of a lazy module that was not called yet.
+    """
     state = getattr(parameter, "quant_state", None)
     shape = getattr(state, "shape", None)
     if shape is not None:

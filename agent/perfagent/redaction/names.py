@@ -19,6 +19,7 @@ _KINDS = (
     ("contrase", r"contrase[nñ]a"),
     ("passphrase", r"passphrase"),
     ("pwd", r"(?<![a-z])pwd(?![a-z])|mysql_pwd"),
+    ("passc", r"passcode"),
     (
         "pass",
         r"(?:^|[._ -])pass$|(?-i:[a-z]Pass)$"
@@ -32,7 +33,7 @@ _KINDS = (
     ("conn", r"connection[._ -]?string|conn[._-]?str"),
     (
         "key",
-        r"apikey|(?:private|api|access|account|shared|signing|encryption|master|ssh|service|deploy|subscription|storage|consumer"
+        r"apikey|(?:private|api|access|admin|account|shared|signing|encryption|master|ssh|service|deploy|subscription|storage|consumer"
         r"|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
         r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram)[._ -]?key",
     ),
@@ -69,7 +70,7 @@ _TOKENS = (
     r"|generated|sampled|target|class|dist|register|prompt|query|latent|visual|vision|reg|learnable|padding"
 )
 _ORDINARY = (
-    rf"(?:^|[^a-z])(?:{_TOKENS})[._ -]?token(?:_id)?s?$|(?:error|exception|warning|loss)s?$"
+    rf"(?:^|[^a-z])(?:{_TOKENS})[._ -]?token(?:_id)?s?$|(?:error|exception|warning|loss|dataset|ratio|length)s?$"
     rf"|(?:^|[^a-z0-9]|(?-i:(?<=[a-z])(?=[A-Z])))(?:{_PASSES})[._ -]?pass$|(?:conv|bn|dw)\d*[._-]pw$"
 )
 _WEAK = r"(?i:(?:^|[._\s-])(?:key|tokens?|creds?|pat|code|sig|signature|salt|nonce|value)$)|[a-z]Key$"
@@ -83,7 +84,7 @@ _PROXY = r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|ad
 _LICENCE = r"(?:^|[._\s-])licen[sc]e$"
 _WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
 _NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
-_EVEN_NUMBERS = r"passw|passphrase|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
+_EVEN_NUMBERS = r"passw|passphrase|passcode|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
 _PLACEHOLDER = r"<[^<>\s]{1,60}>|\[[A-Z]{3,8}\d*\]"
 """`<|endoftext|>`, `[CLS]`; and `<HUB_TOKEN>`, which stands in the place of one."""
 _SAYS_NOTHING = frozenset((

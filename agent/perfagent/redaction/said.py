@@ -11,7 +11,7 @@ __all__ = ["hide_said", "hide_short_options", "is_short_password"]
 _QUOTED = r"'[^'\n]{1,500}'|\"[^\"\n]{1,500}\"|`[^`\n]{1,500}`"
 _SENTENCE = (
     r"(?i)(?<![\w.-])(?P<name>pass(?:word|phrase|wd)|secret(?:[ _-](?:access[ _-])?key)?"
-    r"|(?:api|access|secret|private|auth|account)[ _-](?:key|token)|token|credentials?)"
+    r"|(?:api|access|secret|private|auth|account|admin)[ _-](?:key|token)|token|credentials?)"
     r"(?P<gap>(?:[ \t]{1,3}(?:provided|given|used|supplied))?"
     r"(?:[ \t]{1,3}(?:is|was)[ \t]{1,3}|[ \t]{0,3}(?:->|=>|→|!=|==|[:：])[ \t]{0,3}|[ \t]{1,3}))"
     rf"(?P<value>{_QUOTED}|[^\s'\"`,;()\[\]{{}}]{{1,500}})"

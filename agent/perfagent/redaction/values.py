@@ -34,6 +34,8 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("lsv2_", r"\blsv2_(?:pt|sk)_[A-Za-z0-9_]{30,}"),
     ("nvapi-", r"\bnvapi-[A-Za-z0-9_-]{40,}"),
     ("local-", r"\blocal-[a-f0-9]{40}\b"),
+    ("pa-", r"(?<![\w-])pa-(?=[A-Za-z_-]*\d)[A-Za-z0-9_-]{43}(?![\w-])"),  # Voyage
+    ("jina_", r"\bjina_[a-f0-9]{32}[A-Za-z0-9_-]{20,}"),
     ("wandb_v1_", r"\bwandb_v1_[A-Za-z0-9_]{20,}"),
     ("tgp_v1_", r"\btgp_v1_[A-Za-z0-9_-]{30,}"),  # Together
     ("pplx-", r"\bpplx-[A-Za-z0-9]{32,}"),

@@ -6,8 +6,9 @@ be that of a group further up (SLURM limits the job, and each task has a group b
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from perfagent.samplers.kernel_file import KernelFile
@@ -38,6 +39,8 @@ class ControlGroup(NamedTuple):
     """Smallest CPU quota on the way to the root, in cores; None when there is none."""
     cpu: Path | None = None
     """cpu.stat: how often the group with that quota had used it up."""
+    pressure: Mapping[str, Path] = MappingProxyType({})
+    """cpu, memory, io -> where its pressure is told: by the group with that limit, all of whose tasks wait for the same."""
 
     def used_bytes(self) -> int | None:
         """Memory in use without reclaimable page cache; None when it cannot be read."""
@@ -122,6 +125,7 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             events=_file("memory.events", limited, inner),
             cores=cores,
             cpu=_file("cpu.stat", held),
+            pressure=_pressure({"cpu": held, "memory": limited, "io": limited}),
         )
     if "memory" in paths:
         inner = _existing(root / "memory", paths["memory"])
@@ -134,6 +138,7 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             events=_file("memory.oom_control", inner),
             cores=cores,
             cpu=_file("cpu.stat", held),
+            pressure=_pressure_beside(root / "unified", paths),
         )
     return None
 
@@ -147,6 +152,18 @@ def _existing(root: Path, inside: str) -> Path:
 def _file(name: str, *folders: Path) -> Path | None:
     """In the first of the groups that has it."""
     return next((folder / name for folder in folders if (folder / name).exists()), None)
+
+
+def _pressure(folders: Mapping[str, Path]) -> dict[str, Path]:
+    """Of each resource the file of its group; absent where the kernel does not tell it by group."""
+    return {name: path for name, folder in folders.items() if (path := _file(f"{name}.pressure", folder)) is not None}
+
+
+def _pressure_beside(unified: Path, paths: Mapping[str, str]) -> dict[str, Path]:
+    """Version 1 has none; where version 2 is mounted beside it without controllers (systemd's hybrid layout), that one tells."""
+    if "" not in paths or not unified.is_dir():
+        return {}
+    return _pressure(dict.fromkeys(("cpu", "memory", "io"), _existing(unified, paths[""])))
 
 
 def _smallest(folder: Path, root: Path, limit_of: Callable[[Path], Limit | None]) -> tuple[Limit | None, Path]:

@@ -1,8 +1,8 @@
-"""CPU, memory, disks, network and load of the host, read from /proc (psutil costs 3 to 5 times as much).
+"""CPU, memory, disks, network, load and pressure of the host, read from /proc (psutil costs 3 to 5 times as much).
 
 Rates are differences of counters, so the first reading has none. What cannot be read is absent, never 0. Files are kept open,
 one expression takes all numbers out of a file at once, and each part is read as rarely as its cost demands: /proc/stat alone
-takes milliseconds on a host with hundreds of cores. Measured (2 cores, shared): 55 µs of CPU a second, 85 µs when everything
+takes milliseconds on a host with hundreds of cores. Measured (2 cores, shared): 58 µs of CPU a second, 98 µs when everything
 is due; docs/architecture.md has the table.
 """
 
@@ -16,6 +16,7 @@ from pathlib import Path
 
 from perfagent.samplers import cgroup
 from perfagent.samplers.kernel_file import KernelFile
+from perfagent.samplers.pressure import PressureReader
 
 __all__ = ["HostReader"]
 
@@ -30,8 +31,13 @@ _TIGHT = 0.8
 _AHEAD_S = 2.0
 _WHOLE_DISK = rb"(?:sd[a-z]+|vd[a-z]+|xvd[a-z]+|hd[a-z]+|nvme\d+n\d+|mmcblk\d+)"
 _DISK = re.compile(rb"^ *\d+ +\d+ +" + _WHOLE_DISK + rb" \d+ \d+ (\d+) \d+ \d+ \d+ (\d+) \d+ \d+ (\d+)", re.MULTILINE)
-_NOT_A_LINK = rb"(?:lo|veth|docker|br-|virbr|cni|flannel|cali|tun|tap|bond|team|dummy|ifb)"
-_LINK = re.compile(rb"^ *(?!" + _NOT_A_LINK + rb")[^ :]+: *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
+_NOT_A_LINK = (
+    rb"(?:lo|veth|docker|br\d|br-|virbr|lxc|lxdbr|vnet|ovs|cni|flannel|cali|cilium|kube|vxlan|genev|tun|tap|wg|tailscale|zt"
+    rb"|bond|team|dummy|ifb|vlan|macv|ipvl)"
+)
+"""Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a partition of
+InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
+_LINK = re.compile(rb"^ *(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
 
 Values = dict[str, float]
@@ -65,7 +71,9 @@ class HostReader:
         cost: Callable[[], float] = time.thread_time,
     ) -> None:
         self._cost = cost
-        self._group = cgroup.GroupReader(group if group is not None else cgroup.find())
+        group = group if group is not None else cgroup.find()
+        self._group = cgroup.GroupReader(group)
+        self._pressure = PressureReader(group.pressure if group is not None else {}, proc)
         self._stat, self._meminfo = KernelFile(proc / "stat", 512), KernelFile(proc / "meminfo", 512)
         self._diskstats, self._links = KernelFile(proc / "diskstats", 65536), KernelFile(proc / "net" / "dev", 65536)
         self._cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
@@ -79,6 +87,7 @@ class HostReader:
             _Part(self._network, 2.0),
             _Part(self._load, 5.0),
             _Part(self._group.events, 5.0),
+            _Part(self._pressure.read, 5.0),
         ]
         self._used: tuple[float, int] | None = None
         self.tight = False
@@ -104,6 +113,7 @@ class HostReader:
         for file in (self._stat, self._meminfo, self._diskstats, self._links):
             file.close()
         self._group.close()
+        self._pressure.close()
 
     def _cpu_pct(self, values: Values, now: float) -> None:  # noqa: ARG002
         text = self._stat.read()

@@ -61,6 +61,8 @@ _THROTTLE = {
     "power_brake": "the machine's power supply",
 }
 
+_PRESSURE = (("cpu", "CPU", "a processor"), ("memory", "Memory", "memory"), ("io", "I/O", "a disk"))
+
 _GPU: tuple[Metric, ...] = (
     Metric("gpu/utilization_pct", "GPU utilization", "%", "share of time in which a kernel ran (NVML)", "higher"),
     Metric("gpu/utilization_min_pct", "GPU utilization, lowest", "%", "lowest reading of the second", "higher", "min"),
@@ -176,6 +178,10 @@ _ROWS: tuple[Metric, ...] = (
     Metric("host/iowait_pct", "I/O wait", "%", "share of all cores that had to wait for a disk", "lower", "max"),
     Metric("host/cores", "Cores", "", "cores that this process may use: its affinity and its group's quota", "neither", "sum"),
     Metric("host/cpu_throttled_pct", "CPU throttling", "%", "share of periods in which the quota was used up", "lower", "max"),
+    *(
+        Metric(f"host/{name}_pressure_pct", f"{what} pressure", "%", f"time in which some task waited for {it}", "lower", "max")
+        for name, what, it in _PRESSURE
+    ),
     Metric("host/memory_used_bytes", "Host memory", "B", "memory in use on the host", "lower", "max"),
     Metric("host/memory_total_bytes", "Host memory size", "B", "memory of the host or its control group", "neither", "max"),
     Metric("host/oom_kills", "Out-of-memory kills", "", "processes of our group that the kernel killed so far", "lower", "sum"),

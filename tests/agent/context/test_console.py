@@ -14,7 +14,7 @@ from builders import until
 from canaries import BY_VALUE
 
 from perfagent.config import AgentConfig
-from perfagent.context.console import MOST_PIECES, Console
+from perfagent.context.console import MOST_CHARACTERS, MOST_PIECES, Console
 from perfagent.delivery.sender import Sender
 from perfagent.identity import Identity
 from perfagent.redaction import redacted
@@ -450,3 +450,31 @@ def test_a_line_whose_beginning_was_lost_is_left_out(tmp_path: Path, monkeypatch
     console.poll()
     console.close()
     assert lines(sender) == ["whole"]
+
+
+@pytest.mark.fault
+def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    written = console._streams[0].written
+    sys.stdout.write("begin\npassword=")
+    console.poll()
+    chapter = "swordfish99 " + "y" * 1000 + "\n"
+    for _ in range(100):
+        sys.stdout.write(chapter * 100)
+        assert sum(map(len, written.pieces)) < MOST_CHARACTERS + len(chapter) * 100
+    print("the last words")
+    console.poll()
+    sys.stdout.write("z" * (3 * MOST_CHARACTERS) + "\nafter\n")  # one piece alone
+    console.poll()
+    console.close()
+    told = lines(sender)
+    assert told[0] == "begin"
+    assert told[-1] in ("the last words", "after")
+    assert "the last words" in told
+    assert {line[:20] for line in told} <= {"begin", "swordfish99 yyyyyyyy", "the last words", "after"}
+    assert len(told) <= 202
+    kept = sum(len(line) + 1 for line in told)
+    assert sender.counters["log_characters_left_out"] > 100 * 100 * len(chapter) - MOST_CHARACTERS - kept
+    assert sender.counters["log_lines_left_out"] < MOST_CHARACTERS / len(chapter)

@@ -54,6 +54,16 @@ def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(tmp_pat
     assert (config["optimizer"]["class"], config["optimizer"]["lr"], config["optimizer"]["momentum"]) == ("SGD", 0.1, 0.9)
 
 
+def test_a_model_whose_sizes_are_not_known_yet_is_told_without_a_number(tmp_path: Path) -> None:
+    gathered = Gathered(tmp_path, {})
+    gathered.model = torch.nn.LazyLinear(2)
+    assert gathered.told()[0]["config"]["model"] == {"class": "LazyLinear"}
+    gathered.model(torch.ones(1, 4))
+    gathered.context.first_step()
+    (rest,) = gathered.told()
+    assert rest["config"]["model"] == {"class": "Linear", "parameters": 10, "trainable_parameters": 10}
+
+
 def test_what_the_user_says_stands_above_what_is_found(tmp_path: Path) -> None:
     gathered = Gathered(tmp_path, {"model": "mine"})
     gathered.context.first_step()

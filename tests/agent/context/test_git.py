@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Generator
 from pathlib import Path
@@ -66,6 +67,28 @@ def test_commit_and_branch_are_those_of_git(tree: Path) -> None:
     assert repository(tree).describe() == {"commit": git(tree, "rev-parse", "HEAD")}
 
 
+def test_it_is_the_scripts_repository_and_that_of_the_working_folder_for_an_installed_program(
+    tree: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = tmp_path / "other"
+    for folder in ("src", "env/bin", "env/lib/python3.11/site-packages/package"):
+        (other / folder).mkdir(parents=True)
+    git(other, "init", "-q")
+    monkeypatch.setattr(sys, "prefix", str(other / "env"))
+    monkeypatch.chdir(tree)
+
+    def root(script: str) -> Path:
+        monkeypatch.setattr(sys.modules["__main__"], "__file__", str(other / script), raising=False)
+        found = find()
+        assert found is not None
+        return found.root
+
+    assert root("src/train.py") == other
+    assert root("env/bin/accelerate") == root("env/lib/python3.11/site-packages/package/__main__.py") == tree
+    monkeypatch.delattr(sys.modules["__main__"], "__file__")
+    assert find() == repository(tree)  # a notebook
+
+
 def test_before_the_first_commit_there_is_only_a_branch(tmp_path: Path) -> None:
     git(tmp_path, "init", "-q", "-b", "main")
     assert repository(tmp_path).describe() == {"branch": "main"}
@@ -83,6 +106,8 @@ def test_before_the_first_commit_there_is_only_a_branch(tmp_path: Path) -> None:
         ("git@github.com:team/repo.git", "git@github.com:team/repo.git"),
         ("https://example.com/repo?private_token=hunter2", "https://example.com/repo?private_token=[redacted]"),
         ("/srv/git/repo", "/srv/git/repo"),
+        ("https://me:hun@ter2@example.com/team/repo", "https://example.com/team/repo"),
+        ("https://me:hunter2@example.com/team/repo;1", "https://example.com/team/repo;1"),  # git writes it between quotes
     ],
 )
 def test_x10_the_remote_is_told_without_credentials(tree: Path, address: str, shown: str) -> None:
@@ -227,6 +252,32 @@ def a_submodule(tree: Path) -> None:
     staged_and_restored(tree)
 
 
+def edited_in_a_submodule(tree: Path) -> None:
+    a_submodule(tree)
+    edited(tree / "a" / "module")
+
+
+def another_commit_in_a_submodule(tree: Path) -> None:
+    edited_in_a_submodule(tree)
+    git(tree / "a" / "module", "commit", "-q", "-a", "-m", "ahead")
+
+
+def a_submodule_that_is_not_checked_out(tree: Path) -> None:
+    a_submodule(tree)
+    git(tree, "submodule", "--quiet", "deinit", "a/module")
+
+
+def a_submodule_whose_folder_is_gone(tree: Path) -> None:
+    a_submodule(tree)
+    shutil.rmtree(tree / "a" / "module")
+
+
+def modes_do_not_count_in_this_worktree(tree: Path) -> None:
+    git(tree, "config", "extensions.worktreeConfig", "true")
+    git(tree, "config", "--worktree", "core.filemode", "false")
+    made_a_program(tree)
+
+
 def half_of_it_checked_out(tree: Path) -> None:
     git(tree, "sparse-checkout", "set", "--cone", "--sparse-index", "nothing")
     (tree / "train.py").write_text("# another\n")
@@ -282,7 +333,9 @@ def newest_index_format_and_restored(tree: Path) -> None:
         newest_index_format_and_edited, packed, another_branch, staged_and_restored, stashed_fetched_back_and_dropped,
         new_and_added_and_taken_out, taken_out_and_added, taken_out, made_a_program_in_the_index, names_that_sort_oddly,
         a_submodule, half_of_it_checked_out, half_of_it_checked_out_and_staged, announced, merged_in_vain, packed_and_staged,
-        packed_and_staged_and_restored, commit_taken_back_in_a_pack, newest_index_format_and_restored,
+        packed_and_staged_and_restored, commit_taken_back_in_a_pack, newest_index_format_and_restored, edited_in_a_submodule,
+        another_commit_in_a_submodule, a_submodule_that_is_not_checked_out, a_submodule_whose_folder_is_gone,
+        modes_do_not_count_in_this_worktree,
     ],
 )  # fmt: skip
 def test_changed_files_are_seen_as_git_sees_them(tree: Path, happens: Callable[[Path], None]) -> None:
@@ -344,6 +397,29 @@ def test_references_in_tables_are_not_guessed(tree: Path) -> None:
     (tree / ".git" / "HEAD").write_text("ref: refs/heads/.invalid\n")
     assert repository(tree).describe() == {}
     assert dirty(tree) is None
+
+
+def test_what_a_filter_of_a_folder_or_the_users_line_ends_change_is_not_called_changed(tree: Path) -> None:
+    git(tree, "config", "filter.up.clean", "tr a-z A-Z")
+    git(tree, "config", "filter.up.smudge", "tr A-Z a-z")
+    (tree / "a" / ".gitattributes").write_text("*.bin filter=up\n")
+    (tree / "a" / "x.bin").write_text("weights\n")
+    git(tree, "add", ".")
+    git(tree, "commit", "-q", "-m", "filtered")
+    (tree / "a" / "x.bin").touch()
+    assert dirty(tree) is None
+    assert expected(tree) is False
+    (tree / "a" / "x.bin").unlink()
+    git(tree, "commit", "-q", "-a", "-m", "without")
+    (tree / "lines.txt").write_bytes(b"one\r\ntwo\r\n")
+    git(tree, "-c", "core.autocrlf=input", "add", "lines.txt")  # as a line of ~/.gitconfig would have it
+    git(tree, "commit", "-q", "-m", "lines")
+    (tree / "lines.txt").touch()
+    assert dirty(tree) is None
+    (tree / "a" / ".gitattributes").unlink()
+    git(tree, "commit", "-q", "-a", "-m", "no attributes")
+    (tree / "lines.txt").write_bytes(b"one\r\nTWO\r\n")
+    assert dirty(tree) is True
 
 
 def test_what_cannot_be_known_is_not_told(tree: Path) -> None:

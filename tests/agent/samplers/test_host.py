@@ -20,6 +20,8 @@ DISKS = (
 )
 LINKS = (
     "Inter-|   Receive\n face |bytes\n    lo: 999 0 0 0 0 0 0 0 999 0\n  eth0: {received} 0 0 0 0 0 0 0 {sent} 0 0 0 0 0 0 0\n"
+    "eth0.100: {received} 0 0 0 0 0 0 0 {sent} 0 0 0 0 0 0 0\n   br0: {received} 0 0 0 0 0 0 0 {sent} 0 0 0 0 0 0 0\n"
+    "   wg0: {received} 0 0 0 0 0 0 0 {sent} 0 0 0 0 0 0 0\n"
 )
 
 
@@ -248,6 +250,68 @@ def test_a_group_tells_kills_since_we_looked_and_how_often_its_quota_was_used_up
     second: dict[str, float] = {}
     reader.events(second, 6.0)
     assert second == {"host/oom_kills": 2, "host/cpu_throttled_pct": 25.0}
+
+
+STALLED = "some avg10=1.00 avg60=2.00 avg300=3.00 total={some}\nfull avg10=9.00 avg60=9.00 avg300=9.00 total=999\n"
+
+
+def test_pressure_is_the_share_of_the_time_in_which_some_task_waited(tmp_path: Path) -> None:
+    machine = Machine(tmp_path)
+    (machine.proc / "pressure").mkdir()
+    (tmp_path / "cpu.pressure").write_text(STALLED.format(some=7_000_000))
+    for name in ("cpu", "memory", "io"):
+        (machine.proc / "pressure" / name).write_text(STALLED.format(some=4_000_000))
+    reader = HostReader(machine.proc, NO_GROUP._replace(pressure={"cpu": tmp_path / "cpu.pressure"}))
+    assert not any("pressure" in name for name in reader.read(10.0))
+    (tmp_path / "cpu.pressure").write_text(STALLED.format(some=8_000_000))
+    (machine.proc / "pressure" / "memory").write_text(STALLED.format(some=4_250_000))
+    (machine.proc / "pressure" / "io").write_text(STALLED.format(some=9_500_000))
+    told = reader.read(15.0)
+    assert (told["host/cpu_pressure_pct"], told["host/memory_pressure_pct"], told["host/io_pressure_pct"]) == (20.0, 5.0, 100.0)
+    (tmp_path / "cpu.pressure").write_text(STALLED.format(some=10))
+    assert "host/cpu_pressure_pct" not in reader.read(20.0)  # another group's counter, or a kernel's from its start
+
+
+def test_pressure_is_read_of_the_groups_whose_limits_hold(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "two"
+    write(proc / "self", cgroup="0::/job/task\n")
+    write(root, cgroup__controllers="memory cpu\n", io__pressure="")
+    write(root / "job", cpu__max="200000 100000\n", cpu__pressure="", memory__pressure="", io__pressure="")
+    write(root / "job" / "task", memory__max="4096\n", cpu__pressure="", memory__pressure="", io__pressure="")
+    found = cgroup.find(root=root, proc=proc)
+    assert found is not None
+    job, task = root / "job", root / "job" / "task"
+    assert found.pressure == {"cpu": job / "cpu.pressure", "memory": task / "memory.pressure", "io": task / "io.pressure"}
+
+    one = tmp_path / "one"
+    write(proc / "self", cgroup="5:memory:/job\n3:cpu,cpuacct:/job\n0::/job\n")
+    write(one / "memory" / "job", memory__usage_in_bytes="3000\n")
+    plain = cgroup.find(root=one, proc=proc)
+    assert plain is not None
+    assert plain.pressure == {}
+    write(one / "unified" / "job", cpu__pressure="", memory__pressure="", io__pressure="")
+    beside = cgroup.find(root=one, proc=proc)
+    assert beside is not None
+    assert beside.pressure == {name: one / "unified" / "job" / f"{name}.pressure" for name in ("cpu", "memory", "io")}
+
+
+@pytest.mark.skipif(not Path("/proc/pressure/cpu").exists(), reason="a kernel without pressure stall information")
+def test_pressure_is_what_this_kernel_has_counted() -> None:
+    def stalled_s() -> float:
+        return 1e-6 * int(Path("/proc/pressure/cpu").read_text().split()[4].removeprefix("total="))
+
+    reader, found = HostReader(group=NO_GROUP), dict[str, float]()
+    before_first = stalled_s()
+    reader._pressure.read(found, 0.0)
+    after_first = stalled_s()
+    assert found == {}
+    until(lambda: stalled_s() > after_first or None)  # somebody waits for a processor now and then, on any machine
+    before_second = stalled_s()
+    reader._pressure.read(found, 1000.0)
+    after_second = stalled_s()
+    told_s = found["host/cpu_pressure_pct"] * 1000.0 / 100.0
+    assert before_second - after_first - 1e-5 <= told_s <= after_second - before_first + 1e-5
+    assert {"host/memory_pressure_pct", "host/io_pressure_pct"} <= set(found)
 
 
 def test_the_reclaimable_cache_is_looked_at_anew_when_memory_is_short(tmp_path: Path) -> None:

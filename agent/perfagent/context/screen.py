@@ -1,0 +1,158 @@
+"""What is written to a terminal, as the lines that stand on its screen in the end."""
+
+from __future__ import annotations
+
+import re
+
+__all__ = ["STATE_S", "Screen"]
+
+LINE_CHARACTERS = 4000
+"""What is kept of a line until it is redacted, and then shortened (redaction/text.py)."""
+KEY_LINES = 200
+STATE_S = 10.0
+"""So often the state of lines that are being rewritten (progress bars) is told before they end."""
+MOST_BARS = 50
+_ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?|\x1b[@-_]")
+_UP = re.compile(r"\x1b\[(\d{0,3})[AF]")
+
+
+class Screen:
+    """`lines(text, now)` gives the lines that are complete with this text; now: monotonic seconds.
+
+    A line that is rewritten with carriage returns is one line. So is each of several bars that are drawn below each other and
+    for which the cursor goes up again (one for epochs and one for batches; rich): a line is complete when the cursor did not
+    come back to it. Every 10 s the state of such lines counts as a line. Of the lines that are complete at once only the last
+    most_lines are given; `left_out` counts the others.
+    """
+
+    def __init__(self, *, most_lines: int = 1000) -> None:
+        self._most_lines = most_lines
+        self.left_out = 0
+        self._above: list[str] = []
+        """Lines that the cursor may come back to; empty as long as it never went up."""
+        self._line = ""
+        """The one that the cursor stands in."""
+        self._below: list[str] = []
+        self._state: list[str] = []
+        self._state_at = 0.0
+        self._key_lines = 0
+
+    @property
+    def open(self) -> bool:
+        """Whether a line is not complete yet."""
+        return bool(self._line or self._above or self._below)
+
+    def lines(self, text: str, now: float, *, torn: bool = False, last: bool = False) -> list[str]:
+        """torn: something is missing before this text; last: what is not complete is a line too."""
+        if not self._rewritten():
+            self._state_at = now
+        if torn:  # the end of a line alone may be the end of a secret, and hides nothing
+            self._above, self._line, self._below = [], "", []
+            text = text.partition("\n")[2]
+        text = self._line + text
+        held = [*self._above, *self._below]
+        complete = self._complete(text, last=last)
+        if len(complete) > self._most_lines:
+            complete = self._newest(complete, keys=any("-----BEGIN" in one for one in (*held, text)))
+        lines = [self._without_key(_as_shown(line)) for line in complete]
+        if lines:
+            told = self._state
+            lines = ["" if at < len(told) and line in told else line for at, line in enumerate(lines)]
+            self._state, self._state_at = [], now
+        return [line for line in (*lines, *self._new_state(now)) if line]
+
+    def _rewritten(self) -> bool:
+        return "\r" in self._line or bool(self._above or self._below)
+
+    def _complete(self, text: str, *, last: bool) -> list[str]:
+        """The lines that are complete; the others are kept, shortened."""
+        before, self._line = self._above, ""
+        if self._below or ("\x1b[" in text and _UP.search(text)):
+            complete = self._moving(text)
+        else:
+            *whole, self._line = text.split("\n")
+            complete, self._above = [*before, *whole], []
+        if len(self._above) > MOST_BARS:
+            complete, self._above = [*complete, *self._above[:-MOST_BARS]], self._above[-MOST_BARS:]
+        if last:
+            complete = [*complete, *self._above, self._line, *self._below]
+            self._above, self._line, self._below = [], "", []
+        self._above, self._below = [*map(_kept, self._above)], [*map(_kept, self._below[:MOST_BARS])]
+        self._line = _kept(self._line)
+        return complete
+
+    def _newest(self, lines: list[str], *, keys: bool) -> list[str]:
+        """keys: one of the lines may be the first of a private key, whose others are known by that alone."""
+        older, newest = lines[: -self._most_lines], lines[-self._most_lines :]
+        self.left_out += sum(map(bool, older))
+        if keys or self._key_lines:
+            for line in older:
+                self._without_key(line)
+        return newest
+
+    def _moving(self, text: str) -> list[str]:
+        """Follows the cursor, which goes down over lines that stand there already, and up."""
+        first, *moves = _UP.split(text)
+        complete: list[str] = []
+        self._write(first)
+        for rows, following in zip(moves[::2], moves[1::2], strict=True):
+            for _ in range(min(int(rows or 1), len(self._above))):
+                self._below.insert(0, self._line)
+                self._line = self._above.pop()
+            complete += self._above
+            self._above = []
+            self._write(_over(self._line, following))
+        if not moves:
+            complete, self._above = self._above, []
+        return complete
+
+    def _write(self, text: str) -> None:
+        """text: the line in which the cursor stands, and what follows."""
+        self._line, *following = text.split("\n")
+        for line in following:
+            self._above.append(self._line)
+            self._line = _over(self._below.pop(0), line) if self._below else line
+
+    def _new_state(self, now: float) -> list[str]:
+        if not self._rewritten() or now - self._state_at < STATE_S or self._key_lines:
+            return []
+        shown = [_as_shown(line) for line in (*self._above, self._line, *self._below)]
+        before, self._state, self._state_at = self._state, shown, now
+        return [] if any("-----BEGIN" in line for line in shown) else [line for line in shown if line not in before]
+
+    def _without_key(self, line: str) -> str:
+        """A private key has many lines; they may come in different events, and none but the first tells what it is."""
+        if self._key_lines:
+            self._key_lines = 0 if "-----END" in line else self._key_lines - 1
+            return ""
+        if "PRIVATE KEY" in line and "-----BEGIN" in line and "-----END" not in line:
+            from perfagent.redaction import HIDDEN  # the sender's thread has it by now
+
+            self._key_lines = KEY_LINES
+            return f"{line[: line.index('-----BEGIN')]}{HIDDEN}"
+        return line
+
+
+def _over(old: str, new: str) -> str:
+    """What is written into a line that stands there already, from its beginning on. Shortened at once: a bar that is drawn as
+    fast as it can be would take quadratic time."""
+    old = _kept(old)
+    return f"{old}\r{new}" if old and new and not new.startswith("\n") else old + new
+
+
+def _kept(line: str) -> str:
+    """What matters of a line that is not complete."""
+    if "\r" in line:  # one of them stays: it tells that the line is being rewritten
+        line = line[max(line.rstrip("\r").rfind("\r"), 0) :]
+    if len(line) > 2 * LINE_CHARACTERS:
+        line = line[:LINE_CHARACTERS]  # its beginning is what is shown; half a secret is known by nothing
+    return line
+
+
+def _as_shown(line: str) -> str:
+    """The line as it stands on the screen in the end: what carriage returns overwrote and colors left out."""
+    line = line.rstrip("\r")
+    line = line[line.rfind("\r") + 1 :]
+    if "\x1b" in line:
+        line = _ESCAPES.sub("", line)
+    return line.rstrip()[:LINE_CHARACTERS]

@@ -1,0 +1,123 @@
+from __future__ import annotations
+
+import io
+import itertools
+from collections.abc import Callable
+
+import pytest
+
+from perfagent.context.screen import MOST_BARS, Screen, _over
+
+
+def two_bars_of_tqdm() -> str:
+    tqdm = pytest.importorskip("tqdm").tqdm
+    stream = io.StringIO()
+    for epoch in tqdm(range(2), desc="epoch", file=stream, ncols=60, mininterval=0):
+        for _ in tqdm(range(5), desc="batch", file=stream, ncols=60, mininterval=0, leave=False):
+            pass
+        tqdm.write(f"epoch {epoch} is over", file=stream)
+    return stream.getvalue() + "done\n"
+
+
+def two_bars_of_rich() -> str:
+    Progress = pytest.importorskip("rich.progress").Progress  # noqa: N806 - a class
+    stream = io.StringIO()
+    console = pytest.importorskip("rich.console").Console(file=stream, force_terminal=True, width=80)
+    with Progress(*Progress.get_default_columns()[:1], "{task.completed}", console=console, auto_refresh=False) as progress:
+        epochs, batches = progress.add_task("epoch"), progress.add_task("batch")
+        for done in range(1, 7):
+            progress.update(batches, completed=done, refresh=True)
+            if done % 3 == 0:
+                progress.update(epochs, completed=done // 3, refresh=True)
+                console.print(f"epoch {done // 3} is over")
+    return stream.getvalue() + "done\n"
+
+
+def without_figures(line: str) -> str:
+    """tqdm's line up to the bar itself."""
+    return line.partition("|")[0].rstrip()
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        (two_bars_of_tqdm, ["epoch 0 is over", "epoch 1 is over", "epoch: 100%", "done"]),
+        (two_bars_of_rich, ["epoch 1 is over", "epoch 2 is over", "epoch 2", "batch 6", "done"]),
+    ],
+)
+@pytest.mark.parametrize("at_once", [1_000_000, 400])
+def test_several_bars_are_a_line_each_as_on_the_screen(text: Callable[[], str], shown: list[str], at_once: int) -> None:
+    screen, whole = Screen(), text()
+    told = [line for at in range(0, len(whole), at_once) for line in screen.lines(whole[at : at + at_once], 0.0)]
+    told += screen.lines("", 0.0, last=True)
+    if at_once > len(whole):
+        assert [without_figures(line) for line in told] == shown
+    else:  # what was written when the cursor was below may count as complete, if nothing took it up again at once
+        assert len(told) <= len(shown) + len(whole) // at_once
+        assert without_figures(told[-1]) == "done"
+
+
+def test_the_state_of_several_bars_is_told_every_ten_seconds_and_what_stood_still_once() -> None:
+    screen = Screen()
+    told = {
+        now: told
+        for now in range(31)
+        if (told := screen.lines(f"\repoch {now // 20}\n\rbatch {now}\x1b[A" if now else "start\n", float(now)))
+    }
+    assert told == {0: ["start"], 11: ["epoch 0", "batch 11"], 21: ["epoch 1", "batch 21"]}
+    assert screen.lines("\repoch 1\n\rbatch 31\x1b[A", 31.0) == ["batch 31"]
+    assert screen.lines("\n\n", 31.5) == []
+    assert screen.lines("next\n", 32.0) == ["next"]
+    assert not screen.open
+
+
+def test_lines_that_scroll_away_above_the_bars_are_told_at_once() -> None:
+    screen = Screen()
+    screen.lines("a\nb", 0.0)
+    assert screen.lines("\x1b[1A\r\x1b[2Kprinted\na\nb", 0.0) == []
+    assert screen.lines("\x1b[1A\ra\nb", 0.1) == ["printed"]
+
+
+@pytest.mark.fault
+def test_a_cursor_that_goes_anywhere_does_no_harm() -> None:
+    words = ("\x1b[A", "\x1b[2A", "\x1b[999A", "\x1b[9999999A", "\x1b[", "\n", "\n\n", "\r", "x", "line\n", "\x1b[2K", "A", "")
+    for chosen in itertools.product(words, repeat=4):
+        screen = Screen()
+        told = [line for word in chosen for line in screen.lines(word, 0.0)]
+        told += screen.lines("\nend", 0.0, last=True)
+        assert "end" in told
+        assert not screen.open
+    screen = Screen()
+    for row in range(1000):
+        screen.lines(f"{row}\n\n\x1b[A", 0.0)
+    assert len(screen._above) + len(screen._below) <= 2 * MOST_BARS
+
+
+def test_what_a_bar_overwrote_is_not_carried_along() -> None:
+    line = "0%"
+    for percent in range(1, 1000):
+        line = _over(line, f"{percent}%")
+    assert line == "\r998%\r999%", "6 s of the sender's thread for a megabyte of two bars that were drawn as fast as it went"
+
+
+@pytest.mark.fault
+def test_x10_a_private_key_between_bars_is_neither_line_nor_state() -> None:
+    screen, told = Screen(), []
+    body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(5)]
+    for now, line in enumerate(["-----BEGIN RSA PRIVATE KEY-----", *body, "-----END RSA PRIVATE KEY-----", "step 1"]):
+        told += screen.lines(f"\x1b[1A\r{line}\nepoch\nbatch", 20.0 * now)
+    told += screen.lines("", 1000.0, last=True)
+    assert [line for line in told if "MII" in line or "RSA" in line] == []
+    assert "step 1" in told
+
+
+@pytest.mark.fault
+def test_x10_a_key_whose_first_line_still_stood_below_a_bar_is_known_when_that_line_is_left_out() -> None:
+    screen = Screen(most_lines=200)
+    assert screen.lines("epoch\nbatch\x1b[1A\nbatch\n-----BEGIN RSA PRIVATE KEY-----\n", 0.0) == []
+    body = [f"MIIEowIBAAKCAQEA{n:04d}" for n in range(25)]
+    printed = [*body, "-----END RSA PRIVATE KEY-----", *(f"step {n}" for n in range(190))]
+    told = screen.lines("\n".join(printed) + "\n", 0.1)
+    assert screen.left_out
+    assert [line for line in told if "MII" in line] == []
+    assert told[-1] == "step 189"
