@@ -76,6 +76,11 @@ def _main(words: list[str]) -> int:
     except PerfagentError as error:
         sys.stderr.write(f"perfagent {name}: {error}\n")
         return 1
+    except ModuleNotFoundError as error:
+        if error.name != "torch":  # what else is missing, a script of the user's may want
+            raise
+        sys.stderr.write(f"perfagent {name}: this command needs torch, which is missing here; pip install torch\n")
+        return 1
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:  # perfagent export ... | head

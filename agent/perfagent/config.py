@@ -125,7 +125,21 @@ class AgentConfig:
                 values[name] = _folder(name, values[name])
         if not isinstance(values.get("server", ""), str):
             raise ConfigError(f"server must be an address such as {DEFAULT_SERVER}, not {values['server']!r:.80}")
-        return cls(**values)
+        try:
+            return cls(**values)
+        except ConfigError:
+            for name, variable in _VARIABLES.items():
+                if name in values and overrides.get(name) is None:
+                    cls._check_variable(name, variable, values)
+            raise
+
+    @classmethod
+    def _check_variable(cls, name: str, variable: str, values: dict[str, Any]) -> None:
+        """Says of a setting that cannot be used where it comes from: whoever reads it may not have set it."""
+        try:
+            cls(**{name: values[name], "disabled": values["disabled"]})
+        except ConfigError as error:
+            raise ConfigError(f"{variable}: {error}") from None
 
 
 _VARIABLES = {

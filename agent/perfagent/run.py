@@ -24,7 +24,6 @@ from perfagent.config import AgentConfig
 from perfagent.context.console import Console
 from perfagent.context.gathering import Context
 from perfagent.context.process import describe
-from perfagent.cost import log_ns, steps_ns
 from perfagent.delivery.sender import Sender, Source
 from perfagent.device import take
 from perfagent.ending import cause
@@ -43,6 +42,7 @@ from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
+from perfagent.shown import Shown
 from perfagent.signals.memory_table import MemoryTable
 
 if TYPE_CHECKING:
@@ -121,6 +121,18 @@ class Run:
         self._sampler: Sampler | None = None
         self._context = Context(self._sender, self.config, self._known_model, self._known_optimizer)
 
+    # ---- copies of what holds it: a trainer, a module, a dataset
+
+    def __copy__(self) -> Run:
+        return self
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Run:
+        """There is one run, however many copies a script makes of what it keeps it in (averages of weights, Lightning's)."""
+        return self
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (self._identity.source,)
+
     # ---- what a training script calls
 
     @property
@@ -130,8 +142,9 @@ class Run:
 
     @property
     def url(self) -> str | None:
-        """The run's page on the server."""
-        return f"{self.settings.server}/run/{self.id}" if self.id and self.settings.record is None else None
+        """The run's page on the server; None where it sends nothing there."""
+        sends = self.settings.record is None and not self.settings.disabled
+        return f"{self.settings.server}/run/{self.id}" if self.id and sends else None
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Records numbers under names. Without a step they belong to the step in progress.
@@ -242,6 +255,13 @@ class Run:
         self._sender.followed = to.sources
         self.finish()
 
+    def __repr__(self) -> str:
+        return self._shown().text()
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows of it."""
+        return self._shown().html()
+
     def __enter__(self) -> Run:
         return self
 
@@ -266,6 +286,15 @@ class Run:
 
     # ---- starting
 
+    def _shown(self) -> Shown:
+        name = self.name or self._default_name() or self.id or ""
+        place = self.url or (f"recorded in {self.settings.record}" if self.settings.record is not None else None)
+        if self.settings.disabled:
+            return Shown(name, "disabled", None, None, None)
+        running = "running" if self._progress.last is not None or self._sender.logged[0] else "starting"
+        how = "forked child" if self.inherited else self._sender.final or ("given up" if self._sender.disabled else running)
+        return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
+
     def start_at(self, start_step: int) -> None:
         """The first step to come has that number: told by a training that was resumed before it made one."""
         p = self._progress
@@ -289,12 +318,12 @@ class Run:
             "group": self.group,
             "notes": self.notes,
             "start_step": who.start_step,
-            "rank": who.rank,
-            "local_rank": who.local_rank,
-            "node_rank": who.node_rank,
-            "world_size": who.world_size,
+            **self._place(),
             **describe(),
         }
+        who.ended = lambda: self._ending is not None or self._sender.closing_at is not None
+        who.begun = lambda: self._progress.last is not None or who.ended()
+        who.placed = self._placed
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         self._sender.add_source(self._poll, every_s=_POLL_S)
         self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
@@ -312,11 +341,33 @@ class Run:
         instrument.when_torch_is_imported(_torch_came)
         self._sender.start()
 
+    def _place(self) -> dict[str, Any]:
+        """Which rank of how many this is, as far as that is known."""
+        who = self._identity
+        if who.joining is not None:
+            return {}
+        return {name: getattr(who, name) for name in ("rank", "local_rank", "node_rank", "world_size")}
+
+    def _placed(self) -> None:
+        """On the sender's thread: it is known whose rank this is."""
+        self._progress.health.rank = self._identity.rank
+        ended = self._identity.ended()
+        to_be_told = ended and any(event.kind == "state" for event in self._sender.events)
+        state, reason = "running" if self._progress.last else "starting", ""
+        more: dict[str, Any] = {}
+        if ended and not to_be_told and self._ending is not None:
+            state, reason, more = self._ending  # it was told before, and is to remain the last word
+        told = {"state": state, "reason": reason or None, **more, "config": self.config, **self._place()}
+        told["name"] = self.name or self._default_name()
+        self._sender.event("state", {key: value for key, value in told.items() if value is not None})
+        if to_be_told:
+            self._sender.events.rotate(1)
+
     def _default_name(self) -> str | None:
         """`train-2yee`: the script and the head of the run's own id. A run that the user or a scheduler named keeps that name."""
         run, told = self._identity.run, launched.current
         drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
-        if self._identity.rank != 0 or run is None or not drawn or "-" in run:
+        if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
             return None
         script = Path(sys.argv[0] if sys.argv else "")
         stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
@@ -354,7 +405,9 @@ class Run:
                 self._watch_again()
         if optimizer is not None:
             inner = getattr(optimizer, "optimizer", None)  # Accelerate's wrapper
-            make_primary(self._progress, inner if hasattr(inner, "param_groups") else optimizer)
+            trained_by = inner if hasattr(inner, "param_groups") else optimizer
+            make_primary(self._progress, trained_by)
+            self._watching.named(trained_by)
 
     def _first_step(self, optimizer: Any) -> None:
         torch = sys.modules["torch"]
@@ -389,6 +442,8 @@ class Run:
 
     def _poll(self) -> None:
         p = self._progress
+        if self._identity.joining is not None or not self._identity.known:
+            self._identity.poll()
         if p.early and p.early[0].waits_too_long():
             self._settle_waiting()
         if p.release is not None:
@@ -396,7 +451,7 @@ class Run:
         if (outputs := p.outputs) is not None:
             outputs.expire()
         self._watching.poll()
-        own_ns = p.hooks_ns + log_ns(*self._sender.logged) + steps_ns(*self._sender.stepped) + p.pass_ns
+        own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
         share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
         if share is None:
             return
@@ -497,10 +552,12 @@ class Run:
         self._investigator.close()
         if self._looks is not None:
             self._looks.close()
-        if state.current is p:
+        current = state.current is p
+        if current:
             state.current = None
+        self._watching.close()  # first: what it patched may lie on top of a patch of a framework's
+        if current:
             instrument.remove()
-        self._watching.take_off()
         if self._console is not None:
             self._console.close()
         self._context.close()
@@ -534,7 +591,7 @@ def _trainable(model: Any) -> int:
 
 
 def _snapshot(values: dict[str, Any]) -> None:
-    """Reads tensors now, since users change them in place; those on a device later."""
+    """Reads tensors now, since users change them in place; those on a device later. Of one that is no number its type remains."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -542,7 +599,7 @@ def _snapshot(values: dict[str, Any]) -> None:
         if isinstance(value, torch.Tensor):
             try:
                 value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
-                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else None
+                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
             except Exception:  # noqa: BLE001 - a device that was lost
                 values[name] = None
 
@@ -550,3 +607,11 @@ def _snapshot(values: dict[str, Any]) -> None:
 def _torch_came() -> None:
     if state.current is not None:
         instrument.install()
+
+
+def _unpickled(source: str) -> Run:
+    """The run that was pickled, in its own process; one that records nothing in a spawned worker or a later process."""
+    from perfagent import session  # it imports this module
+
+    run = session.current()
+    return run if run is not None and run._identity.source == source else session.silent({}, [])

@@ -72,7 +72,7 @@ def attach(
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
     if _is_imported_by_a_worker():
-        return _silent(settled, labels)
+        return silent(settled, labels)
     run = current()
     unnamed = run is not None and run is _launched and not _named
     if _resumed is not None and run_id in (None, _resumed[0]):
@@ -190,7 +190,7 @@ def _is_imported_by_a_worker() -> bool:
     return processes is not None and getattr(processes.current_process(), "_inheriting", False)
 
 
-def _silent(config: dict[str, Any], tags: list[str]) -> Run:
+def silent(config: dict[str, Any], tags: list[str]) -> Run:
     """A run that records nothing."""
     settings = dataclasses.replace(AgentConfig.from_env(), disabled=True)
     return Run(settings, name=None, config=config, tags=tags, group=None, start_step=None)

@@ -75,3 +75,22 @@ def test_an_error_of_ours_is_one_line_and_exit_code_1(
         cli.main(["up"])
     assert ended.value.code == 1
     assert capsys.readouterr().err == "perfagent up: port must be a number, not 'x'\n"
+
+
+def test_a_command_that_trains_says_that_torch_is_missing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    missing = ["torch"]
+
+    def fail(_: object) -> int:
+        raise ModuleNotFoundError(f"No module named {missing[0]!r}", name=missing[0])
+
+    entry = type("Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)})()
+    monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["up"])
+    assert ended.value.code == 1
+    assert capsys.readouterr().err == "perfagent up: this command needs torch, which is missing here; pip install torch\n"
+    missing[0] = "of_the_users_script"
+    with pytest.raises(ModuleNotFoundError):
+        cli.main(["up"])

@@ -142,3 +142,14 @@ def test_a_temporary_folder_that_others_may_use_is_refused(homeless, tmp_path):
 def test_a_folder_to_record_into_that_cannot_be_found_is_named(homeless):
     with pytest.raises(ConfigError, match="record must be a folder"):
         AgentConfig.from_env(record="~nobody9/x")
+
+
+def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PERFAGENT_SERVER", "monitor:8420")
+    monkeypatch.setenv("PERFAGENT_PROJECT", "x" * 300)
+    with pytest.raises(ConfigError, match=r"^PERFAGENT_SERVER: server must be .* not 'monitor:8420'$"):
+        AgentConfig.from_env()
+    with pytest.raises(ConfigError, match=r"^PERFAGENT_PROJECT: project cannot be used"):
+        AgentConfig.from_env(server="http://monitor:8420")
+    with pytest.raises(ConfigError, match=r"^server must be .* not 'foo'$"):
+        AgentConfig.from_env(server="foo", project="mine")

@@ -470,3 +470,19 @@ def test_nothing_is_imported_once_a_run_has_started(tmp_path: Path) -> None:
         print([name for name in set(sys.modules) - there if not name.startswith('torch.')])  # torch's profiler has one of its own
     """
     assert run(tmp_path, body).stdout.strip() == "[]"
+
+
+def test_nor_does_the_look_up_of_a_servers_name_import_anything(tmp_path: Path) -> None:
+    """A child that is forked in the midst of it would hang in its own first look-up."""
+    body = """
+        import os, sys
+        import perfagent
+        del os.environ["PERFAGENT_RECORD"]
+        run = perfagent.init(server="http://localhost:9")
+        there = set(sys.modules)
+        run.log({"x": 1.0})
+        while not run._sender.counters["failed"]:
+            run._sender.closed.wait(0.05)
+        print(sorted(set(sys.modules) - there))
+    """
+    assert run(tmp_path, body).stdout.strip() == "[]"

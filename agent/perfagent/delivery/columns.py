@@ -40,11 +40,13 @@ class Columns:
 
     max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left out.
     refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step".
+    no_number: name and type of the first one of "kind".
     """
 
     def __init__(self, max_series: int = 2000) -> None:
         self.max_series = max_series
         self.refused: Counter[str] = Counter()
+        self.no_number = ""
         self._names: dict[Any, str | None] = {}
         self._series: set[str] = set()
         self._shapes: dict[tuple[str, ...], bool] = {}
@@ -132,6 +134,7 @@ class Columns:
             converted = number(value)
             if converted is None:
                 self.refused["kind"] += 1
+                self.no_number = self.no_number or _described(key, value)
                 continue
             name = self.name(key)
             if name is not None:
@@ -167,6 +170,13 @@ class Columns:
                 return False
             self._series.add(name)
         return True
+
+
+def _described(key: Any, value: Any) -> str:
+    """value: or its type, where it was not kept."""
+    name = repr(clean_name(key)) if type(key) is str else f"a name of type {type(key).__name__}"
+    kind = value if isinstance(value, type) else type(value)
+    return f"{name:.80} (a value of type {kind.__name__:.80})"
 
 
 def clean_name(key: Any) -> str | None:

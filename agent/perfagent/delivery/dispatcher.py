@@ -54,6 +54,8 @@ TELL_GONE_S = 1.0
 COMMAND_ERRORS = 3
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
+MOST_LEFT_BEHIND = 4
+"""Threads that hang in a call which nobody can end. With so many a request that hangs is waited for, as long as it may take."""
 
 
 class Dispatcher:
@@ -89,6 +91,7 @@ class Dispatcher:
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
+        self._left_behind: list[Courier] = []
         self.orphans = Orphans(config.state_dir / "spool", sender.folder, config.server)
         self._busy: Job | None = None
         self._urgent = False
@@ -237,6 +240,9 @@ class Dispatcher:
         if self._all_written:
             self.sender.counters["spooled"] += samples
         self._all_written = True
+        for group in groups:
+            if group.rows and "loss" in group.values:
+                self.sender.newest_loss = group.steps()[-1], group.column("loss")[-1]
         return groups
 
     def _lost(self, row: Any) -> None:  # noqa: ARG002
@@ -270,7 +276,8 @@ class Dispatcher:
             self.sender.tell(
                 "kind",
                 logging.WARNING,
-                "perfagent: some logged values are no numbers and were left out (text, None, complex, arrays)",
+                f"perfagent: some logged values are no numbers and were left out (text, None, complex, arrays); the first of them"
+                f" was {self._columns.no_number}",
             )
         if refused["step"]:
             self.sender.tell(
@@ -298,7 +305,8 @@ class Dispatcher:
         who, header = self.sender.identity, self.spool.header
         name, project = _called(who)
         run, attempt = (who.run, who.attempt) if who.known else (header.run, header.attempt)
-        if (run, attempt, name, project) != (header.run, header.attempt, header.name, header.project):
+        if (run, attempt, name, project, who.rank) != (header.run, header.attempt, header.name, header.project, header.rank):
+            header.rank = who.rank  # of a process that has joined its group only now
             self.spool.identify(run=run or "", attempt=attempt, name=name, project=project)
 
     # ---- deciding what to send
@@ -315,7 +323,7 @@ class Dispatcher:
             if courier.gone:
                 self._lose_courier(courier.why, now)
             elif courier.stuck(now):
-                self._replace_courier(courier)
+                self._replace_courier(courier, now)
         if (not self._identified or not self.sender.identity.settled) and self.sender.identity.poll() and not self._identified:
             self._identified = True
             self._identify()
@@ -390,8 +398,14 @@ class Dispatcher:
         self._retry_at = self._courier_at = now + self._pause_s()
         self.spool.hold(now=now)
 
-    def _replace_courier(self, stuck: Courier) -> None:
-        """Its thread hangs in a call that cannot be ended (a lost GPU's driver): leave it there, go on without what hung."""
+    def _replace_courier(self, stuck: Courier, now: float) -> None:
+        """Its thread hangs in a call that cannot be ended (a lost GPU's driver, a name that is looked up): leave it there, go on
+        without what hung."""
+        given_up = stuck.given_up(now)
+        self._left_behind = [courier for courier in self._left_behind if courier.runs]
+        if given_up is not None and len(self._left_behind) >= MOST_LEFT_BEHIND:
+            return
+        self._left_behind.append(stuck)
         self.sender.counters["couriers_lost"] += 1
         if stuck.source is not None:
             self.sender.slow_sources[:] = [source for source in self.sender.slow_sources if source is not stuck.source]
@@ -399,7 +413,9 @@ class Dispatcher:
         stuck.ended = True
         self._transport = None
         self._courier = None
-        self._busy = None
+        job, self._busy = self._busy, None
+        if job is not None and given_up is not None:
+            self._settle(job, given_up, now)
 
     def _settle(self, job: Job, answer: Answer, now: float) -> None:
         kind = answer.kind
@@ -413,8 +429,7 @@ class Dispatcher:
             self.sender.counters["acked"] += answer.stored + answer.duplicate
             self.sender.counters["duplicate"] += answer.duplicate
             for item in answer.rejected:
-                count = item.get("count")
-                self.sender.counters["rejected"] += count if isinstance(count, int) else 1
+                self.sender.counters["rejected"] += item["count"]
                 self._tell_rejected(item)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)

@@ -213,7 +213,7 @@ def _finite(values: Iterable[float]) -> bool:
     """A sum is finite only if every term is. A whole number may be beyond what a float can be."""
     try:
         return math.isfinite(sum(values))
-    except OverflowError:
+    except (OverflowError, TypeError):  # or no number at all, which is counted when it is read
         return False
 
 

@@ -106,14 +106,17 @@ def _sync(arguments: argparse.Namespace) -> int:
     closed = [told for root in roots for told in _closed(root)]
     for told in closed:
         _say(told)
+    empty = [folder for folder in given if not _sources([folder]) and not _closed(folder)]
+    for folder in empty:
+        _say(f"perfagent sync: {folder} holds no recording: no file *.ticks or *.frames, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
     round_ = _Round(config, HttpTransport(config.server, config.api_key), recordings=bool(given), every=arguments.all)
     for folder in sources:
         round_.send(folder)
     round_.transport.close()
-    if not sources and not closed:
+    if not sources and not closed and not empty:
         _say("nothing to send")
-    return 1 if round_.failed or closed else 0
+    return 1 if round_.failed or closed else 2 if empty else 0
 
 
 class _Round:

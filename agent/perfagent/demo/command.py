@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 import webbrowser
+from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
@@ -44,6 +45,8 @@ def demo(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--steps is {arguments.steps}; a demo needs at least 1")
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
+    if find_spec("torch") is None:
+        raise ConfigError("the demo trains with torch, and torch is missing here; pip install torch")
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps

@@ -114,6 +114,15 @@ def test_the_command_refuses_a_number_of_steps_that_is_none() -> None:
         command.demo(parser.parse_args(["--steps", "0"]))
 
 
+def test_the_command_says_that_torch_is_missing_before_it_starts_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    parser = argparse.ArgumentParser()
+    command.command(parser)
+    monkeypatch.setattr(command, "find_spec", lambda name: None)
+    monkeypatch.setattr(command, "DemoServer", lambda **_: pytest.fail("a server"))
+    with pytest.raises(ConfigError, match="pip install torch"):
+        command.demo(parser.parse_args([]))
+
+
 def test_the_server_of_the_environment_is_used_and_never_silently_another(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

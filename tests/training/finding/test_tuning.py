@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -156,6 +157,23 @@ def test_files_that_describe_no_training_say_what_is_missing(tmp_path: Path) -> 
         job_from(f"{file}:needs")
     with pytest.raises(ConfigError, match="there is no file"):
         job_from(str(tmp_path / "other.py"))
+
+
+def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "mine.py"
+    parsing = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--width', default=3)\n"
+    parsing += "at_import = parser.parse_args().width\ndef job():\n    return at_import, parser.parse_args().width\n"
+    file.write_text(parsing)
+    given = ["perfagent", "estimate", str(file)]
+    monkeypatch.setattr("sys.argv", given)
+    assert job_from(str(file)) == (3, 3)
+    assert sys.argv is given
+    file.write_text("raise ValueError('mine')")
+    with pytest.raises(ValueError, match="mine"):
+        job_from(str(file))
+    assert sys.argv is given
 
 
 @pytest.mark.parametrize(

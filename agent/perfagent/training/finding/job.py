@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
@@ -100,7 +101,8 @@ def checked_loss(found: Any) -> Tensor:
 
 def job_from(text: str) -> Any:
     """What the function `NAME` (by default `job`) of FILE.py answers, given as `FILE.py[:NAME]`: a TuningJob, or a mapping with
-    its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on the path.
+    its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on the path; where it
+    parses its arguments, it finds none, and so its defaults.
 
     Raises ConfigError for a file or function that is not there.
     """
@@ -115,7 +117,8 @@ def job_from(text: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # workers that are spawned, and pickle, look it up there
     sys.path.insert(0, str(file.resolve().parent))
-    spec.loader.exec_module(module)
+    with _without_arguments(file):
+        spec.loader.exec_module(module)
     make = getattr(module, name, None)
     if not callable(make):
         own = [one for one, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
@@ -124,7 +127,8 @@ def job_from(text: str) -> Any:
         )
     if _needs_arguments(make):
         raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
-    made = make()
+    with _without_arguments(file):
+        made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
         known = {one.name for one in fields(TuningJob)}
         strangers = sorted(set(made) - known)
@@ -135,6 +139,16 @@ def job_from(text: str) -> Any:
             raise ConfigError(f"{name} answers no {', '.join(missing)}")
         return TuningJob(**made)
     return made
+
+
+@contextlib.contextmanager
+def _without_arguments(file: Path) -> Iterator[None]:
+    """The words of the command line are the command's, and not the file's, which may have a parser of its own."""
+    before, sys.argv = sys.argv, [str(file)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _needs_arguments(make: Callable[..., Any]) -> bool:

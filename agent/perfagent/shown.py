@@ -1,0 +1,50 @@
+"""How a run shows itself where it is printed, and in a notebook."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+__all__ = ["Shown"]
+
+
+class Shown(NamedTuple):
+    """A run at this moment.
+
+    name: empty on a rank that has not learned it yet; step: the one that it is at, None before the first; loss: step and value of
+    the newest that is known; place: the address of its page or, in words, where else it goes.
+    """
+
+    name: str
+    state: str
+    step: int | None
+    loss: tuple[int, float] | None
+    place: str | None
+
+    def text(self) -> str:
+        where = "" if self.place is None else f" at {self.place}" if _is_address(self.place) else f", {self.place}"
+        name = f" {self.name!r}" if self.name else ""
+        return f"<perfagent run{name}: {', '.join(self._facts())}{where}>"
+
+    def html(self) -> str:
+        from html import escape  # not with the training: a notebook has it
+
+        name, facts = escape(self.name), escape(", ".join(self._facts()))
+        if self.place is None:
+            return f"<p>perfagent run <b>{name}</b>: {facts}</p>"
+        place = escape(self.place)
+        if _is_address(self.place):
+            return f'<p>perfagent run <a href="{place}" target="_blank" rel="noopener"><b>{name}</b></a>: {facts}</p>'
+        return f"<p>perfagent run <b>{name}</b>: {facts}; {place}</p>"
+
+    def _facts(self) -> list[str]:
+        facts = [self.state]
+        if self.step is not None:
+            facts.append(f"step {self.step}")
+        if self.loss is not None:
+            step, loss = self.loss
+            facts.append(f"loss {loss:.6g}" + (f" (step {step})" if step != self.step else ""))
+        return facts
+
+
+def _is_address(place: str) -> bool:
+    return place.startswith(("http://", "https://"))
