@@ -182,7 +182,7 @@ def test_a03_a_second_attempt_has_what_the_first_one_left_of_the_time(client: Cl
 
         def late(_: Frame) -> Scripted | None:
             passed[0] += 6.0
-            return Scripted(cut=True) if len(server.frames) == 2 else None
+            return Scripted(cut=True) if len(server.frames) == 2 else Scripted(body=b"late", slow_s=0.05)
 
         transport = client(server.url)
         transport.post(body(1))

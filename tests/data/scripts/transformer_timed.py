@@ -38,7 +38,7 @@ def zeros():
 
 
 if __name__ == "__main__":
-    tokens = torch.randint(0, 200, (args.steps * args.accumulate * 8, 24))
+    tokens = torch.randint(0, 200, (args.steps * args.accumulate * 8, 64))
     loader = DataLoader(TensorDataset(tokens, tokens % 12), batch_size=8, shuffle=True, num_workers=1)
     model = Tagger()
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3, weight_decay=0.01)
