@@ -262,6 +262,15 @@ class Run:
         """What a notebook shows of it."""
         return self._shown().html()
 
+    def _shown(self) -> Shown:
+        name = self.name or self._default_name() or self.id or ""
+        place = self.url or (f"recorded in {self.settings.record}" if self.settings.record is not None else None)
+        if self.settings.disabled:
+            return Shown(name, "disabled", None, None, None)
+        running = "running" if self._progress.last is not None or self._sender.logged[0] else "starting"
+        how = "forked child" if self.inherited else self._sender.final or ("given up" if self._sender.disabled else running)
+        return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
+
     def __enter__(self) -> Run:
         return self
 
@@ -285,15 +294,6 @@ class Run:
         return self._pid != os.getpid()
 
     # ---- starting
-
-    def _shown(self) -> Shown:
-        name = self.name or self._default_name() or self.id or ""
-        place = self.url or (f"recorded in {self.settings.record}" if self.settings.record is not None else None)
-        if self.settings.disabled:
-            return Shown(name, "disabled", None, None, None)
-        running = "running" if self._progress.last is not None or self._sender.logged[0] else "starting"
-        how = "forked child" if self.inherited else self._sender.final or ("given up" if self._sender.disabled else running)
-        return Shown(name, how, self._progress.logged_at() or None, self._sender.newest_loss, place)
 
     def start_at(self, start_step: int) -> None:
         """The first step to come has that number: told by a training that was resumed before it made one."""

@@ -14,6 +14,7 @@ import pytest
 import torch
 from agent_recorded import Recording
 from builders import job_environment
+from quantized import InEightBits
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 
@@ -508,28 +509,6 @@ def test_a_batch_whose_gaps_are_left_out_is_not_taken_for_the_cause(train):
     found = evidence(job)
     assert any(tensor["nonfinite"] for tensor in found["batch"]["tensors"]), "it is told all the same"
     assert (found["cause"], found["operator"]["operator"]) == ("operator", "Exp")
-
-
-class InEightBits(torch.Tensor):
-    """Weights as torchao quantizes them: nothing can be computed from them here, and their scales are ordinary numbers."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, size: int) -> InEightBits:
-        made = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32)  # type: ignore[attr-defined]
-        made.codes, made.scales = torch.zeros(size, dtype=torch.uint8), torch.ones(4)
-        return made  # type: ignore[no-any-return]
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["codes", "scales"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if function is torch.ops.aten.detach.default:
-            return args[0]
-        raise NotImplementedError(f"{function} is not for them")
 
 
 class Odd(Normalized):

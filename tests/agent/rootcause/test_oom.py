@@ -11,6 +11,7 @@ import pytest
 import torch
 from agent_recorded import Recording
 from builders import job_environment
+from quantized import InEightBits
 from torch import nn
 
 TOO_MUCH = 2**50
@@ -240,26 +241,6 @@ def test_what_lies_on_another_gpu_is_not_what_filled_this_one(train, gpu, monkey
     assert job.finding()["evidence"]["categories"] == {"parameters": 50 * 2**30, "activations_and_other": 20 * 2**30}
 
 
-class InEightBits(torch.Tensor):
-    """As torchao keeps an optimizer's state: it says float32 and holds codes and scales. It has no storage of its own."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, like: torch.Tensor) -> InEightBits:
-        made = torch.Tensor._make_wrapper_subclass(cls, like.shape, dtype=torch.float32)  # type: ignore[attr-defined]
-        made.codes, made.scales = torch.zeros(like.shape, dtype=torch.uint8), torch.zeros(1)
-        return made  # type: ignore[no-any-return]
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["codes", "scales"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError("nothing may be computed with it here")
-
-
 def test_the_state_of_every_optimizer_counts_in_whatever_form_it_is_kept(train):
     job = train(Model())
     beside = torch.optim.SGD(nn.Linear(10, 10).parameters(), lr=0.1, momentum=0.9)
@@ -269,7 +250,7 @@ def test_the_state_of_every_optimizer_counts_in_whatever_form_it_is_kept(train):
     beside.step()
     job.steps(1)
     weight, bias = job.model.linear.weight, job.model.linear.bias
-    job.optimizer.state[weight] = {"exp_avg": InEightBits(weight), "exp_avg_sq": InEightBits(weight)}
+    job.optimizer.state[weight] = {name: InEightBits(*weight.shape, scales=1) for name in ("exp_avg", "exp_avg_sq")}
     job.optimizer.state[bias] = {"history": {"old": [torch.zeros(100), torch.zeros(100)]}}
     job.model.later = nn.LazyLinear(3)  # has no size yet
     job.run._investigator.passing(MemoryError())

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from quantized import InEightBits
 
 from perfagent.hooks.progress import Progress
 from perfagent.signals.memory_table import MemoryTable, table
@@ -91,26 +92,6 @@ def test_what_is_not_there_yet_does_not_count() -> None:
     model = torch.nn.ModuleList([torch.nn.Linear(3, 3, device="meta"), torch.nn.LazyLinear(7), torch.nn.Linear(5, 5, bias=False)])
     told = table(torch.optim.SGD(model.parameters(), lr=0.1), model)
     assert (told["parameters"], told["gradients"], told["offloaded"]) == (100, 100, 0)
-
-
-class InEightBits(torch.Tensor):
-    """As torchao keeps an optimizer's state: it says float32 and holds codes and scales."""
-
-    codes: torch.Tensor
-    scales: torch.Tensor
-
-    @staticmethod
-    def __new__(cls, size: int) -> InEightBits:
-        made = torch.Tensor._make_wrapper_subclass(cls, (size,), dtype=torch.float32)  # type: ignore[attr-defined]
-        made.codes, made.scales = torch.zeros(size, dtype=torch.uint8), torch.zeros(size // 256)
-        return made  # type: ignore[no-any-return]
-
-    def __tensor_flatten__(self) -> tuple[list[str], None]:
-        return ["codes", "scales"], None
-
-    @classmethod
-    def __torch_dispatch__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        raise NotImplementedError("nothing may be computed with it here")
 
 
 def test_of_a_quantized_tensor_its_codes_and_scales_count() -> None:
