@@ -84,6 +84,7 @@ _PROXY = r"(?:^|[._\s-])(?:https?|all|ftp)?prox(?:y|ies)(?:[._-](?:url|server|ad
 _LICENCE = r"(?:^|[._\s-])licen[sc]e$"
 _WANDB = r"(?:^|[._\s-])(?:wandb|weights[._-]and[._-]biases)$"
 _NOTED = "|".join((_USER, _PROXY, _LICENCE, _WANDB))
+_NOTED_PIECES = ("user", "login", "prox", "licen", "wandb", "biases")
 _EVEN_NUMBERS = r"passw|passphrase|passcode|pwd|secret|(?<![a-z])(?:pin|otp|ssn)(?![a-z])|credit"
 _PLACEHOLDER = r"<[^<>\s]{1,60}>|\[[A-Z]{3,8}\d*\]"
 """`<|endoftext|>`, `[CLS]`; and `<HUB_TOKEN>`, which stands in the place of one."""
@@ -125,7 +126,12 @@ def weak_key(key: str) -> bool:
 @functools.lru_cache(maxsize=4096)
 def noted(key: str) -> bool:
     """Whether what stands under this name may have to be hidden, or a part of it."""
-    return secret_key(key) or weak_key(key) or compiled(_NOTED, re.IGNORECASE).search(key) is not None
+    return secret_key(key) or weak_key(key) or (_may_be_noted(key) and compiled(_NOTED, re.IGNORECASE).search(key) is not None)
+
+
+def _may_be_noted(key: str) -> bool:
+    lower = key.lower()
+    return not key.isascii() or any(piece in lower for piece in _NOTED_PIECES)
 
 
 def stands_for(key: str, value: str) -> str | None:

@@ -24,7 +24,8 @@ _SAYS_OF_IT = (
     r"|algorithm|policy|ttl|arn|ref)$"
 )
 """SECRET_NAME=training-cluster-2 and AWS_SECRET_REGION=us-east-1 are told in logs for good reasons."""
-_NO_VALUE = r"[/~.<\[{$%]|[A-Za-z]:\\|.*://|.*\.(?:json|ya?ml|toml|txt|pem|crt|key|env|ini|cfg)$"
+_NO_VALUE_BEGINS = tuple("/~.<[{$%")
+_NO_VALUE = r"[A-Za-z]:\\|.*://|.*\.(?:json|ya?ml|toml|txt|pem|crt|key|env|ini|cfg)$"
 """Paths, addresses, references to another place, and special tokens."""
 _IN_ADDRESS = r"://[^\s/@:'\"]{0,200}:(?!\d{1,5}[/?#])(?P<word>[^\s@:'\"]+)@"
 
@@ -43,7 +44,7 @@ def learn_environment(variables: Mapping[str, str] | None = None) -> None:
         variables = os.environ
     for name, value in list(variables.items()):
         learn(name, value)
-        if weak_key(name) and random_looking(value):
+        if random_looking(value) and weak_key(name):
             _keep(value)
         if "://" in value and "@" in value:
             for found in compiled(_IN_ADDRESS).finditer(value):
@@ -56,9 +57,11 @@ def learn(name: str, value: str, *, digits: bool = True) -> None:
 
     digits: also one of hexadecimal digits alone, which may be a commit as well.
     """
-    named = secret_key(name) and compiled(_IS_A_VALUE, re.IGNORECASE).search(name) is not None
+    if not _memorable(value) or not secret_key(name):  # in this order: few values need a look at their names
+        return
+    named = compiled(_IS_A_VALUE, re.IGNORECASE).search(name) is not None
     named = named and compiled(_SAYS_OF_IT, re.IGNORECASE).search(name) is None
-    if named and _memorable(value) and (digits or compiled(HEX).fullmatch(value) is None):
+    if named and (digits or compiled(HEX).fullmatch(value) is None):
         _keep(value)
 
 
@@ -79,10 +82,10 @@ def forget() -> None:
 
 
 def _memorable(value: str) -> bool:
-    if not 8 <= len(value) <= 5000 or "\0" in value or compiled(_NO_VALUE).match(value):
+    if not 8 <= len(value) <= 5000 or "\0" in value or value.startswith(_NO_VALUE_BEGINS):
         return False
     mixed = any(map(str.isdigit, value)) and any(map(str.isalpha, value))
-    return mixed or len(value) >= 16
+    return (mixed or len(value) >= 16) and compiled(_NO_VALUE).match(value) is None
 
 
 def _keep(value: str) -> None:

@@ -29,8 +29,6 @@ IDLE_S, IDLEST_S = 1.0, 30.0
 """While no look is due: how long until that is asked again, at least and at most."""
 _SHARE_OF_CORE = 5e-5
 """That asking may take in between: with cold caches 0.3 ms for 100 parameters, milliseconds for thousands of them."""
-_PIECE_S = 0.003
-"""What one poll may take of a recording, so that neither the spool's tick nor the training thread has to wait for it."""
 _SHARE_OF_BUDGET = 0.1
 
 
@@ -117,8 +115,6 @@ class Looks:
             return
         if self._kind == "flops" and look.step and not self.flops.has_seen(look.step) and not self._progress.ended:
             return
-        if self._kind == "flops" and look.size is not None and not self._all_read(look):
-            return
         self._look = None
         self._progress.hooks_ns += look.cost_ns
         if self._kind != "flops":
@@ -132,14 +128,6 @@ class Looks:
         else:
             self._tell(look.step, {"sync/calls_per_step": float(sum(look.lines.values()))})
             self._sender.event("sync", {"lines": look.told()}, step=look.step)
-
-    def _all_read(self, look: FlopCount) -> bool:
-        """Reads a piece of what was recorded; at the end of the run all that is left."""
-        until = self._clock() + _PIECE_S
-        while look.read_some():
-            if self._clock() >= until and not self._progress.ended:
-                return False
-        return True
 
     def _tell(self, step: int, values: dict[str, float]) -> None:
         if values:

@@ -1,8 +1,7 @@
 """The operators of one step as torch recorded them, and what they compute: floating-point operations by formula.
 
-One step of a model with 300 tensors leaves 26,000 events. Read in one go they would keep the sender's thread from its tick, and
-the training thread from the interpreter, so they are read some hundred at a time, and each is let go once it was read: it holds
-native memory. What is left of them is how often each operator that computes ran, by its shapes: a few dozen lines.
+One step of a model with 300 tensors leaves 19,000 events, which hold 15 MB of native memory until they are read. What is left of
+them is how often each operator that computes ran, by its shapes: a few dozen lines.
 """
 
 from __future__ import annotations
@@ -21,9 +20,6 @@ __all__ = ["Attended", "Counted", "Op", "Operators", "causal_share", "count"]
 
 Shape = Sequence[int]
 Shapes = tuple[tuple[int, ...], ...]
-
-_SOME = 256
-"""Events that are read at once: a third of a millisecond with cold caches."""
 
 
 @dataclass(slots=True)
@@ -171,25 +167,19 @@ class Operators:
         self._begin_thread()
 
     def _begin_thread(self) -> None:
-        self._begun = False
         self._inside = 0  # depth below an operator that is counted as a whole
         self._open: list[tuple[Sought, int]] = []  # and their places among all
         self._number = -1  # of the node that runs, if it is of a product
         self._ends_with = -1  # place of a convolution's gradients with no node of the graph after them so far
 
-    def read_some(self, events: list[Any]) -> None:
-        """The next of one thread's events, which are gone from the list then. At the thread's end the list is empty."""
-        if not self._begun:
-            self._begun = True
-            events.reverse()  # what is taken from the end of a list does not move the rest
-        self._read(events[: -_SOME - 1 : -1])
-        del events[-_SOME:]
-        if not events:
-            if self._ends_with >= 0:  # its input is the batch, which needs no gradient
-                self._learn(self._ends_with, gradients=1)
-            self._begin_thread()
+    def read(self, events: Iterable[Any]) -> None:
+        """What one thread recorded in one call: 0.7 µs an event."""
+        self._begin_thread()
+        self._read(events)
+        if self._ends_with >= 0:  # its input is the batch, which needs no gradient
+            self._learn(self._ends_with, gradients=1)
 
-    def _read(self, events: list[Any]) -> None:
+    def _read(self, events: Iterable[Any]) -> None:
         kinds, inside = self._kinds, self._inside
         for event in events:
             name = event.name()

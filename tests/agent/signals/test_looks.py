@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 import sys
+import weakref
 from collections import Counter
 
 import pytest
 import torch
 from torch import nn
 
+from perfagent.hooks import guard
 from perfagent.hooks.progress import state
 from perfagent.signals.looks import IDLE_S, Looks
 from perfagent.signals.modules import ModuleTimes, parts_of
+from perfagent.signals.operators import Operators
 
 CALL = "_compiled_call_impl"
 
@@ -163,7 +165,7 @@ def test_recordings_of_many_lengths_are_told_nothing(record):
 
 
 class Deep(nn.Sequential):
-    """So many operators that one step's are not read at once."""
+    """So many operators that what is recorded of a step takes room."""
 
     def __init__(self):
         super().__init__(*(layer for _ in range(80) for layer in (nn.Linear(8, 8), nn.ReLU())))
@@ -173,57 +175,78 @@ DEEP_STEP = 4 * 2 * 8 * 8 * (80 * 3 - 1)
 """Its operations on a batch of 4: the first layer's input needs no gradient."""
 
 
-def reading(record):
-    """Trains until a recorded step is over, and the first of its events are read: the run, its looks, and the look."""
+class Held(list):
+    """What one thread recorded; a list that can be watched as it goes."""
+
+
+@pytest.fixture
+def held(monkeypatch):
+    """Watches over what torch's recording handed over, the newest last."""
+    found, disable = [], torch._C._autograd._disable_profiler_legacy
+
+    def disabled():
+        threads = [Held(events) for events in disable()]
+        found.extend(weakref.ref(events) for events in threads)
+        return threads
+
+    monkeypatch.setattr(torch._C._autograd, "_disable_profiler_legacy", disabled)
+    return found
+
+
+def test_what_was_recorded_of_a_micro_step_is_gone_before_the_next_one(record, held):
+    """15 MB of a model of 300 tensors, and a step may have a hundred of them."""
     model = Deep()
     recorded = record(model)
     looks = with_clock(recorded, Clock(ticks=0.001))
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    optimizer, at_once = torch.optim.SGD(model.parameters(), lr=0.01), []
     for _ in range(20):
-        train(recorded, model, optimizer, torch.randn(4, 8), 1)
-        if looks.flops.look is not None and looks.flops.look.operators:
-            return recorded, looks, looks.flops.look
-    raise AssertionError("no step was read")
-
-
-def unread(look):
-    return sum(len(events) for threads, _ in look.windows for events in threads)
-
-
-def test_a_large_recording_is_read_in_pieces_and_let_go_as_it_is_read(record):
-    recorded, looks, look = reading(record)
-    left = [unread(look)]
-    while left[-1]:
-        assert not looks.flops._known
+        for _ in range(6):
+            model(torch.randn(4, 8)).square().mean().backward()
+            at_once.append(sum(one() is not None for one in held))
+        optimizer.step()
+        optimizer.zero_grad()
+        recorded.rows += recorded.sender.drain()
         recorded.run._look()
-        left.append(unread(look))
-    assert len(left) > 2, "more than one poll, and more than two"
-    assert all(after < before for before, after in itertools.pairwise(left))
-    assert looks.flops._known[4, 0, 8].total == DEEP_STEP
-
-
-def test_what_is_left_of_a_recording_is_read_at_once_when_the_run_ends(record):
-    recorded, looks, look = reading(record)
-    assert unread(look)
+    assert len(held) == 2 * 6, "a step was recorded"
+    assert not any(at_once)
+    (known,) = looks.flops._known.values()
+    assert known.total == 6 * DEEP_STEP
     recorded.finish()
-    looks.poll()
-    assert looks.flops._known[4, 0, 8].total == DEEP_STEP
 
 
-def test_an_event_of_a_recording_is_asked_for_little(record):
+def test_a_recording_that_cannot_be_read_is_no_count_and_no_trouble(record, monkeypatch):
+    model = Deep()
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    monkeypatch.setattr(Operators, "_take", lambda *_: 1 / 0)
+    train(recorded, model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(4, 8), 20)
+    assert not looks.flops.tells
+    assert not torch.autograd._profiler_enabled()
+    recorded.finish()
+    assert not recorded.of("flops_per_s")
+    assert guard.failures.pop("perfagent.signals.flops") == 1, "told once"
+
+
+def test_an_event_of_a_recording_is_asked_for_little():
     """One question an event. Names are judged once each, and shapes are asked of what computes: most operators do not."""
-    _, _, look = reading(record)
-    events, calls = unread(look), Counter()
-    outer = sys.getprofile()
+    profiler = torch._C._profiler
+    model, inputs = Deep(), torch.randn(4, 8)
+    torch._C._autograd._enable_profiler_legacy(
+        profiler.ProfilerConfig(profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig())
+    )
+    try:
+        model(inputs).sum().backward()
+    finally:
+        (events,) = torch._C._autograd._disable_profiler_legacy()
+    calls, outer = Counter(), sys.getprofile()
     sys.setprofile(lambda _frame, event, called: calls.update([called.__name__] if event == "c_call" else []))
     try:
-        while look.read_some():
-            pass
+        Operators(backward=True).read(events)
     finally:
         sys.setprofile(outer)
-    assert calls["name"] == events
+    assert calls["name"] == len(events) > 1000
     assert not calls["kind"]
-    assert calls["fullmatch"] < events / 20
+    assert calls["fullmatch"] < len(events) / 20
     assert calls["shapes"] <= 3 * 80
 
 
