@@ -67,10 +67,18 @@ def cut_connections(folder: Path, *, cuts: int) -> Outcome:
     return Outcome("A04", name, done if good else 0, cuts if good else max(cuts, done), figures, required=cuts)
 
 
-def long_outage(folder: Path, *, hours: float, say: Say = print) -> Outcome:
+_LOGGED = {"walks": "ten series", "noise": "one series of random numbers"}
+
+
+def long_outages(folder: Path, *, hours: float) -> list[Outcome]:
+    return [_long_outage(folder / shape, shape, hours=hours) for shape in _LOGGED]
+
+
+def _long_outage(folder: Path, shape: str, *, hours: float, say: Say = print) -> Outcome:
     """A05: hours at 100 points a second without a server, in time lapse, then a real one that gets everything."""
+    folder.mkdir()
     server = ServerProcess(folder / "server", port=free_port())
-    outage = loops.outage(folder, hours=hours, port=server.port)
+    outage = loops.outage(folder, hours=hours, port=server.port, shape=shape)
     say(f"  the outage took {outage.seconds:.0f} s: {outage.spool_bytes / 2**20:.1f} MB of spool")
     points = outage.steps * len(outage.names)
     server.start()
@@ -90,7 +98,7 @@ def long_outage(folder: Path, *, hours: float, say: Say = print) -> Outcome:
         f"memory grew by {outage.grown_bytes / 2**20:.1f} MB, spool {outage.spool_bytes / 2**20:.1f} MB, {outage.lost} dropped; "
         f"{outage.attempts} tries meanwhile, all delivered in {outage.delivered_s:.0f} s"
     )
-    name = f"{hours:.0f} h without a server at 100 points a second (time compressed): points stored exactly once afterwards"
+    name = f"{hours:.0f} h without a server at 100 points a second of {_LOGGED[shape]} (time compressed): stored exactly once"
     return Outcome("A05", name, stored if within and exact else 0, points, figures)
 
 

@@ -78,19 +78,28 @@ class Outage:
         assert self.process.returncode == 0
         shutil.rmtree(self.state)
 
+    def abandon(self) -> None:
+        """Ends it without delivery."""
+        self.process.kill()
+        self.process.communicate()
+        shutil.rmtree(self.state)
 
-def outage(folder: Path, *, hours: float, port: int) -> Outage:
-    """Drives an agent through an outage in time lapse; the server's port must be closed, or refuse, until deliver() is called."""
-    from faults.outage_agent import NAMES
+
+def outage(folder: Path, *, hours: float, port: int, shape: str = "walks") -> Outage:
+    """Drives an agent through an outage in time lapse; the server's port must be closed, or refuse, until deliver() is called.
+
+    shape: of what is logged (outage_agent.py).
+    """
+    from faults.outage_agent import SHAPES
 
     shared = Path("/dev/shm")  # a day has 86 400 calls of fdatasync, which time lapse cannot shorten on a real disk
     state = Path(tempfile.mkdtemp(dir=shared)) if os.access(shared, os.W_OK) else folder / "state"
-    command = [sys.executable, str(HERE / "outage_agent.py"), f"http://127.0.0.1:{port}", str(state), str(hours)]
+    command = [sys.executable, str(HERE / "outage_agent.py"), f"http://127.0.0.1:{port}", str(state), str(hours), shape]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     line = process.stdout.readline()
     assert line, "the agent ended before the outage did"
-    return Outage(process, state, **json.loads(line), names=NAMES)
+    return Outage(process, state, **json.loads(line), names=SHAPES[shape].names)
 
 
 # ---- A11

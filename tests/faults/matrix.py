@@ -79,7 +79,7 @@ LOOPS: dict[str, Callable[[Path, bool], list[Outcome]]] = {
     "stop": lambda folder, quick: rows.server_stopped(folder, seconds=5.0 if quick else 60.0),
     "slow": lambda _, __: [agent_rows.slow_answers()],
     "cuts": lambda folder, quick: [agent_rows.cut_connections(folder, cuts=50 if quick else 1000)],
-    "outage": lambda folder, quick: [agent_rows.long_outage(folder, hours=0.5 if quick else agent_rows.DAY_H)],
+    "outage": lambda folder, quick: agent_rows.long_outages(folder, hours=0.5 if quick else agent_rows.DAY_H),
     "agent-kill": lambda folder, quick: agent_rows.killed_agents(folder, kills=6 if quick else 200),
     "forks": lambda folder, quick: agent_rows.forks(folder, count=20 if quick else 1000),
     "damage": lambda folder, quick: [agent_rows.damaged_spools(folder, rounds=100 if quick else 5000)],

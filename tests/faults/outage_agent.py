@@ -1,10 +1,12 @@
 """An agent through an outage in time lapse: the loop of its sender thread is driven by hand, by clocks that stand in between.
 
-    python outage_agent.py SERVER STATE_FOLDER HOURS
+    python outage_agent.py SERVER STATE_FOLDER HOURS SHAPE
 
-Ten series at ten steps a second (100 points a second), random walks in float32 as a training gives them, drained every 200 ms
-as always: nothing is left out but the waiting. The courier tries the server as often as it would. Prints a line of JSON with
-what the outage cost, then waits for a line on standard input, delivers, and prints another.
+A hundred points a second, drained every 200 ms as always: nothing is left out but the waiting. `walks`: ten series at ten steps a
+second, random walks in float32 as a training gives them. `noise`: one series at a hundred, random numbers of 53 bits, the worst
+that there is: only their exponents can be told in fewer bits, and a clock comes with every one. The courier tries the server as
+often as it would. Prints a line of JSON with what the outage cost, then waits for a line on standard input, delivers, and prints
+another.
 """
 
 from __future__ import annotations
@@ -14,6 +16,8 @@ import json
 import resource
 import sys
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +35,36 @@ NAMES = (
     "step_time_s",
     *(f"phase/{name}_s" for name in ("data", "h2d", "forward", "backward", "optimizer", "other")),
 )
-STEPS_A_SECOND = 10
 TICK_S = 0.2
 WARM_S = 120
+
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is logged. values: generator, steps -> (steps, names) of the next minute."""
+
+    names: tuple[str, ...]
+    steps_a_second: int
+    values: Callable[[numpy.random.Generator, int], Any]
+
+
+class Walks:
+    """float32, one step from the other."""
+
+    def __init__(self) -> None:
+        self.last = numpy.full(len(NAMES), 1.0)
+
+    def __call__(self, noise: numpy.random.Generator, steps: int) -> Any:
+        values = self.last + numpy.cumsum(noise.normal(0.0, 0.01, (steps, len(NAMES))), axis=0)
+        self.last = values[-1]
+        return values.astype(numpy.float32)
+
+
+SHAPES = {
+    "walks": Shape(NAMES, 10, Walks()),
+    "noise": Shape(("loss",), 100, lambda noise, steps: noise.random((steps, 1))),
+}
 
 _offset = 0.0
 _monotonic, _wall = time.monotonic, time.time
@@ -48,22 +79,20 @@ def peak() -> int:
     return int(line.split()[1]) * 1024
 
 
-def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, values: Any, first_step: int) -> int:
+def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, shape: Shape, first_step: int) -> int:
     """So many seconds of training; the step after them."""
     global _offset
-    per_tick = round(STEPS_A_SECOND * TICK_S)
+    per_tick, gap_s = round(shape.steps_a_second * TICK_S), 1.0 / shape.steps_a_second
     step = first_step
     noise = numpy.random.default_rng(first_step)
     for _minute in range(seconds // 60):
-        values = values + numpy.cumsum(noise.normal(0.0, 0.01, (60 * STEPS_A_SECOND, len(NAMES))), axis=0)
-        rows = values.astype(numpy.float32).tolist()
+        rows = shape.values(noise, 60 * shape.steps_a_second).tolist()
         jitter = noise.random(len(rows)) * 1e-3
-        values = values[-1]
         for start in range(0, len(rows), per_tick):
             for index in range(start, start + per_tick):
                 step += 1
-                now = time.monotonic() + 0.1 * (index - start) + jitter[index]
-                sender.rows.append((step, time.time() + 0.1 * (index - start), float(now), NAMES, tuple(rows[index])))
+                now = float(time.monotonic() + gap_s * (index - start) + jitter[index])
+                sender.rows.append((step, 0.0, now, dict(zip(shape.names, rows[index], strict=True))))
             _offset += TICK_S
             now = time.monotonic()
             dispatcher._tick(now)
@@ -73,19 +102,18 @@ def pass_time(sender: Sender, dispatcher: Dispatcher, seconds: int, values: Any,
     return step
 
 
-def main(server: str, state: Path, hours: float) -> None:
+def main(server: str, state: Path, hours: float, shape: Shape) -> None:
     time.monotonic = lambda: _monotonic() + _offset
     time.time = lambda: _wall() + _offset
     sender = Sender(AgentConfig(server=server, state_dir=state), Identity(project="faults", run="outage", attempt=1))
     dispatcher = sender._dispatch()
     dispatcher.spool.create()
-    values = numpy.full(len(NAMES), 1.0)
-    step = pass_time(sender, dispatcher, WARM_S, values, 0)
+    step = pass_time(sender, dispatcher, WARM_S, shape, 0)
     gc.collect()
     before = resident()
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     begin = _monotonic()
-    step = pass_time(sender, dispatcher, int(hours * 3600) - WARM_S, values, step)
+    step = pass_time(sender, dispatcher, int(hours * 3600) - WARM_S, shape, step)
     spool = dispatcher.spool
     result = {
         "steps": step,
@@ -110,4 +138,4 @@ def main(server: str, state: Path, hours: float) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]))
+    main(sys.argv[1], Path(sys.argv[2]), float(sys.argv[3]), SHAPES[sys.argv[4]])

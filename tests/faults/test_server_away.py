@@ -228,3 +228,12 @@ def test_a05_half_an_hour_without_a_server_in_time_lapse_is_kept_within_bounds_a
     assert outage.lost == 0
     assert outage.spool_bytes * 48 <= 64 * 2**20
     assert outage.grown_bytes <= 32 * 2**20
+
+
+def test_a05_a_day_of_random_numbers_in_one_series_fits_as_well(tmp_path: Path) -> None:
+    """The worst that there is; scripts/faults delivers a whole day of it."""
+    outage = loops.outage(tmp_path, hours=2.0, port=free_port(), shape="noise")
+    outage.abandon()
+    assert outage.steps > 700_000
+    assert outage.spool_bytes * 12 <= 64 * 2**20
+    assert outage.grown_bytes <= 32 * 2**20

@@ -1,9 +1,12 @@
-"""The columns of a frame that waits on the disk, in fewer bytes and bit for bit the same.
+"""The columns of a frame that waits on the disk, in fewer bytes: steps and values bit for bit the same, clocks to half a millisecond.
 
 The bytes of a number do not compress beside each other: the head of each is nearly that of the one before it, and its tail is
 noise. So the first bytes of all numbers are put together, then the second ones, and so on, the sign behind the rest, where it
-does not part the exponent from its number; a clock is told by the nanoseconds between two rows, and the time by what it differs
-from that clock.
+does not part the exponent from its number.
+
+When a row was made is told in ticks of 1/1024 s since the row before it, and its Unix time by the ticks that it differs from that
+clock. To the nanosecond the clocks of a series that is alone would take half as much as the worst of values: 106 MB for a day at
+100 points a second, of which 57 are the values.
 
 Columns with few different values (an accuracy of three digits) compress better as they are, and stay so.
 """
@@ -28,14 +31,18 @@ _WIDE, _NARROW, _WIDE_AS_IS, _NARROW_AS_IS = "wnWN"
 _ROWS_AT_A_TIME = 1000
 _TRIED_BYTES = 4096
 _TURNED_BYTES = 2**16
-_MOST_NS = 2**63
+_TICKS_PER_S = 1024
+"""A power of two: a whole number of ticks is a number of seconds without a rounding."""
+_MOST_S = 2.0**38
+"""Beyond it (9000 years) a column is no clock of ours, and kept as it is. Its ticks are whole numbers for a float64."""
 
 
 class Shape(msgspec.Struct, array_like=True):
-    """One group. kept: a letter a name. in_ns: its clock is told in nanoseconds. offset: of its first time to its clock."""
+    """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are. offset: of its first Unix
+    time to its clock, seconds."""
 
     rows: int
-    in_ns: bool
+    ticks_per_s: int
     offset: float
     names: list[str]
     kept: str
@@ -63,13 +70,12 @@ def planes(groups: Sequence[Group]) -> Planes:
     parts: dict[str, list[bytes]] = {_WIDE: [], _NARROW: [], _WIDE_AS_IS: []}
     parts[_NARROW_AS_IS] = parts[_WIDE_AS_IS]
     for group in groups:
-        offset = _offset(group)
-        ticks = _in_ns(group.monotonics())
-        clocks += [group.step, group.monotonic if ticks is None else ticks, _from_clock(group.time, group, offset)]
+        offset, ticks = _in_ticks(group.monotonics(), group.times())
+        clocks += [group.step, *(ticks or (group.monotonic, group.time))]
         kept = "".join(_keep(column, group.rows) for column in group.values.values())
         for letter, column in zip(kept, group.values.values(), strict=True):
             parts[letter].append(column)
-        shapes.append(Shape(group.rows, ticks is not None, offset, [*group.values], kept))
+        shapes.append(Shape(group.rows, _TICKS_PER_S if ticks else 0, offset, [*group.values], kept))
     wide, narrow, plain = (b"".join(parts[letter]) for letter in (_WIDE, _NARROW, _WIDE_AS_IS))
     return Planes(
         deflated(_encoder.encode(shapes)),
@@ -88,9 +94,10 @@ def columns(found: Planes) -> list[Group]:
     sources = {_WIDE: (_Bytes(wide), 8), _NARROW: (_Bytes(narrow), 4), _WIDE_AS_IS: (plain, 8), _NARROW_AS_IS: (plain, 4)}
     groups: list[Group] = []
     for shape in _shapes_decoder.decode(inflated(found.shapes)):
-        step, ticks, time = (clocks.take(8 * shape.rows) for _ in range(3))
-        group = Group(step=step, time=time, monotonic=_in_seconds(ticks) if shape.in_ns else ticks)
-        group.time = _from_clock(time, group, shape.offset)
+        step, monotonic, time = (clocks.take(8 * shape.rows) for _ in range(3))
+        if shape.ticks_per_s:
+            monotonic, time = _in_seconds(monotonic, time, shape.ticks_per_s, shape.offset)
+        group = Group(step=step, time=time, monotonic=monotonic)
         for name, letter in zip(shape.names, shape.kept, strict=True):
             if letter not in sources:
                 raise ValueError(f"a column kept as {letter!r:.20}")
@@ -167,51 +174,33 @@ def _turned(data: bytes, width: int, places: int) -> bytes:
     return b"".join(found)
 
 
-def _offset(group: Group) -> float:
-    """Of Unix time to the source's clock, in the first row; 0.0 where that is no number."""
-    if not group.rows:
-        return 0.0
-    ((time,), (clock,)) = (struct.unpack_from("<d", column) for column in (group.time, group.monotonic))
-    offset: float = time - clock
-    return offset if offset - offset == 0.0 else 0.0
-
-
-def _from_clock(time: bytes, group: Group, offset: float) -> bytes:
-    """The bits in which a column of times differs from the clock; of that difference, the times."""
-    found = []
-    clock = group.monotonics()
+def _in_ticks(clock: Sequence[float], times: Sequence[float]) -> tuple[float, tuple[bytes, bytes] | None]:
+    """Offset of the first time to the clock; ticks from row to row, and those by which each time differs from clock and offset.
+    None for what is no clock."""
+    if not clock:
+        return 0.0, None
+    offset, last = times[0] - clock[0], 0
+    found: tuple[list[bytes], list[bytes]] = [], []
     for begin in range(0, len(clock), _ROWS_AT_A_TIME):
-        expected = [offset + seconds for seconds in clock[begin : begin + _ROWS_AT_A_TIME]]
-        piece = time[8 * begin : 8 * (begin + _ROWS_AT_A_TIME)]
-        other = int.from_bytes(struct.pack(f"<{len(expected)}d", *expected), "little")
-        found.append((int.from_bytes(piece, "little") ^ other).to_bytes(len(piece), "little"))
-        if begin:
-            give_way()
-    return b"".join(found)
-
-
-def _in_ns(clock: Sequence[float]) -> bytes | None:
-    """Nanoseconds from row to row, which is what a clock of the system counts; None for any other one."""
-    found = []
-    last = 0
-    for begin in range(0, len(clock), _ROWS_AT_A_TIME):
-        seconds = clock[begin : begin + _ROWS_AT_A_TIME]
-        try:
-            counts = [last, *(round(1e9 * one) for one in seconds)]
-        except (ValueError, OverflowError):  # NaN or infinite
-            return None
-        if any(count / 1e9 != one or (not count and str(one) != "0.0") for count, one in zip(counts[1:], seconds, strict=True)):
-            return None
-        steps = [after - before for before, after in pairwise(counts)]
-        if any(abs(step) >= _MOST_NS for step in steps):
-            return None
-        found.append(struct.pack(f"<{len(steps)}q", *steps))
+        seconds, unix = clock[begin : begin + _ROWS_AT_A_TIME], times[begin : begin + _ROWS_AT_A_TIME]
+        if not all(-_MOST_S < one < _MOST_S for one in (*seconds, *unix)):  # NaN is not, either
+            return 0.0, None
+        counts = [last, *(round(_TICKS_PER_S * one) for one in seconds)]
+        aside = [round(_TICKS_PER_S * (one - own - offset)) for one, own in zip(unix, seconds, strict=True)]
+        found[0].append(struct.pack(f"<{len(seconds)}q", *(after - before for before, after in pairwise(counts))))
+        found[1].append(struct.pack(f"<{len(seconds)}q", *aside))
         last = counts[-1]
         if begin:
             give_way()
-    return b"".join(found)
+    return offset, (b"".join(found[0]), b"".join(found[1]))
 
 
-def _in_seconds(steps: bytes) -> bytes:
+def _in_seconds(steps: bytes, aside: bytes, ticks_per_s: int, offset: float) -> tuple[bytes, bytes]:
+    """Clock and Unix times again. Raises ValueError for what cannot be any."""
     rows = len(steps) // 8
-    return struct.pack(f"<{rows}d", *(count / 1e9 for count in accumulate(struct.unpack(f"<{rows}q", steps))))
+    try:
+        clock = [ticks / ticks_per_s for ticks in accumulate(struct.unpack(f"<{rows}q", steps))]
+        times = [own + offset + ticks / ticks_per_s for own, ticks in zip(clock, struct.unpack(f"<{rows}q", aside), strict=True)]
+    except (OverflowError, struct.error) as error:
+        raise ValueError(f"no clock: {error}") from error
+    return struct.pack(f"<{rows}d", *clock), struct.pack(f"<{rows}d", *times)

@@ -185,8 +185,9 @@ def test_a07_a_crash_right_after_halving_sends_the_halves_and_not_the_whole(tmp_
 def test_a08_what_the_server_refuses_is_set_aside_up_to_the_limit(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header())
     noise = random.Random(0)
-    time, monotonic, x = ([noise.random() for _ in range(100_000)] for _ in range(3))  # 2 MB that hardly get smaller
-    group = Group(step=list(range(100_000)), time=time, monotonic=monotonic, values={"x": x})
+    clock = [0.01 * row for row in range(100_000)]
+    values = {name: [noise.random() for _ in clock] for name in "xyz"}  # 2 MB that hardly get smaller
+    group = Group(step=list(range(100_000)), time=clock, monotonic=clock, values=values)
     kept: list[bool] = []
     sizes: list[int] = []
     for _ in range(12):
