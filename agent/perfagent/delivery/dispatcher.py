@@ -6,7 +6,6 @@ below it.
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import random
@@ -21,6 +20,7 @@ from perfagent.delivery.collecting import Collector, Taken
 from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, pieces, read
+from perfagent.delivery.notices import Notices
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
@@ -36,8 +36,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Dispatcher"]
 
-_log = logging.getLogger("perfagent")
-
 HEARTBEAT_S = 5.0
 LAST_ROWS_S = 0.25
 UNWATCHED = 3
@@ -52,8 +50,6 @@ GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "ref
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
 TELL_GONE_S = 1.0
 COMMAND_ERRORS = 3
-TELL_AGAIN_S = 600.0
-"""On a bad line a server comes and goes all the time; that is told so often."""
 MOST_LEFT_BEHIND = 4
 """Threads that hang in a call which nobody can end. With so many a request that hangs is waited for, as long as it may take."""
 
@@ -87,6 +83,7 @@ class Dispatcher:
             recording=config.record is not None,
             read=self._read,
         )
+        self._notices = Notices(sender, self.spool.folder)
         self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
@@ -105,7 +102,6 @@ class Dispatcher:
         self._last_sent = 0.0
         self._last_sync = self._last_read = 0.0
         self._courier_at = 0.0
-        self._told_at = 0.0
         self._told_gone = 0
         self._tell_gone_at = 0.0
         self._command_errors: Counter[int] = Counter()
@@ -156,11 +152,7 @@ class Dispatcher:
         for source in [source for source in sources if now >= source.due]:
             if not source.poll_if_due(now):
                 sources.remove(source)
-                self.sender.tell(
-                    f"source {source.name}",
-                    logging.WARNING,
-                    f"perfagent: {source.name} failed three times and is off: {source.error}",
-                )
+                self._notices.source_off(source.name, source.error)
         due = min((source.due for source in sources), default=math.inf)
         self.sender.sources_due = min(self.sender.sources_due, due)
 
@@ -170,9 +162,7 @@ class Dispatcher:
             self._tell_gone(now)
         taken = self._collector.collect(now, last=last)
         if self.sender.counters["overflows"]:
-            self.sender.tell(
-                "overflow", logging.WARNING, "perfagent: rows came faster than they could be stored; the oldest were dropped"
-            )
+            self._notices.overflow()
         events: list[Event] = []
         while self.sender.events:
             event = self.sender.events.popleft()._asdict()
@@ -204,12 +194,7 @@ class Dispatcher:
             raise
         if not written and self.spool.error is not None:
             self._all_written = False
-            self.sender.tell(
-                "disk",
-                logging.WARNING,
-                f"perfagent: the spool {self.spool.folder} cannot be written ({_cause(self.spool.error)}); "
-                f"keeping up to {self.sender.config.max_memory_bytes >> 20} MB in memory",
-            )
+            self._notices.disk(self.spool.error)
 
     def _write(self, taken: Taken, events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
@@ -234,7 +219,7 @@ class Dispatcher:
                 give_way(len(self.sender.rows))
             groups += read([piece], self.sender.reader, self._columns, self._lost)
         groups = merge(groups)
-        self._tell_refused()
+        self._notices.refused(self._columns)
         samples = sum(group.samples for group in groups)
         self.sender.counters["samples"] += samples
         if self._all_written:
@@ -259,45 +244,6 @@ class Dispatcher:
         if gone != self._told_gone:
             self._told_gone = gone
             self.sender.rows.append((self._collector.newest, time.time(), time.monotonic(), (DROPPED,), (float(gone),)))
-
-    def _tell_refused(self) -> None:
-        refused = self._columns.refused
-        if not refused:
-            return
-        for reason, count in refused.items():
-            self.sender.counters[f"refused_{reason}"] += count
-        if refused["series"]:
-            self.sender.tell(
-                "series",
-                logging.WARNING,
-                f"perfagent: a run may have {self._columns.max_series} series; samples of further names are left out",
-            )
-        if refused["kind"]:
-            self.sender.tell(
-                "kind",
-                logging.WARNING,
-                f"perfagent: some logged values are no numbers and were left out (text, None, complex, arrays); the first of them"
-                f" was {self._columns.no_number}",
-            )
-        if refused["step"]:
-            self.sender.tell(
-                "step", logging.WARNING, "perfagent: some logged steps are beyond 64 bits; what was logged for them is left out"
-            )
-        if refused["name"]:
-            self.sender.tell(
-                "name", logging.WARNING, "perfagent: some logged values have no name (empty, or no text) and were left out"
-            )
-        refused.clear()
-
-    def _tell_rejected(self, item: Mapping[str, Any]) -> None:
-        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted."""
-        name, reason = (_line(item.get(key)) for key in ("name", "reason"))
-        self.sender.tell(
-            "rejected",
-            logging.WARNING,
-            f"perfagent: the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
-            "all that is left out is counted in agent/dropped",
-        )
 
     def _identify(self) -> None:
         """Writes down whose samples these are, where that has changed: the run's id became known, or a later attach() gave it
@@ -386,11 +332,7 @@ class Dispatcher:
     def _lose_courier(self, why: str, now: float) -> None:
         """Its thread is no more, or never was: another one after a pause; what it carried is still in the spool."""
         self.sender.counters["couriers_lost"] += 1
-        self.sender.tell(
-            "courier",
-            logging.WARNING,
-            f"perfagent: no thread for the network ({why}), recording to {self.spool.folder}; will retry",
-        )
+        self._notices.no_courier(why)
         if self._transport is not None:
             self._transport.close()
         self._courier = self._busy = None
@@ -409,7 +351,7 @@ class Dispatcher:
         self.sender.counters["couriers_lost"] += 1
         if stuck.source is not None:
             self.sender.slow_sources[:] = [source for source in self.sender.slow_sources if source is not stuck.source]
-            self.sender.tell("stuck", logging.WARNING, f"perfagent: {stuck.source.name} does not return; off until it does")
+            self._notices.stuck(stuck.source.name)
         stuck.ended = True
         self._transport = None
         self._courier = None
@@ -420,17 +362,14 @@ class Dispatcher:
     def _settle(self, job: Job, answer: Answer, now: float) -> None:
         kind = answer.kind
         if kind == "acked":
-            if self._failures:
-                _log.info("perfagent: server %s reachable again", self.sender.config.server)
+            self._notices.reachable(now, again=self._failures > 0)
             self._failures = 0
-            if now - self._told_at >= TELL_AGAIN_S:
-                self.sender.told.discard("unreachable")
             self.sender.counters["acked_frames"] += 1
             self.sender.counters["acked"] += answer.stored + answer.duplicate
             self.sender.counters["duplicate"] += answer.duplicate
             for item in answer.rejected:
                 self.sender.counters["rejected"] += item["count"]
-                self._tell_rejected(item)
+                self._notices.rejected(item)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
             if job.spool in (None, self.spool):  # not what a dead process of before is asked for
@@ -449,34 +388,7 @@ class Dispatcher:
         self._failures += 1
         self._retry_at = now + (answer.pause_s if answer.pause_s is not None else self._pause_s())
         self.spool.hold(now=now)
-        server = self.sender.config.server
-        if kind == "unauthorized":
-            self.sender.tell(
-                "unauthorized",
-                logging.ERROR,
-                f"perfagent: server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest "
-                f"scope; recording to {self.spool.folder} meanwhile",
-            )
-        elif kind == "foreign":
-            self.sender.tell(
-                "foreign",
-                logging.WARNING,
-                f"perfagent: what answers at {server} is no perfagent server ({answer.reason}), "
-                f"recording to {self.spool.folder}; will retry",
-            )
-        elif kind == "retry" and answer.reason.startswith("status"):
-            self.sender.tell(
-                "busy",
-                logging.WARNING,
-                f"perfagent: server {server} is busy ({answer.reason}), recording to {self.spool.folder}; will retry",
-            )
-        else:
-            self._told_at = self._told_at if "unreachable" in self.sender.told else now
-            self.sender.tell(
-                "unreachable",
-                logging.WARNING,
-                f"perfagent: server {server} unreachable ({_line(answer.reason)}), recording to {self.spool.folder}; will retry",
-            )
+        self._notices.undelivered(answer, now)
 
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
         self.sender.counters["quarantined_frames"] += 1
@@ -484,8 +396,7 @@ class Dispatcher:
         if spool is None:
             return
         kept = spool.quarantine(outgoing.seq, reason)
-        where = f"set aside in {spool.folder / 'quarantine'}" if kept else "dropped, the quarantine is full"
-        self.sender.tell("quarantine", logging.WARNING, f"perfagent: the server refused samples ({reason}); they were {where}")
+        self._notices.quarantined(reason, spool.folder / "quarantine" if kept else None)
 
     def _obey(self, command: Mapping[str, Any]) -> None:
         if command.get("kind", command.get("command")) == "flush":
@@ -498,9 +409,7 @@ class Dispatcher:
                 self._command_errors[id(callback)] += 1
                 if self._command_errors[id(callback)] == COMMAND_ERRORS:
                     self.sender.on_command.remove(callback)
-                self.sender.tell(
-                    "command", logging.WARNING, f"perfagent: a command of the server failed: {type(error).__name__}: {error}"
-                )
+                self._notices.command_failed(error)
 
     def _answer_flushes(self, now: float) -> None:
         for _ in range(len(self.sender.flushes)):
@@ -570,9 +479,7 @@ class Dispatcher:
             self.spool.header.followed = str(self.sender.followed) if self.sender.followed is not None else None
             self.spool.close(final=self.sender.final)
             if self._gone() > gone:
-                self.sender.tell(
-                    "lost", logging.WARNING, f"perfagent: {self._gone() - gone} samples are lost: the spool cannot be written"
-                )
+                self._notices.lost(self._gone() - gone)
         self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()
@@ -581,16 +488,6 @@ class Dispatcher:
 def _called(identity: Identity) -> tuple[str | None, str]:
     """Name and project as they leave the process. The training thread may change them at any time, so they are read only."""
     return identity.name and redacted_text(identity.name), redacted_text(identity.project)
-
-
-def _line(text: Any) -> str:
-    """What came from elsewhere, short enough for a line that says more."""
-    found = " ".join(str(text or "").split())
-    return found if len(found) <= 200 else found[:199] + "…"
-
-
-def _cause(error: OSError) -> str:
-    return error.strerror or str(error)
 
 
 def _watched() -> bool:

@@ -1,4 +1,4 @@
-"""The columns of a frame that waits on the disk, in fewer bytes: steps and values bit for bit the same, clocks to half a millisecond.
+"""The columns of a frame that waits on the disk, in fewer bytes: steps and values bit for bit the same, clocks to 0.5 ms.
 
 The bytes of a number do not compress beside each other: the head of each is nearly that of the one before it, and its tail is
 noise. So the first bytes of all numbers are put together, then the second ones, and so on, the sign behind the rest, where it

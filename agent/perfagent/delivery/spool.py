@@ -22,38 +22,30 @@ import os
 import time
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
-from perfagent.delivery.backlog import Backlog, Kept, Part, squeezed
+from perfagent.delivery.backlog import Backlog, Part, squeezed
 from perfagent.delivery.columns import merge
 from perfagent.delivery.drafts import Draft, Read, left_behind
-from perfagent.delivery.packing import Packed
+from perfagent.delivery.recovery import Recovered, Tick, drafted
 from perfagent.delivery.segments import (
-    BAD_RECORD,
     DRAFT,
     FRAME,
-    FRAMING,
-    HEADER,
     MAGIC,
     TICK,
     Header,
     Segments,
     SpoolBusyError,
     State,
-    decode_header,
     folders,
     framed,
-    number_of,
     numbered,
     owner,
     records,
-    torn,
     write_whole,
 )
 from perfagent.delivery.thinning import halves, raw_size
-from perfagent.descriptors import opened
 from perfagent.wire import Event, Frame, Group
 
 __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]
@@ -90,33 +82,12 @@ class _Pending(msgspec.Struct):
     since: float = math.inf
 
 
-class _Tick(msgspec.Struct):
-    number: int
-    groups: list[Group]
-    events: list[Event]
-    draft: Draft | None = None
-
-
-class _Drafted(msgspec.Struct, array_like=True):
-    """A draft with its tick's number, as it is on the disk."""
-
-    number: int
-    context: list[Any]
-    rows: list[Any]
-    packed: list[tuple[tuple[str, ...], bytes]] = []
-
-    def draft(self) -> Draft:
-        return Draft(self.context, self.rows, [Packed(*block) for block in self.packed])
-
-
 class _Reason(msgspec.Struct):
     seq: int
 
 
 _encoder = msgspec.msgpack.Encoder()
 _reason_decoder = msgspec.msgpack.Decoder(_Reason)
-_tick_decoder = msgspec.msgpack.Decoder(tuple[int, list[Group], list[Event]])
-_draft_decoder = msgspec.msgpack.Decoder(_Drafted)
 
 
 class Spool:
@@ -190,16 +161,9 @@ class Spool:
         return spool
 
     def _recover(self) -> None:
-        """Reads everything that is whole; sets aside files with a broken middle; cuts torn tails."""
-        ticks: list[_Tick] = []
-        frames: dict[int, Kept] = {}
-        replaced: set[int] = set()
-        for path in numbered(self.folder, "ticks", "frames"):
-            self.files.number = max(self.files.number, number_of(path))
-            before = len(ticks)
-            self._read_file(path, ticks, frames, replaced)
-            if path.suffix == ".ticks":
-                self.files.old_ticks.append((path, ticks[-1].number if len(ticks) > before else 0))
+        """Everything that is whole waits again, as it did in the process that is gone."""
+        found = Recovered(self.files, self._backlog.read)
+        ticks, frames, replaced = found.ticks, found.frames, found.replaced
         state = self.files.state
         # Whose acknowledgement it was is not written down: a recording goes to any server whole; its ledger knows what it has.
         acked = 0 if self.recording else state.acked
@@ -217,7 +181,7 @@ class Spool:
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
         header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in ticks))
 
-    def _read_left(self, ticks: list[_Tick]) -> None:
+    def _read_left(self, ticks: list[Tick]) -> None:
         """Drafts on the disk become groups, in their order, as far as they were not acknowledged."""
         covered = self.files.state.mark_from
         for tick in ticks:
@@ -226,73 +190,6 @@ class Spool:
                     tick.groups = self._read([tick.draft])
                 except Exception:  # noqa: BLE001 - whatever a damaged record holds, the others must be read
                     self.counters["corrupt"] += 1
-
-    def _read_file(self, path: Path, ticks: list[_Tick], frames: dict[int, Kept], replaced: set[int]) -> None:
-        """Collects the records of one file. A torn tail is cut off; where something else is broken, what is whole before it
-        is read, the file is renamed to .corrupt, and the whole part is written anew under the old name."""
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            self.counters["unreadable"] += 1
-            self.files.failed(error)
-            return
-        end = len(MAGIC) if data.startswith(MAGIC) else 0
-        sound = True
-        for offset, kind, payload in records(data):
-            try:
-                self._take_record(kind, payload, path, offset, ticks, frames, replaced)
-            except BAD_RECORD:
-                sound = False
-                break
-            end = offset + FRAMING.size + len(payload)
-        self.files.on_disk += end
-        if end == len(data):
-            return
-        with contextlib.suppress(OSError):
-            if sound and torn(data, end):
-                os.truncate(path, end)
-                self.counters["torn_bytes"] += len(data) - end
-                return
-            self.counters["corrupt"] += 1
-            broken = path.with_name(path.name + ".corrupt")
-            path.rename(broken)
-            for kept in frames.values():
-                if kept.path == path:
-                    kept.path = broken
-            file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-            try:
-                write_whole(file.fd, 0, data[:end])
-            finally:
-                file.close()
-            for kept in frames.values():
-                if kept.path == broken:
-                    kept.path = path
-
-    def _take_record(
-        self,
-        kind: bytes,
-        payload: bytes,
-        path: Path,
-        offset: int,
-        ticks: list[_Tick],
-        frames: dict[int, Kept],
-        replaced: set[int],
-    ) -> None:
-        if kind == HEADER:
-            header, ours = decode_header(payload), self.header
-            ours.next_seq, ours.next_tick = max(ours.next_seq, header.next_seq), max(ours.next_tick, header.next_tick)
-            if header.run:
-                ours.run, ours.attempt = header.run, header.attempt
-            ours.closed = ours.closed or header.closed
-        elif kind == TICK:
-            ticks.append(_Tick(*_tick_decoder.decode(payload)))
-        elif kind == DRAFT:
-            drafted = _draft_decoder.decode(payload)
-            ticks.append(_Tick(drafted.number, [], [], drafted.draft()))
-        elif kind == FRAME:
-            old, kept = self._backlog.read(payload, path, offset)
-            replaced.add(old)
-            frames.update((one.seq, one) for one in kept)
 
     # ---- writing
 
@@ -335,8 +232,7 @@ class Spool:
     def read_drafts(self) -> None:
         """Makes columns of what was drafted since the last time."""
         if self._pending.drafts:
-            drafts = (_draft_decoder.decode(payload).draft() for payload in self._pending.drafts)
-            self._pending.groups += self._read(drafts)
+            self._pending.groups += self._read(drafted(payload)[1] for payload in self._pending.drafts)
             self._pending.drafts = []
 
     def _add_pending(self, groups: list[Group], events: list[Event], number: int, now: float = -math.inf) -> None:

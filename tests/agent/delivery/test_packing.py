@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, left_behind, pieces, read
 from perfagent.delivery.packing import Packed, Packer, grouped, rows_in
+from perfagent.delivery.recovery import drafted
 from perfagent.delivery.spool import Header, Spool
 from perfagent.hooks.reading import StepReader
 from perfagent.wire import Group
@@ -108,11 +109,11 @@ def test_what_a_killed_process_packed_is_read_from_its_files(tmp_path: Any) -> N
 
 
 def test_a_draft_from_before_rows_were_packed_is_read() -> None:
-    from perfagent.delivery.spool import _draft_decoder
-
     row = [3, 1.0, 2.0, ["loss"], [0.5]]
     old = msgspec.msgpack.encode((7, StepReader().context(), [row]))
-    (group,) = left_behind([_draft_decoder.decode(old).draft()])
+    number, draft = drafted(old)
+    assert number == 7
+    (group,) = left_behind([draft])
     assert group == Group([3], [1.0], [2.0], {"loss": group.values["loss"]})
     assert [*group.column("loss")] == [0.5]
 

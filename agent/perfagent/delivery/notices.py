@@ -1,0 +1,128 @@
+"""What a user is told of delivery, in a line each, once a topic: what is wrong, where the samples are meanwhile, what to do."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections import Counter
+
+    from perfagent.delivery.columns import Columns
+    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.transport import Answer
+
+__all__ = ["Notices"]
+
+_log = logging.getLogger("perfagent")
+
+TELL_AGAIN_S = 600.0
+"""On a bad line a server comes and goes all the time; that is told so often."""
+
+
+class Notices:
+    """Those of one sender. folder: where its samples are while they are not delivered."""
+
+    def __init__(self, sender: Sender, folder: Path) -> None:
+        self._sender, self._folder = sender, folder
+        self._unreachable_at = 0.0
+
+    def _warn(self, topic: str, message: str, level: int = logging.WARNING) -> None:
+        self._sender.tell(topic, level, f"perfagent: {message}")
+
+    # ---- samples
+
+    def overflow(self) -> None:
+        self._warn("overflow", "rows came faster than they could be stored; the oldest were dropped")
+
+    def refused(self, columns: Columns) -> None:
+        """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
+        refused: Counter[str] = columns.refused
+        for reason, count in refused.items():
+            self._sender.counters[f"refused_{reason}"] += count
+        if refused["series"]:
+            self._warn("series", f"a run may have {columns.max_series} series; samples of further names are left out")
+        if refused["kind"]:
+            self._warn(
+                "kind",
+                "some logged values are no numbers and were left out (text, None, complex, arrays); the first of them was "
+                f"{columns.no_number}",
+            )
+        if refused["step"]:
+            self._warn("step", "some logged steps are beyond 64 bits; what was logged for them is left out")
+        if refused["name"]:
+            self._warn("name", "some logged values have no name (empty, or no text) and were left out")
+        refused.clear()
+
+    def rejected(self, item: Mapping[str, Any]) -> None:
+        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted."""
+        name, reason = (_line(item.get(key)) for key in ("name", "reason"))
+        self._warn(
+            "rejected",
+            f"the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
+            "all that is left out is counted in agent/dropped",
+        )
+
+    def quarantined(self, reason: str, place: Path | None) -> None:
+        """place: None where there was no room left."""
+        where = f"set aside in {place}" if place is not None else "dropped, the quarantine is full"
+        self._warn("quarantine", f"the server refused samples ({reason}); they were {where}")
+
+    def lost(self, samples: int) -> None:
+        self._warn("lost", f"{samples} samples are lost: the spool cannot be written")
+
+    # ---- disk and threads
+
+    def disk(self, error: OSError) -> None:
+        room = self._sender.config.max_memory_bytes >> 20
+        cause = error.strerror or str(error)
+        self._warn("disk", f"the spool {self._folder} cannot be written ({cause}); keeping up to {room} MB in memory")
+
+    def source_off(self, name: str, error: str) -> None:
+        self._warn(f"source {name}", f"{name} failed three times and is off: {error}")
+
+    def stuck(self, name: str) -> None:
+        self._warn("stuck", f"{name} does not return; off until it does")
+
+    def no_courier(self, why: str) -> None:
+        self._warn("courier", f"no thread for the network ({why}), recording to {self._folder}; will retry")
+
+    def command_failed(self, error: Exception) -> None:
+        self._warn("command", f"a command of the server failed: {type(error).__name__}: {error}")
+
+    # ---- the server
+
+    def reachable(self, now: float, *, again: bool) -> None:
+        """It answered; again: after failures."""
+        if again:
+            _log.info("perfagent: server %s reachable again", self._sender.config.server)
+        if now - self._unreachable_at >= TELL_AGAIN_S:
+            self._sender.told.discard("unreachable")
+
+    def undelivered(self, answer: Answer, now: float) -> None:
+        """An answer that means to try later."""
+        server, meanwhile = self._sender.config.server, f"recording to {self._folder}"
+        if answer.kind == "unauthorized":
+            self._warn(
+                "unauthorized",
+                f"server {server} refused the key ({answer.reason}): set PERFAGENT_API_KEY to a key with the ingest scope; "
+                f"{meanwhile} meanwhile",
+                logging.ERROR,
+            )
+        elif answer.kind == "foreign":
+            self._warn(
+                "foreign", f"what answers at {server} is no perfagent server ({answer.reason}), {meanwhile}; will retry"
+            )
+        elif answer.kind == "retry" and answer.reason.startswith("status"):
+            self._warn("busy", f"server {server} is busy ({answer.reason}), {meanwhile}; will retry")
+        else:
+            self._unreachable_at = self._unreachable_at if "unreachable" in self._sender.told else now
+            self._warn("unreachable", f"server {server} unreachable ({_line(answer.reason)}), {meanwhile}; will retry")
+
+
+def _line(text: Any) -> str:
+    """What came from elsewhere, short enough for a line that says more."""
+    found = " ".join(str(text or "").split())
+    return found if len(found) <= 200 else found[:199] + "…"
