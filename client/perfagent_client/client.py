@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
+from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
 
@@ -54,6 +55,8 @@ class _Options:
         return f"{self.server}/api/v1{path}"
 
     def unreachable(self, error: httpx.TransportError) -> ServerUnreachable:
+        if scheme := wrong_scheme(self.server, error, hung_up=isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))):
+            return ServerUnreachable(scheme)
         return ServerUnreachable(
             f"the server {self.server} does not answer ({error or type(error).__name__}): start it with `perfagent up`, "
             "or set PERFAGENT_SERVER to its address"
@@ -76,7 +79,8 @@ def _raise(answer: httpx.Response) -> None:
         error = json.loads(answer.content)["error"]
         raise ApiError(answer.status_code, str(error["code"]), str(error["message"]), error.get("field"))
     except (ValueError, KeyError, TypeError):
-        raise ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}") from None
+        tls = REFUSAL if refuses_plain_http(answer.content) else ""
+        raise ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}{tls}") from None
 
 
 def _json(answer: httpx.Response) -> Any:

@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
-from urllib.parse import unquote
+from urllib.parse import quote, unquote
 
 from dash import Dash, Input, Output, dcc, html
 from dash.backends._fastapi import reset_current_request, set_current_request
 from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 
 from perfagent_dashboard import ids
 from perfagent_dashboard.figures import chart_table, patterns
@@ -49,18 +49,34 @@ class _Address:
 
 KnownRun = Callable[[str], bool]
 """Whether there is a run of this id."""
+RunNamed = Callable[[str], str | None]
+"""The id of the newest run of this name."""
 
 
 def mount_on(
-    api: FastAPI, *, server_url: str, title: str = "perfagent", known_run: KnownRun = lambda _run: True, **_later: Any
+    api: FastAPI,
+    *,
+    server_url: str,
+    title: str = "perfagent",
+    known_run: KnownRun = lambda _run: True,
+    run_named: RunNamed = lambda _name: None,
+    **_later: Any,
 ) -> Dash:
     """Entry point `perfagent.dashboard`: what `perfagent up` calls. Options of newer servers are accepted and ignored."""
-    return mount(api, _Address(server_url), title=title, known_run=known_run)
+    return mount(api, _Address(server_url), title=title, known_run=known_run, run_named=run_named)
 
 
-def mount(api: FastAPI, client: Source, *, title: str = "perfagent", known_run: KnownRun = lambda _run: True) -> Dash:
+def mount(
+    api: FastAPI,
+    client: Source,
+    *,
+    title: str = "perfagent",
+    known_run: KnownRun = lambda _run: True,
+    run_named: RunNamed = lambda _name: None,
+) -> Dash:
     """Puts the pages on `api`, whose own routes must be registered before: every other path is answered with a page, which says
-    that there is nothing and has the status 404. known_run: may wait for a database; its pages of unknown runs are 404 too.
+    that there is nothing and has the status 404. known_run, run_named: may wait for a database. The page of a run's name leads to
+    the newest run of that name; pages of unknown runs are 404 too.
     The policy the pages need is left in `api.state.dashboard_csp`."""
     app = Dash(
         "perfagent_dashboard",
@@ -88,9 +104,8 @@ def mount(api: FastAPI, client: Source, *, title: str = "perfagent", known_run: 
     # the start would come without scripts and styles. Its own catch-all, which it adds when the server starts, belongs to the
     # Dash of the process that came last and answers 200 to everything, so ours stands before it.
     app._setup_server()  # type: ignore[no-untyped-call]
-    api.add_api_route(
-        "/{path:path}", _page(app, known_run), methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse
-    )
+    page = _page(app, known_run, run_named)
+    api.add_api_route("/{path:path}", page, methods=["GET", "HEAD"], include_in_schema=False, response_class=HTMLResponse)
     api.state.dashboard_csp = content_security_policy(app)
     return app
 
@@ -169,10 +184,14 @@ def missing(path: str) -> Component:
     )
 
 
-def _page(app: Dash, known_run: KnownRun) -> Any:
+def _page(app: Dash, known_run: KnownRun, run_named: RunNamed) -> Any:
     async def page(request: Request) -> Response:
         name = run_of(request.path_params["path"])
         there = name is not None and await asyncio.to_thread(known_run, name)
+        newest = None if name is None or there else await asyncio.to_thread(run_named, name)
+        if newest is not None:  # for now: the next run of that name will be another
+            query = f"?{request.url.query}" if request.url.query else ""
+            return RedirectResponse(f"/run/{quote(newest, safe='')}{query}", 307, headers={"Cache-Control": "no-store"})
         # As Dash's own routes do: app.index() asks for the request.
         token = set_current_request(request)  # type: ignore[no-untyped-call]
         try:

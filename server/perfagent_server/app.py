@@ -148,7 +148,9 @@ def _mount_dashboard(app: FastAPI, settings: Settings) -> bool:
         except ModuleNotFoundError as error:
             logger.info("no dashboard: %s is not installed", error.name)
             continue
-        mount_on(app, server_url=settings.url, known_run=lambda run: _known_run(app, run))
+        mount_on(
+            app, server_url=settings.url, known_run=lambda run: _known_run(app, run), run_named=lambda name: _run_named(app, name)
+        )
         return True
     return False
 
@@ -160,6 +162,15 @@ def _known_run(app: FastAPI, run: str) -> bool:
         return services.runs.exists(run)
     except (StorageError, SQLAlchemyError):
         return True
+
+
+def _run_named(app: FastAPI, name: str) -> str | None:
+    """The newest run of a name, as far as the database can tell."""
+    services: Services = app.state.services
+    try:
+        return services.runs.named(name)
+    except (StorageError, SQLAlchemyError):
+        return None
 
 
 async def _no_dashboard() -> Response:

@@ -92,6 +92,13 @@ class Runs:
             row = connection.execute(query).mappings().first()
         return None if row is None else dict(row)
 
+    def named(self, name: str) -> str | None:
+        """id of the run of a name that was begun last, in whatever project."""
+        query = select(run.c.id).where(run.c.name == name).order_by(run.c.started.desc(), run.c.id.desc()).limit(1)
+        with self._database.read() as connection:
+            found = connection.execute(query).scalar()
+        return None if found is None else str(found)
+
     def step_of_rank(self, identifier: str, attempt: int, rank: int) -> int:
         """The last completed step of one rank of an attempt, 0 when it has sent none."""
         query = select(func.max(source.c.step)).where(

@@ -93,6 +93,31 @@ def test_what_is_not_there_is_a_404_that_is_a_page(client: TestClient, path: str
     assert "60-start.js" in answer.text  # the page that says so, and leads back
 
 
+def test_the_page_of_a_name_leads_to_the_newest_run_of_that_name(client: TestClient) -> None:
+    def log(run: str, project: str = "vision") -> str:
+        answer = client.post("/api/v1/log", json={"run": run, "project": project, "metrics": {"loss": 1.0}})
+        return str(answer.json()["run"])
+
+    first, other = log("resnet 50/a"), log("other")
+    second = log("resnet 50/a", "speech")
+    assert len({first, second, other}) == 3
+    for path in ("/run/resnet 50/a", "/run/resnet%2050%2Fa/", "/run/resnet 50/a?from=3"):
+        answer = client.get(path, follow_redirects=False)
+        query = "?from=3" if "?" in path else ""
+        assert (answer.status_code, answer.headers["location"]) == (307, f"/run/{second}{query}"), path
+        assert answer.headers["cache-control"] == "no-store"
+    assert client.get("/run/other", follow_redirects=True).url.path == f"/run/{other}"
+    assert client.get(f"/run/{first}", follow_redirects=False).status_code == 200, "an id is itself"
+
+
+def test_a_name_is_not_told_to_whom_the_pages_are_closed(tmp_path: Path) -> None:
+    with api(tmp_path, dashboard=True, auth="required") as closed:
+        headers = {"Accept": "text/html"}
+        for path in ("/run/there", "/run/nowhere"):
+            answer = closed.get(path, headers=headers, follow_redirects=False)
+            assert (answer.status_code, answer.headers["location"]) == (303, "/login")
+
+
 def test_pages_that_are_there_are_found(client: TestClient) -> None:
     run = client.post("/api/v1/log", json={"run": "a name/with a slash", "metrics": {"loss": 1.0}}).json()["run"]
     for path in ("/", "/docs", "/healthz", f"/run/{run}", f"/run/{run}/"):

@@ -28,6 +28,7 @@ import msgspec
 
 from perfagent.delivery.sockets import Dialer
 from perfagent.errors import ServerUnreachable
+from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Frame, decode
 
 __all__ = ["Answer", "HttpTransport", "RecordingTransport", "Reply", "Transport", "is_loopback", "judge", "packed"]
@@ -82,6 +83,8 @@ def judge(reply: Reply, *, now: float | None = None) -> Answer:
     if status == 200:
         return _acknowledgement(reply)
     reason = _reason(reply)
+    if status == 400 and ": " not in reason and refuses_plain_http(reply.body):
+        return Answer(kind="foreign", reason=reason + REFUSAL)
     if status == 413:
         return Answer(kind="too_large", reason=reason)
     if status in (401, 403):
@@ -173,6 +176,8 @@ class HttpTransport:
         self._key = api_key.strip() if api_key else None
         self.idle = idle
         self._connection: http.client.HTTPConnection | None = None
+        self._answered = False
+        """Whether there ever was an answer: what listens there speaks as we do."""
         self._through = ""
         """The proxy that is asked, as host:port."""
         self._dialer = Dialer()
@@ -207,9 +212,17 @@ class HttpTransport:
     def _why(self, error: Exception) -> str:
         """In one line, and never with the key: it is told to people."""
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        if scheme := self._wrong_scheme(error):
+            text = f"{scheme} ({text})"
         if self._key:
             text = text.replace(self._key, "[key]").replace(repr(self._key)[1:-1], "[key]")
         return " ".join(text.split()) + (f", through the proxy {self._through}" if self._through else "")
+
+    def _wrong_scheme(self, error: Exception) -> str:
+        hung_up = isinstance(error, (http.client.RemoteDisconnected, ConnectionResetError))
+        known = self._answered or bool(self._through)  # what listens there speaks as we do, or is not what hung up
+        scheme = "https" if self._https else "http"
+        return wrong_scheme(f"{scheme}://{self._host_header}", error, hung_up=hung_up and not known)
 
     def _exchange(self, body: bytes, headers: dict[str, str], deadline: float) -> Reply:
         if self._connection is not None and not self._dialer.is_ours:  # the script has closed it
@@ -227,6 +240,7 @@ class HttpTransport:
             found = response.read(MAX_REPLY_BYTES + 1)
             if response.length and len(found) <= MAX_REPLY_BYTES:  # read() with a size does not say so itself
                 raise http.client.IncompleteRead(found, response.length)
+            self._answered = True
             reply = Reply(response.status, {k.lower(): v for k, v in response.getheaders()}, found)
             keep = not response.will_close and len(found) <= MAX_REPLY_BYTES and response.isclosed()
         finally:

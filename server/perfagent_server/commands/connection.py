@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
+from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent_server.security.keys import ADMIN_TOKEN_FILE
 from perfagent_server.settings import data_folder
 
@@ -17,6 +18,8 @@ __all__ = ["ADDRESS_FILE", "AdminApi", "add_options"]
 
 ADDRESS_FILE = "address"  # where the running server of this data folder listens; written by `up`
 DEFAULT_SERVER = "http://127.0.0.1:8420"
+_COMMANDS = {"GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`"}
+"""A request that the server's words advise -> the command that makes it."""
 _OWN = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
@@ -57,12 +60,18 @@ class AdminApi:
         except httpx.InvalidURL as error:
             raise ConfigError(f"the server's address {self.server!r} cannot be used: {error}") from error
         except httpx.TransportError as error:
+            hung_up = isinstance(error, (httpx.RemoteProtocolError, httpx.ReadError))
+            if scheme := wrong_scheme(self.server, error, hung_up=hung_up):
+                raise ServerUnreachable(scheme) from error
             raise ServerUnreachable(
                 f"the server {self.server} does not answer ({error}); start it with `perfagent up`, or name it with --server"
             ) from error
         if answer.is_success:
             return self._json(answer) if answer.content else None
-        raise PerfagentError(f"the server refused: {_message(answer)}")
+        message = _message(answer)
+        for request, words in _COMMANDS.items():
+            message = message.replace(request, words)
+        raise PerfagentError(f"the server refused: {message}")
 
     def _json(self, answer: httpx.Response) -> Any:
         try:
@@ -109,4 +118,5 @@ def _message(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        return f"status {answer.status_code}"
+        tls = REFUSAL if refuses_plain_http(answer.content) else ""
+        return f"status {answer.status_code}{tls}"

@@ -167,7 +167,8 @@ def only_server(data: Path) -> Iterator[None]:
         data.mkdir(parents=True, exist_ok=True, mode=0o700)
         descriptor = os.open(data / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        raise ConfigError(f"the data folder {data} cannot be written ({error.strerror}); choose another with --data") from error
+        why = "it is a file" if data.is_file() else error.strerror
+        raise ConfigError(f"the data folder {data} cannot be written ({why}); choose another with --data") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

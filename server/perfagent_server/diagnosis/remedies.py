@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["REMEDIES", "crash_remedy", "oom_remedy"]
+__all__ = ["ELSEWHERE_REMEDY", "REMEDIES", "crash_remedy", "oom_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -39,6 +39,11 @@ REMEDIES: dict[str, str] = {
     ),
 }
 
+ELSEWHERE_REMEDY = (
+    'Put `with run.phase("NAME"):` around parts of the loop (run = perfagent.attach()), and each is timed beside the others. '
+    "While it trains, `perfagent profile RUN` shows the operators of some steps, and `perfagent stacks RUN` what it does now."
+)
+"""For a run that no rule finds anything in, and most of whose step no phase accounts for."""
 
 _OOM_REMEDIES = {
     "gpu": REMEDIES["oom_observed"],

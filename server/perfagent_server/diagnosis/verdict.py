@@ -11,10 +11,10 @@ import math
 
 from perfagent.wire import LOSS, SEVERITIES, Finding, healthy
 from perfagent_server.alerts.life import Machine
-from perfagent_server.diagnosis.remedies import REMEDIES
+from perfagent_server.diagnosis.remedies import ELSEWHERE_REMEDY, REMEDIES
 from perfagent_server.rules.evaluator import USER_ALERT, Evaluator
 from perfagent_server.rules.loss import LossSpike, NonfiniteLoss
-from perfagent_server.rules.utilization import spell_s
+from perfagent_server.rules.utilization import share_elsewhere, spell_s
 from perfagent_server.rules.window import Window
 
 __all__ = ["ORDER", "findings", "verdict"]
@@ -38,6 +38,8 @@ ORDER: tuple[str, ...] = (
 _PLACE = {rule: place for place, rule in enumerate(ORDER)}
 _FEW_STEPS = 10
 """So many steps no rule about speed or learning has seen enough of."""
+_MOST = 0.5
+"""Of a step, where its time went: more than all the rest together."""
 _SAID_BY_PEOPLE = len(ORDER)  # rules that are not in the tree come before the user's own alerts, and both after it
 
 
@@ -69,6 +71,10 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
         return _fell_silent(window)
     found = healthy(_figures(judge))
     found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
+    elsewhere = share_elsewhere(window) or 0.0
+    if elsewhere >= _MOST:
+        found.evidence["other_share_pct"] = 100 * elsewhere
+        found.fix = ELSEWHERE_REMEDY
     return found
 
 
@@ -133,7 +139,11 @@ def _figures(judge: Evaluator) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    if window.ended:
+    elsewhere = share_elsewhere(window) or 0.0
+    if elsewhere >= _MOST:
+        tense = "was" if window.ended else "is"
+        said = f"Most of the step ({100 * elsewhere:.0f} %) {tense} outside of data, forward, backward and optimizer"
+    elif window.ended:
         said = "Nothing held this run back"
     elif window.step - window.start_step < _FEW_STEPS:
         said = "Too early to tell, nothing wrong so far"

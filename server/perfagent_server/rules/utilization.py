@@ -11,7 +11,7 @@ from perfagent_server.alerts.life import Life
 from perfagent_server.diagnosis.remedies import REMEDIES
 from perfagent_server.rules.window import UTILIZATION, Window
 
-__all__ = ["DataBound", "LowGpuUtilization"]
+__all__ = ["DataBound", "LowGpuUtilization", "phase_means", "share_elsewhere", "spell_s"]
 
 _LEAST_BUSY_S = 5.0  # utilization is sampled once a second
 
@@ -155,6 +155,8 @@ _WAITS = {
 
 _ON_DEVICE = ("forward", "backward", "optimizer", "comm")  # on CPU their times leave room for the loader's, too
 _PAUSES = ("checkpoint", "eval")
+_FEWEST_STEPS = 10
+"""Of fewer steps no share is typical."""
 
 
 def _cause(window: Window) -> tuple[dict[str, float], str]:
@@ -173,6 +175,22 @@ def _cause(window: Window) -> tuple[dict[str, float], str]:
     waits = {phase: share for phase, share in shares.items() if phase not in ("forward", "backward")}
     phase = max(waits, key=waits.__getitem__) if waits and max(waits.values()) >= 20 else max(shares, key=shares.__getitem__)
     return shares, f"{_WAITS[phase]} ({shares[phase]:.0f} % of the step)"
+
+
+def share_elsewhere(window: Window) -> float | None:
+    """What part of a typical step (the median of the newest) no phase accounts for, 0 to 1. None where too few steps tell, or the
+    GPUs are busy all the same: the script then only waits for their work."""
+    took, other = window.track("step_time_s"), window.tracks.get("phase/other_s")
+    if took is None or other is None:
+        return None
+    times = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
+    told = {step: value for step, value in zip(other.steps, other.values, strict=True) if 0 < times.get(step, 0.0) < math.inf}
+    busy = _busy_pct(window, took.time, sum(times.values()))
+    if len(told) < _FEWEST_STEPS or (busy is not None and busy >= DataBound().busy_pct):
+        return None
+    if sorted(told.values())[len(told) // 2] < DataBound().least_wait_s:  # the loop of a toy
+        return None
+    return min(1.0, sorted(value / times[step] for step, value in told.items())[len(told) // 2])
 
 
 def phase_means(window: Window, steps: int) -> dict[str, float]:

@@ -256,7 +256,10 @@ def _split(url: str) -> tuple[str, str, int, str]:
     except ValueError as error:
         raise ConfigError(f"{url[:200]!r} is no URL: {error}") from None
     if parts.scheme not in ("http", "https"):
-        raise ConfigError(f"a webhook's URL begins with http:// or https://, not with {parts.scheme[:20]!r}")
+        given = f"not with {parts.scheme[:20]!r}"
+        if not parts.scheme:
+            given = f"as https://example.com/hook; {url[:200]!r} begins with neither"
+        raise ConfigError(f"a webhook's URL begins with http:// or https://, {given}")
     if parts.username is not None or parts.password is not None:
         raise ConfigError("a webhook's URL must not hold a user or a password; receivers check the signature instead")
     host = parts.hostname or ""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal
 
@@ -31,6 +31,7 @@ from perfagent_server.store.reading import (
     newest_in_tail,
     open_view,
     stored_payloads,
+    value_at,
     visible_attempts,
 )
 from perfagent_server.store.tables import last, series, tail
@@ -101,7 +102,7 @@ class Answers:
         for name, of_ranks in grouped.items():
             whole = whole_of(name)
             if whole and whole not in combined:
-                newest_whole = self._latest_whole(run, whole, of_ranks)
+                newest_whole = self._latest_whole(run, whole, name, of_ranks)
                 if newest_whole is not None:
                     combined[whole] = newest_whole
         return combined
@@ -181,20 +182,29 @@ class Answers:
             cells.append(root_of_sums(list(cells_by_rank(connection, mine, first, last_step, width).values()), len(ranks)))
         return reduced(concatenate(cells), width)
 
-    def _latest_whole(self, run: str, whole: str, parts: dict[int, tuple[int, int, float, float]]) -> Latest | None:
+    def _latest_whole(self, run: str, whole: str, name: str, parts: dict[int, tuple[int, int, float, float]]) -> Latest | None:
         """The newest step of which every rank has sent its part."""
         newest_attempt = max(attempt for attempt, _, _, _ in parts.values())
-        mine = [part for part in parts.values() if part[0] == newest_attempt]
-        steps = {step for _, step, _, _ in mine}
+        mine = {rank: part for rank, part in parts.items() if part[0] == newest_attempt}
+        steps = {step for _, step, _, _ in mine.values()}
         if len(steps) == 1:
-            total = sum(value for _, _, _, value in mine)
-            time = max(time for _, _, time, _ in mine)
-            return Latest(value=math.sqrt(total) if total >= 0 else math.nan, step=steps.pop(), time=time, rank="all")
+            time = max(time for _, _, time, _ in mine.values())
+            return Latest(value=_root(value for _, _, _, value in mine.values()), step=steps.pop(), time=time, rank="all")
         newest = self.series(run, whole, from_step=max(0, min(steps) - _LOOK_BACK), points=MAX_POINTS)
         if not newest.step or newest.time is None:
             return None
-        value = newest.mean[-1] if newest.nonfinite[-1] == 0 else math.nan
-        return Latest(value=value, step=newest.step[-1], time=newest.time[-1], rank="all")
+        step, value = newest.step[-1], newest.mean[-1]
+        if newest.nonfinite[-1]:  # cells do not keep which it was, NaN or infinite: the samples do
+            with self.database.read() as connection:
+                known = [value_at(connection, run, name, rank, step) for rank in mine]
+            root = _root(part for part in known if part is not None)
+            value = root if not math.isfinite(root) else math.nan
+        return Latest(value=value, step=step, time=newest.time[-1], rank="all")
+
+
+def _root(parts: Iterable[float]) -> float:
+    total = sum(parts)
+    return math.sqrt(total) if total >= 0 else math.nan
 
 
 def _clamped(extent: tuple[int, int] | None, first: int | None, last_step: int | None) -> tuple[int, int] | None:

@@ -34,6 +34,7 @@ __all__ = [
     "newest_in_tail",
     "open_view",
     "stored_payloads",
+    "value_at",
     "visible_attempts",
 ]
 
@@ -170,6 +171,21 @@ def last_visible(connection: Connection, run: str, name: str, rank: int) -> tupl
         if parts:
             found = merged(parts)
             return attempt, int(found.step[-1]), float(found.time[-1]), float(found.value[-1])
+    return None
+
+
+def value_at(connection: Connection, run: str, name: str, rank: int, step: int) -> float | None:
+    """The visible sample of one step; None where there is none, or retention took it."""
+    view = open_view(connection, run, name, rank)
+    for attempt, top in reversed(view.attempts):
+        if step > top:
+            continue
+        parts = [merged([samples]).between(step, step) for (_, of), samples in view.tail.items() if of == attempt]
+        rows = stored_payloads(connection, list(view.ranks), attempt, step, step)
+        parts += [decode_block(row.axis, row.payload).between(step, step) for row in rows if row.payload is not None]
+        found = merged(parts)
+        if len(found):
+            return float(found.value[-1])
     return None
 
 

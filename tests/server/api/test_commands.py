@@ -82,6 +82,10 @@ def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(tmp_path: Path) ->
         (("--folder", "/does/not/exist"), "not a folder"),
         (("--metrics", "clickhouse://x"), "not available"),
         (("--data", "/proc/nothing"), "--data"),
+        (("--data", __file__), "it is a file"),
+        (("--database", "nonsense"), "must be an address such as sqlite:////path/perfagent.db"),
+        (("--database", "nonsense://host/name"), "must be SQLite or PostgreSQL"),
+        (("--port", "65536"), "allowed are 0 (any free one) to 65535"),
         (("--database", "sqlite://"), "sqlite:////"),
     ],
 )
@@ -119,7 +123,10 @@ def test_keys_are_managed_from_the_command_line(tmp_path: Path) -> None:
         revoked = perfagent(tmp_path, "keys", "revoke", key["id"], "--data", data)
         assert revoked.returncode == 0, revoked.stderr
         assert json.loads(perfagent(tmp_path, "keys", "list", "--json", "--data", data).stdout)["keys"][0]["revoked"]
-        assert perfagent(tmp_path, "keys", "revoke", "nothing", "--data", data).returncode == 1
+        unknown = perfagent(tmp_path, "keys", "revoke", "nothing", "--data", data)
+        assert unknown.returncode == 1
+        assert one_line(unknown.stderr), unknown.stderr
+        assert "there is no key 'nothing'; `perfagent keys list` lists them" in unknown.stderr
         assert perfagent(tmp_path, "keys", "login", "--data", data).stdout.startswith(f"{server.url}/login?token=")
         nobody = perfagent(tmp_path, "keys", "list", "--server", server.url, "--data", str(tmp_path / "elsewhere"))
         assert nobody.returncode == 1 and one_line(nobody.stderr)

@@ -1,11 +1,11 @@
-"""The verdict of a run whose loss is no number now, with no alert that says so."""
+"""The verdict of a run in which no alert is open: its loss is no number, its step is mostly unaccounted for, or it is healthy."""
 
 from __future__ import annotations
 
 import math
 
 import pytest
-from judging import fired, judge_series
+from judging import fired, frame, judge_series, state
 
 from perfagent_server.diagnosis.verdict import verdict
 
@@ -35,3 +35,39 @@ def test_a_run_whose_newest_step_the_scaler_skipped_is_healthy_by_its_last_finit
     changes, judge = judge_series(series)
     assert changes == []
     assert verdict(judge).message == "Nothing holds this run back: step 50, loss 3 (from 3)."
+
+
+def _stepping(other_s: float, step_s: float = 0.1, *, steps: int = 40, **more: list[float]) -> dict[str, list[float]]:
+    return {
+        "loss": [3.0] * steps, "step_time_s": [step_s] * steps, "phase/forward_s": [step_s - other_s] * steps,
+        "phase/other_s": [other_s] * steps, **more,
+    }  # fmt: skip
+
+
+def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_find_out() -> None:
+    _, judge = judge_series(_stepping(0.095))
+    found = verdict(judge)
+    assert (found.rule, found.severity) == ("healthy", "info")
+    assert found.message == (
+        "Most of the step (95 %) is outside of data, forward, backward and optimizer: step 40, loss 3 (from 3), 100 ms a step."
+    )
+    assert found.evidence["other_share_pct"] == pytest.approx(95.0)
+    assert "run.phase(" in found.fix
+    assert "perfagent profile RUN" in found.fix
+    judge.take(frame({}, [], ident=judge.upto + 1, events=[state("finished", step=40)]))
+    assert verdict(judge).message.startswith("Most of the step (95 %) was outside of data, forward")
+
+
+def test_time_outside_of_the_phases_is_not_told_where_it_is_little_rare_or_unknown() -> None:
+    one_long_pause = [0.005] * 39 + [9.0]
+    rare = _stepping(0.005) | {"phase/other_s": one_long_pause, "step_time_s": [0.1] * 39 + [9.1]}
+    for series in (_stepping(0.04), _stepping(0.0009, 0.001), _stepping(0.095, steps=9), rare, {"loss": [3.0] * 40}):
+        found = verdict(judge_series(series)[1])
+        assert not found.message.startswith("Most of the step"), found.message
+        assert not found.fix
+        assert "other_share_pct" not in found.evidence
+
+
+def test_a_script_that_waits_for_busy_gpus_is_not_told_that_its_step_is_elsewhere() -> None:
+    _, judge = judge_series(_stepping(0.095, steps=200, **{"gpu/utilization_pct": [99.0] * 200}))
+    assert verdict(judge).message.startswith("Nothing holds this run back")

@@ -72,6 +72,29 @@ def test_a_part_that_is_no_number_makes_the_norm_so_whatever_the_others_say(shel
     assert math.isnan(answer.mean[1])
 
 
+@pytest.mark.parametrize("compacted", [False, True], ids=["tail", "blocks"])
+@pytest.mark.parametrize(
+    ("parts", "newest"),
+    [
+        ({0: {1: 9.0, 2: math.inf}, 1: {1: 16.0, 2: 1.0}}, math.inf),
+        ({0: {1: 9.0, 2: math.inf}, 1: {1: 16.0}}, math.inf),  # one rank is a step ahead
+        ({0: {1: 9.0, 2: math.inf}, 1: {1: 16.0, 2: 1.0, 3: 1.0}}, math.inf),
+        ({0: {1: 9.0, 2: math.inf}, 1: {1: 16.0, 2: math.nan, 3: 1.0}}, math.nan),
+        ({0: {1: 9.0, 2: math.nan}, 1: {1: 16.0}}, math.nan),
+    ],
+    ids=["all there", "ahead", "behind", "both", "not a number"],
+)
+def test_an_infinite_part_makes_the_newest_norm_infinite_and_not_nan(
+    shelf: Shelf, parts: dict[int, dict[int, float]], newest: float, compacted: bool
+) -> None:
+    run = filled(shelf, parts)
+    if compacted:
+        shelf.compact()
+    latest = shelf.store.latest(run)["grad/norm"]
+    assert latest.step == 2
+    assert latest.value == pytest.approx(newest, nan_ok=True)
+
+
 def test_layers_are_put_together_in_the_same_way(shelf: Shelf) -> None:
     run = filled(shelf, {0: {3: 9.0}, 1: {3: 16.0}}, name="grad_square_sum/blocks.0.weight")
     assert shelf.store.series(run, "grad_norm/blocks.0.weight").mean == [5.0]
