@@ -19,7 +19,7 @@ from faults.accounts import Accounts, left_in, row
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from perfagent.delivery import backlog, segments, spool
+from perfagent.delivery import backlog, orphans, segments, spool
 from perfagent.delivery.spool import Header, Spool
 from perfagent.wire import Group
 
@@ -257,6 +257,57 @@ def test_a17_a_recycled_pid_and_a_stale_lock_file_keep_nobody_away(fault: Accoun
     sender.rows.append(row(1))
     until(lambda: not lock.exists(), why="the orphan was never sent")
     assert sorted(server.values("loss", source="orphan")) == list(range(5))
+
+
+def test_a16_what_of_an_orphan_could_not_be_read_is_told_with_its_file(
+    fault: Accounts, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = fault.server()
+    loops.orphan(fault.state, "orphan", server.url)
+    (path,) = (fault.state / "spool" / "orphan").glob("*.ticks")
+    content = bytearray(path.read_bytes())
+    content[-5] ^= 1
+    path.write_bytes(content)
+    fault.sender(server).rows.append(row(1))
+    until(lambda: "sent in part only" in caplog.text, why="nobody was told")
+    (told,) = [record.getMessage() for record in caplog.records if "in part only" in record.getMessage()]
+    assert f"left in {path.parent} was sent in part only; 1 file damaged" in told
+    assert path.name + ".corrupt" in told
+    assert sorted(server.values("loss", source="orphan")) == list(range(4))
+
+
+def test_a17_thousands_that_others_left_are_looked_through_between_this_processes_own_requests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(orphans, "AT_A_TIME_S", 0.0)  # each look takes longer than that
+    for number in range(3):
+        loops.orphan(tmp_path, f"other{number}", "http://127.0.0.1:1")
+    loops.orphan(tmp_path, "ours", "http://127.0.0.1:2")
+    os.utime(tmp_path / "spool" / "ours" / "lock", (time.time() + 60, time.time() + 60))  # the last of them
+    found = orphans.Orphans(tmp_path / "spool", tmp_path / "own", "http://127.0.0.1:2")
+    looks = 0
+    while found.current is None and (look := found.errand()) is not None:
+        look()
+        looks += 1
+    assert looks == 4
+    assert found.current is not None
+    assert found.current.folder.name == "ours"
+    found.close()
+
+
+@pytest.mark.parametrize(("minutes", "taken"), [(-5, True), (5, False)])
+def test_a11_what_lies_there_for_more_than_a_week_is_left_to_perfagent_sync(fault: Accounts, minutes: int, taken: bool) -> None:
+    server = fault.server()
+    loops.orphan(fault.state, "orphan", server.url)
+    folder = fault.state / "spool" / "orphan"
+    at = time.time() - 7 * 86400 - 60 * minutes
+    for path in (*folder.iterdir(), folder):
+        os.utime(path, (at, at))
+    sender = fault.sender(server)
+    sender.rows.append(row(1))
+    until(lambda: sender._dispatch().orphans.done, why="orphans were never looked for")
+    assert folder.exists() is not taken
+    assert sorted(server.values("loss", source="orphan")) == (list(range(5)) if taken else [])
 
 
 def test_a17_what_was_meant_for_another_server_is_not_sent_to_this_one(fault: Accounts) -> None:

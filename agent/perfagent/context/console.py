@@ -112,8 +112,9 @@ class _Written:
             if self._torn:  # what was taken before is not what stood before this
                 self._torn, torn, parts = False, True, []
             parts.append(piece)
-        self.characters, lost, self._lost = 0, self._lost, 0
         text = "".join(parts)
+        lost = self._lost + (max(0, self.characters - len(text)) if torn else 0)  # the deque itself drops, and says nothing
+        self.characters = self._lost = 0
         if len(text) > MOST_CHARACTERS:
             torn, lost = True, lost + len(text) - MOST_CHARACTERS
             text = text[-MOST_CHARACTERS:]

@@ -24,7 +24,7 @@ from perfagent.hooks.account import entry_count
 from perfagent.hooks.layout import StepPacker
 from perfagent.hooks.progress import Mark
 from perfagent.hooks.reading import Note
-from perfagent.hooks.row import StepRow
+from perfagent.hooks.row import EarlyLog, StepRow
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
@@ -70,6 +70,10 @@ class Collector:
         """When log() was called last."""
         self._epoch = 0.0
         self._newest_step = 0
+        self.aside: list[EarlyLog] = []
+        """log() calls whose step is not known yet: those behind them need not wait for that."""
+        self.rejoined = False
+        """Whether some of those were among the rows last collected."""
         self._passed = 0
         """Rows that were taken or dropped so far, as far as that is known: up to the last mark."""
         self.pressing = False
@@ -80,13 +84,13 @@ class Collector:
     def waits(self) -> bool:
         """Whether a row is there that was not taken yet, or something to be told of those that were dropped."""
         rows: deque[Any] = self._sender.rows
-        return len(rows) > 1 or (len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh))
+        return bool(self.aside) or len(rows) > 1 or (len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh))
 
     def collect(self, now: float, *, last: bool) -> Taken:
         """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
         waiting: deque[Any] = self._sender.rows
         most = len(waiting)
-        self.pressing = False
+        self.pressing = self.rejoined = False
         if not self.waits:
             return _NOTHING
         p = self._sender.progress
@@ -98,6 +102,8 @@ class Collector:
         self._calls = self._values = self._again = self._values_again = steps = entries = taken = 0
         called = self._called
         rows: list[Any] = []
+        rejoined = self._rejoin(rows, now, last=last) if self.aside else 0
+        put_aside = 0
         while taken < most and waiting:
             row = waiting[0]
             kind = type(row)
@@ -137,6 +143,9 @@ class Collector:
                 self._compare(row, taken)
                 most -= 1
                 continue
+            elif kind is EarlyLog and not row.settled and not last:
+                self.aside.append(row)
+                put_aside += 1
             elif not self._ask(row, rows, now, last=last):
                 break
             waiting.popleft()
@@ -154,7 +163,18 @@ class Collector:
         packed = packer.take()
         if not all(map(is_finite, packed)):
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
-        return Taken(rows, packed, taken)
+        return Taken(rows, packed, taken - put_aside + rejoined)
+
+    def _rejoin(self, rows: list[Any], now: float, *, last: bool) -> int:
+        """Takes those that were put aside and have their step by now; how many."""
+        found = 0
+        for log in self.aside:
+            if not (log.settled or last) or not self._ask(log, rows, now, last=last):
+                break
+            found += 1
+        del self.aside[:found]
+        self.rejoined = found > 0
+        return found
 
     def _compare(self, mark: Mark, taken: int) -> None:
         """What was handed in before the mark with what was taken of it; the difference was dropped."""

@@ -177,6 +177,7 @@ class Dispatcher:
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
         if not taken.total and not events:
+            self._keep_early()
             return
         self.sender.counters["rows"] += taken.total
         self.sender.counters["events"] += len(events)
@@ -187,6 +188,7 @@ class Dispatcher:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 self._identify()
             written = self._write(taken, events, now)
+            self._keep_early(joined=written)
         except BaseException:
             lost = self._read([Draft([], taken.rows, taken.packed)])
             self.sender.counters["lost_samples"] += sum(group.samples for group in lost)
@@ -196,9 +198,18 @@ class Dispatcher:
             self._all_written = False
             self._notices.disk(self.spool.error)
 
+    def _keep_early(self, *, joined: bool = False) -> None:
+        """joined: those that had waited are written, with their steps."""
+        if joined and self._collector.rejoined:
+            self.spool.early.forget()
+        if self._collector.aside and self.sender.progress is not None:
+            self.spool.early.keep(self._collector.aside, self.sender.progress, self.sender.reader.context())
+
     def _write(self, taken: Taken, events: list[Event], now: float) -> bool:
         """One tick. Rows that are plain data wait as a draft until the next frame is cut."""
         draft = Draft(self.sender.reader.context(), taken.rows, taken.packed)
+        if self._collector.rejoined:
+            self.spool.early.joins(self.spool.header.next_tick, draft.context)
         drafted = written = True
         if (taken.rows or taken.packed) and (drafted := len(taken.rows) <= MOST_DRAFTED):
             try:
@@ -436,6 +447,7 @@ class Dispatcher:
             return
         outgoing = spool.next()
         if outgoing is None:
+            self._notices.damaged(spool)
             self.orphans.sent()
             return
         self._send(outgoing, spool, now)
@@ -475,11 +487,13 @@ class Dispatcher:
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
-            gone = self._gone()
+            gone, left = self._gone(), self.sender.config.record is None and self.spool.waiting > 0
             self.spool.header.followed = str(self.sender.followed) if self.sender.followed is not None else None
             self.spool.close(final=self.sender.final)
             if self._gone() > gone:
                 self._notices.lost(self._gone() - gone)
+            elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
+                self._notices.left()
         self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()

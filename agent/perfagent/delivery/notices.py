@@ -12,9 +12,10 @@ if TYPE_CHECKING:
 
     from perfagent.delivery.columns import Columns
     from perfagent.delivery.sender import Sender
+    from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Answer
 
-__all__ = ["Notices"]
+__all__ = ["Notices", "damage"]
 
 _log = logging.getLogger("perfagent")
 
@@ -73,12 +74,27 @@ class Notices:
     def lost(self, samples: int) -> None:
         self._warn("lost", f"{samples} samples are lost: the spool cannot be written")
 
+    def left(self) -> None:
+        """At the end, when not all was delivered; a warning where none has said so before."""
+        told = self._sender.told.isdisjoint(("unreachable", "busy", "foreign", "unauthorized"))
+        self._warn(
+            "left",
+            f"not all of this run has reached server {self._sender.config.server}; the rest is kept in {self._folder}; "
+            "the next run on this machine that starts within a week sends it, and so does `perfagent sync`",
+            logging.WARNING if told else logging.INFO,
+        )
+
     # ---- disk and threads
 
     def disk(self, error: OSError) -> None:
         room = self._sender.config.max_memory_bytes >> 20
         cause = error.strerror or str(error)
         self._warn("disk", f"the spool {self._folder} cannot be written ({cause}); keeping up to {room} MB in memory")
+
+    def damaged(self, spool: Spool) -> None:
+        """What could not be read of the files of an earlier process, whose other samples were sent."""
+        if found := damage(spool):
+            self._warn(f"damaged {spool.folder}", f"what an earlier process left in {spool.folder} was sent in part only{found}")
 
     def source_off(self, name: str, error: str) -> None:
         self._warn(f"source {name}", f"{name} failed three times and is off: {error}")
@@ -120,6 +136,24 @@ class Notices:
         else:
             self._unreachable_at = self._unreachable_at if "unreachable" in self._sender.told else now
             self._warn("unreachable", f"server {server} unreachable ({_line(answer.reason)}), {meanwhile}; will retry")
+
+
+def damage(spool: Spool) -> str:
+    """What could not be read of a source; empty where all could."""
+    text = ""
+    if damaged := spool.counters["corrupt"]:
+        kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
+        where = f"; what could not be read is in {spool.folder}: {kept}" if kept else ""
+        text += f"; {_files(damaged)} damaged{where}"
+    if unread := spool.counters["unreadable"]:
+        text += f"; {_files(unread)} could not be read ({spool.error or 'an error of the disk'})"
+    if gone := spool.counters["dropped"]:
+        text += f"; {gone} samples could not be read back"
+    return text
+
+
+def _files(count: int) -> str:
+    return f"{count} file" if count == 1 else f"{count} files"
 
 
 def _line(text: Any) -> str:

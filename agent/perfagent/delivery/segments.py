@@ -5,6 +5,7 @@
       state                 two slots of 64 bytes, written in place (that needs no space on a full disk)
       00000001.ticks        what was drained every 150 ms, as it was noted
       00000002.frames       whole frames, compressed
+      00000003.early        log() calls that wait for their step, while there are any
 
 A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in
 spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is told from damage, and an error of the disk
@@ -43,10 +44,12 @@ __all__ = [
     "Header",
     "Segments",
     "SpoolBusyError",
+    "SpoolVersionError",
     "State",
     "decode_header",
     "folders",
     "framed",
+    "must_be_known",
     "number_of",
     "numbered",
     "owner",
@@ -55,7 +58,10 @@ __all__ = [
     "write_whole",
 ]
 
-MAGIC = b"perfagent spool 1\n"
+VERSION = 1
+MAGIC = b"perfagent spool %d\n" % VERSION
+_HEAD_BYTES = 2**16
+_ANY_MAGIC = re.compile(rb"perfagent spool (\d{1,9})\n")
 FRAMING = struct.Struct("<IIc")  # length of the payload, CRC-32 of kind and payload, kind
 HEADER, TICK, DRAFT, FRAME = b"H", b"T", b"D", b"F"
 MAX_RECORD = 64 * 2**20
@@ -71,6 +77,10 @@ _SLOT = 64
 
 class SpoolBusyError(Exception):
     """Another process owns this source: its flock is held."""
+
+
+class SpoolVersionError(OSError):
+    """The files are of a later version of the spool than this one reads; they are left as they are."""
 
 
 class Header(msgspec.Struct, kw_only=True):
@@ -121,7 +131,7 @@ class _Growing(msgspec.Struct):
 
 
 class Segments:
-    """The folder of one source. `kind` is "ticks" or "frames" throughout.
+    """The folder of one source. `kind` is "ticks", "frames" or "early" throughout.
 
     error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the spool.
     """
@@ -137,10 +147,12 @@ class Segments:
         self.old_ticks: list[tuple[Path, int]] = []
         """Files of ticks that no longer grow, with the last tick in each."""
         self._generation = 0
+        self._behind = False
+        """Whether the state on the disk is an older one, since the disk did not take the last."""
         self._lock: Descriptor | None = None
         self._state: Descriptor | None = None
         self._look_at = 0.0
-        self._growing = {"ticks": _Growing("ticks"), "frames": _Growing("frames")}
+        self._growing = {kind: _Growing(kind) for kind in ("ticks", "frames", "early")}
 
     # ---- opening and closing
 
@@ -252,6 +264,7 @@ class Segments:
         now, growing = time.monotonic(), self._growing[kind]
         if now < self.retry_at or not self._is_there(growing.file, now) or not self.create():
             return 0
+        self.catch_up()
         try:
             if growing.file is not None and growing.size + len(record) > SEGMENT_BYTES:
                 self.rotate(kind)
@@ -348,9 +361,16 @@ class Segments:
         try:
             os.pwrite(self._state.fd, slot.ljust(_SLOT, b"\0"), _SLOT * (self._generation % 2))
         except OSError as error:
+            self._behind = True
             self.failed(error)
             return False
+        self._behind = False
         return True
+
+    def catch_up(self) -> None:
+        """Once the disk takes something again: without the state, ticks that it did not let go of would look new."""
+        if self._behind:
+            self.write_state()
 
     def _read_state(self, file: Descriptor) -> None:
         best: tuple[int, ...] = ()
@@ -420,6 +440,32 @@ def numbered(folder: Path, *suffixes: str) -> list[Path]:
     return sorted((path for suffix in suffixes for path in folder.glob(f"*.{suffix}")), key=lambda path: path.name)
 
 
+def must_be_known(folder: Path) -> None:
+    """Raises SpoolVersionError where a file is of a later version, as that of another environment with the same home may be: it
+    is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so that no damaged digit
+    passes for one."""
+    for path in numbered(folder, "ticks", "frames"):
+        try:
+            with path.open("rb") as file:
+                head = file.read(_HEAD_BYTES)
+        except OSError:
+            continue
+        found = _ANY_MAGIC.match(head)
+        if found is not None and int(found[1]) > VERSION and _is_record(head, found.end(), int(found[1])):
+            raise SpoolVersionError(
+                f"{path.name} is of version {int(found[1])} of the spool, and this perfagent reads up to {VERSION}: nothing was "
+                "sent or changed; upgrade perfagent, or use `perfagent sync` of the installation that recorded it"
+            )
+
+
+def _is_record(data: bytes, offset: int, version: int) -> bool:
+    if offset + FRAMING.size > len(data):
+        return False
+    length, crc, kind = FRAMING.unpack_from(data, offset)
+    payload = data[offset + FRAMING.size :][:length]
+    return bool(len(payload) == length and zlib.crc32(payload, zlib.crc32(kind, version)) == crc)
+
+
 def number_of(path: Path) -> int:
     match = re.match(r"\d+", path.name)
     return int(match.group()) if match else 0
@@ -448,14 +494,11 @@ def folders(root: Path, *, max_age_s: float = math.inf) -> list[Path]:
     found = []
     with contextlib.suppress(OSError):
         for folder in root.iterdir():
-            with contextlib.suppress(OSError):
-                if not folder.is_dir() or not _holds_source(folder):
+            with contextlib.suppress(OSError):  # no folder, or gone meanwhile
+                inside = [*folder.iterdir()]
+                if not any(path.suffix in (".ticks", ".frames") for path in inside):
                     continue
-                touched = max(entry.stat().st_mtime for entry in (folder, *folder.iterdir()))
+                touched = max(entry.stat().st_mtime for entry in (folder, *inside))
                 if time.time() - touched <= max_age_s:
                     found.append((touched, folder))
     return [folder for _, folder in sorted(found)]
-
-
-def _holds_source(folder: Path) -> bool:
-    return any(path.suffix in (".ticks", ".frames") for path in folder.iterdir())

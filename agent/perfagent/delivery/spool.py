@@ -28,6 +28,7 @@ import msgspec
 from perfagent.delivery.backlog import Backlog, Part, squeezed
 from perfagent.delivery.columns import merge
 from perfagent.delivery.drafts import Draft, Read, left_behind
+from perfagent.delivery.early import Early
 from perfagent.delivery.recovery import Recovered, Tick, drafted
 from perfagent.delivery.segments import (
     DRAFT,
@@ -40,6 +41,7 @@ from perfagent.delivery.segments import (
     State,
     folders,
     framed,
+    must_be_known,
     numbered,
     owner,
     records,
@@ -121,6 +123,7 @@ class Spool:
             max_memory_bytes=max_memory_bytes,
             recording=recording,
         )
+        self.early = Early(self.files)
         self._pending = _Pending()
         self._inflight: Outgoing | None = None
         self._inflight_upto = 0
@@ -140,10 +143,11 @@ class Spool:
 
     @classmethod
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
-        """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, and FileNotFoundError
-        when the folder holds no source."""
+        """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError when the
+        folder holds no source, and SpoolVersionError when it is one of a later version."""
         if not numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
+        must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
         spool = cls(folder, unknown, max_bytes=max_bytes, recording=recording)
         try:
@@ -180,6 +184,16 @@ class Spool:
         header = self.header
         header.next_seq = max(header.next_seq, state.marked + 1, state.acked + 1, *(seq + 1 for seq in frames))
         header.next_tick = max(header.next_tick, covered + 1, *(tick.number + 1 for tick in ticks))
+        self._adopt_early(ticks, covered)
+
+    def _adopt_early(self, ticks: list[Tick], covered: int) -> None:
+        """log() calls that waited for their step are the newest tick, unless one that was written holds them."""
+        draft, holder = self.early.left()
+        if draft.rows and not 0 < holder <= covered and all(tick.number != holder for tick in ticks):
+            self.early.joins(self.header.next_tick, draft.context)
+            if not self.draft(draft, now=-math.inf):
+                return
+        self.early.forget()
 
     def _read_left(self, ticks: list[Tick]) -> None:
         """Drafts on the disk become groups, in their order, as far as they were not acknowledged."""
@@ -343,12 +357,15 @@ class Spool:
 
     def ack(self, seq: int) -> None:
         """The server has stored this frame (or refused it for good, or it was split): it need not be kept any longer."""
+        kept, state = None, self.files.state
         if self._inflight is not None and self._inflight.seq == seq:
             kept, self._backlog.carried, self._inflight = self._backlog.carried, None, None
-            if kept is not None:
-                self._backlog.forget(kept)
-        self.files.state.acked = max(self.files.state.acked, seq)
+        state.acked = max(state.acked, seq)
+        if kept is not None:  # where its ticks are still there they must not look new once its file is gone
+            state.mark_upto = max(state.mark_upto, kept.upto)
         self.files.write_state()
+        if kept is not None:  # only now: with the file its number would be forgotten, and given to other samples
+            self._backlog.forget(kept)
         self._collect()
 
     def split(self, seq: int) -> bool:
@@ -464,6 +481,7 @@ class Spool:
             self._save()
         if final:
             self.files.append_header("ticks")
+        self.files.catch_up()
         self.abandon()
 
     def _save(self) -> None:
@@ -483,9 +501,11 @@ class Spool:
             self.abandon()
             return
         with contextlib.suppress(OSError):
+            self.early.forget()
             for path in self.folder.iterdir():
-                if path.suffix in (".ticks", ".frames", ".thin") or path.name == "state":
+                if path.suffix in (".ticks", ".frames", ".thin"):
                     path.unlink()
+            (self.folder / "state").unlink(missing_ok=True)  # after those: without it their samples look as if never sent
             (self.folder / "lock").unlink()  # the last: from here on it is anybody's
             self.folder.rmdir()
         self.abandon()

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import random
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 from perfagent.config import AgentConfig
+from perfagent.delivery.notices import damage
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.errors import ServerUnreachable, WireError
@@ -25,7 +27,8 @@ PATIENCE_S = 60.0
 
 @dataclass(slots=True)
 class Upload:
-    """What became of one source's frames. complete: none is left; reason: why not; away: because no server answered."""
+    """What became of one source's frames. complete: none is left; reason: why not; away: because no server answered;
+    unauthorized: because of the key."""
 
     frames: int = 0
     samples: int = 0
@@ -33,13 +36,18 @@ class Upload:
     refused: int = 0
     complete: bool = False
     away: bool = False
+    unauthorized: bool = False
     reason: str = ""
 
 
-def upload(spool: Spool, transport: Transport, *, until: float, patience_s: float = 0.0, once: bool = False) -> Upload:
+def upload(
+    spool: Spool, transport: Transport, *, until: float, patience_s: float = 0.0, once: bool = False,
+    waits: Callable[[str], None] | None = None,
+) -> Upload:  # fmt: skip
     """Sends every frame of a spool, oldest first, until a point in (monotonic) time.
 
     patience_s: so much later than the last answer, where that is later still. once: no second try where no server answers.
+    waits: is told why, before the first pause.
     """
     result = Upload()
     failures = 0
@@ -78,8 +86,11 @@ def upload(spool: Spool, transport: Transport, *, until: float, patience_s: floa
                 continue
             result.reason, pause = answer.reason, answer.pause_s
             if answer.kind in ("unauthorized", "foreign"):
+                result.unauthorized = answer.kind == "unauthorized"
                 return result
         failures += 1
+        if waits is not None and failures == 1:
+            waits(result.reason)
         pause = pause if pause is not None else jitter.uniform(0.2, min(10.0, 0.5 * 2.0 ** min(failures, 5)))
         time.sleep(max(0.0, min(pause, until - time.monotonic())))
     result.complete, result.reason = True, ""
@@ -111,9 +122,14 @@ def _sync(arguments: argparse.Namespace) -> int:
         _say(f"perfagent sync: {folder} holds no recording: no file *.ticks or *.frames, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
     round_ = _Round(config, HttpTransport(config.server, config.api_key), recordings=bool(given), every=arguments.all)
-    for folder in sources:
-        round_.send(folder)
-    round_.transport.close()
+    try:
+        for folder in sources:
+            round_.send(folder)
+    except KeyboardInterrupt:
+        _say("perfagent sync: interrupted; what was sent stays sent, and the same command again sends the rest")
+        return 130
+    finally:
+        round_.transport.close()
     if not sources and not closed and not empty:
         _say("nothing to send")
     return 1 if round_.failed or closed else 2 if empty else 0
@@ -132,10 +148,12 @@ class _Round:
         try:
             spool = Spool.open(folder, recording=self.recordings)
         except SpoolBusyError:
-            _say(f"{folder.name}: still being written by a running process, skipped")
+            _say(f"{folder.name}: still being written by a running process, or sent by another one: skipped")
+            # what is in a spool its own process delivers, but whoever names a folder may delete it afterwards
+            self.failed = self.failed or self.recordings
             return
         except OSError as error:
-            _say(f"{folder}: {error}")
+            _say(f"{folder}: {_trouble(error)}")
             self.failed = True
             return
         server = spool.header.server
@@ -149,18 +167,33 @@ class _Round:
             own = f"rank-{spool.header.source[:12]}"
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)
         until = time.monotonic() + PATIENCE_S
-        result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away)
+        try:
+            result = upload(spool, self.transport, until=until, patience_s=PATIENCE_S, once=self._away, waits=self._waits)
+        except KeyboardInterrupt:
+            spool.abandon()
+            raise
         self._away = result.away or (self._away and not result.frames)
-        lost = _damage(spool)
-        _say(_told(spool, result) + _torn(spool) + lost)
+        lost = damage(spool)
+        _say(_told(spool, result, self.config.server) + _torn(spool) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
         if result.complete and not self.recordings and not result.refused:
             spool.remove()
         else:
             spool.close()
 
+    def _waits(self, reason: str) -> None:
+        """A minute of silence looks like a command that hangs."""
+        _say(f"server {self.config.server}: {reason}; trying again for {PATIENCE_S:.0f} s")
 
-def _told(spool: Spool, result: Upload) -> str:
+
+def _trouble(error: OSError) -> str:
+    if error.errno in (errno.EROFS, errno.EACCES, errno.EPERM):
+        why = error.strerror or str(error)
+        return f"cannot be written ({why}), and what was sent is noted there: copy it to where you may write, and sync the copy"
+    return str(error)
+
+
+def _told(spool: Spool, result: Upload, server: str) -> str:
     who = f"{spool.header.run} rank {spool.header.rank}" if spool.header.run else str(spool.folder)
     if result.complete and result.duplicate and not result.samples:
         text = f"{who}: nothing new for this server: {result.frames} frames, {result.duplicate} samples there already"
@@ -170,31 +203,18 @@ def _told(spool: Spool, result: Upload) -> str:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():
         text += f"; what the server had refused before is kept in {spool.folder / 'quarantine'}"
-    return text if result.complete else f"{text}; not complete: {result.reason}"
+    if result.complete:
+        return text
+    cure = "the same command again sends the rest"
+    if result.unauthorized:
+        cure = "set PERFAGENT_API_KEY to a key with the ingest scope"
+    return f"{text}; not complete: server {server}: {result.reason}; {cure}"
 
 
 def _torn(spool: Spool) -> str:
     """What a kill leaves, and no fault: a record that was just being written."""
     cut = spool.counters["torn_bytes"]
     return f"; the last record was written in part only and is left out ({cut} bytes)" if cut else ""
-
-
-def _damage(spool: Spool) -> str:
-    """What could not be read of a source; empty where all could."""
-    text = ""
-    if damaged := spool.counters["corrupt"]:
-        kept = ", ".join(path.name for path in sorted(spool.folder.glob("*.corrupt")))
-        where = f"; what could not be read is in {spool.folder}: {kept}" if kept else ""
-        text += f"; {_files(damaged)} damaged{where}"
-    if unread := spool.counters["unreadable"]:
-        text += f"; {_files(unread)} could not be read ({spool.error or 'an error of the disk'})"
-    if gone := spool.counters["dropped"]:
-        text += f"; {gone} samples could not be read back"
-    return text
-
-
-def _files(count: int) -> str:
-    return f"{count} file" if count == 1 else f"{count} files"
 
 
 def _sources(given: Iterable[Path]) -> list[Path]:
@@ -231,3 +251,4 @@ def _cannot_read(folder: Path, error: OSError) -> str:
 
 def _say(text: str) -> None:
     sys.stdout.write(text + "\n")
+    sys.stdout.flush()

@@ -11,6 +11,7 @@ is one append to a deque or one assignment.
 
 from __future__ import annotations
 
+import sys
 import time
 import weakref
 from collections import deque
@@ -22,6 +23,7 @@ from perfagent.cost import clips_ns, log_ns, steps_ns
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
+from perfagent.hooks.moving import AnyThread, lives
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
@@ -236,11 +238,23 @@ class Progress(_EveryStep):
         return counted + self.hooks_ns + self.pass_ns
 
     def adopts(self) -> bool:
-        """Whether the calling thread, which is not the one that began the run, becomes the one that trains: it is the first that
-        does anything of a step."""
-        if self.last is not None or self.trace or self.seen_backward:
+        """Whether the calling thread, which is not the one that trains, becomes it: it is the first that does anything of a step,
+        or the other one is no more."""
+        if (self.last is not None or self.trace or self.seen_backward) and lives(self.thread):
             return False
         self.thread = get_ident()
+        return True
+
+    def follows(self, optimizer: Any) -> bool:
+        """Whether the training has moved to the calling thread, which is not the one that trains, and on which this is about to
+        step."""
+        if self.last is None:
+            self.thread = get_ident()  # the first to step says which thread it is
+            self.trace, self.roots = [], 0  # what another one did is none of its step
+        elif self.primary_id == id(optimizer) and not (self.entered or self.opened):
+            self.thread = AnyThread(get_ident())
+        else:
+            return self.adopts()
         return True
 
     def in_progress(self) -> int:
@@ -260,6 +274,8 @@ class Progress(_EveryStep):
         if self.early and (not self.fetched or len(self.early) >= _EARLY_LOGS):
             self.settle_early(None)
         self.early.append(log)
+        if "torch" not in sys.modules:  # nothing here will step an optimizer soon
+            self.settle_early(None)
         self.rows.append(log)
 
     def settle_early(self, step: int | None) -> None:
@@ -272,6 +288,9 @@ class Progress(_EveryStep):
             else:
                 log.settle(step)
 
+    def step_of_early(self, place: int) -> int:
+        """The step of the waiting log at that place, should this process end before an optimizer steps. Any thread."""
+        return self.completed + 1 if self.awaits_optimizer() else self.early_step + place
 
     # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
 

@@ -250,18 +250,32 @@ class EarlyLog:
         self._time, self._monotonic, self._metrics = wall, monotonic, metrics
         self._step: int | None = None
 
+    @property
+    def settled(self) -> bool:
+        return self._step is not None
+
     def settle(self, step: int) -> None:
         self._step = step
 
+    def age_s(self, now: float) -> float:
+        return now - self._monotonic
+
     def waits_too_long(self) -> bool:
-        return self._step is None and time.monotonic() - self._monotonic > _EARLY_S
+        return self._step is None and self.age_s(time.monotonic()) > _EARLY_S
 
     def ready(self) -> bool:
-        return self._step is not None and all(map(ready, self._metrics.values()))
+        return self._step is not None and self.can_be_read()
+
+    def can_be_read(self) -> bool:
+        """Whether its values are there, whatever its step."""
+        return all(map(ready, self._metrics.values()))
 
     def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
         assert self._step is not None
-        return self._step, self._time, self._monotonic, read(self._metrics)
+        return self.row_at(self._step)
+
+    def row_at(self, step: int) -> tuple[int, float, float, Mapping[str, Any]]:
+        return step, self._time, self._monotonic, read(self._metrics)
 
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:

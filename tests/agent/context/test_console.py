@@ -453,6 +453,26 @@ def test_a_line_whose_beginning_was_lost_is_left_out(tmp_path: Path, monkeypatch
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize(("more", "width"), [(0, 2), (1, 2), (7000, 2), (7000, 100)])  # the last ones fill both bounds
+def test_what_thousands_of_tiny_writes_push_out_is_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: int, width: int
+) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    for _ in range(MOST_PIECES + more):
+        sys.stdout.write("\n".rjust(width, "-"))
+    gone = width * (MOST_PIECES + more - len(console._streams[0].written.pieces))
+    assert gone >= width * more
+    console.poll()
+    assert sender.counters["log_characters_left_out"] == gone
+    sys.stdout.write("on\n")
+    console.poll()
+    console.close()
+    assert sender.counters["log_characters_left_out"] == gone, "counted once"
+
+
+@pytest.mark.fault
 def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     streams(monkeypatch)
     console, sender, _ = make(tmp_path)

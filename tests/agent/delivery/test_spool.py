@@ -11,6 +11,7 @@ import struct
 import subprocess
 import sys
 import time
+import zlib
 from pathlib import Path
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis import strategies as st
 from perfagent.delivery import segments
 from perfagent.delivery.columns import pack
 from perfagent.delivery.drafts import Draft
+from perfagent.delivery.segments import SpoolVersionError
 from perfagent.delivery.spool import Header, Outgoing, Spool, SpoolBusyError, folders
 from perfagent.wire import Event, Group
 
@@ -299,6 +301,31 @@ def test_a16_a_broken_middle_is_kept_as_corrupt_and_what_is_before_it_survives_a
     assert [p.name for p in (tmp_path / "s").glob("*.corrupt")] == ["00000001.ticks.corrupt"]
 
 
+def test_a_damaged_digit_is_no_later_version(tmp_path: Path) -> None:
+    path = sample_spool(tmp_path / "s")
+    path.write_bytes(path.read_bytes().replace(segments.MAGIC, b"perfagent spool 5\n"))
+    assert Spool.open(tmp_path / "s").counters["corrupt"] == 1
+    assert [p.name for p in (tmp_path / "s").glob("*.corrupt")] == ["00000001.ticks.corrupt"]
+
+
+def of_version_2() -> bytes:
+    """The head of a file as a later version will write it."""
+    payload = b"whatever its header will be"
+    crc = zlib.crc32(payload, zlib.crc32(segments.HEADER, 2))
+    return b"perfagent spool 2\n" + segments.FRAMING.pack(len(payload), crc, segments.HEADER) + payload
+
+
+def test_a_spool_of_a_later_version_is_left_as_it_is(tmp_path: Path) -> None:
+    path = sample_spool(tmp_path / "s")
+    later = of_version_2()
+    path.write_bytes(later)
+    before = sorted(tmp_path.rglob("*"))
+    with pytest.raises(SpoolVersionError, match=r"00000001.ticks is of version 2 .* reads up to 1: .* upgrade perfagent"):
+        Spool.open(tmp_path / "s")
+    assert sorted(tmp_path.rglob("*")) == before
+    assert path.read_bytes() == later
+
+
 @pytest.mark.fault
 def test_a16_both_state_slots_broken_still_sends_everything_once(tmp_path: Path) -> None:
     sample_spool(tmp_path / "s")
@@ -317,6 +344,41 @@ def test_a17_a_spool_in_use_is_left_alone(tmp_path: Path) -> None:
         Spool.open(tmp_path / "s")
     spool.close()
     assert steps_of(*drain(Spool.open(tmp_path / "s"))) == [0, 1, 2]
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a17_a_lock_that_somebody_takes_away_is_held_again_and_all_arrives_once(tmp_path: Path, how: str) -> None:
+    """As a cleaner does, for which the lock is an old file beside young ones."""
+    spool = Spool(tmp_path / "s", header())
+    spool.append(rows(0), [], now=0.0)
+    lock = spool.folder / "lock"
+    said = lock.read_text()
+    lock.unlink()
+    if how == "replaced":
+        lock.write_text("somebody else's")
+    spool.files._look_at = 0.0  # it looks once a second
+    spool.append(rows(3), [], now=1.0)
+    spool.append(rows(6), [], now=2.0)
+    assert lock.read_text() == said
+    with pytest.raises(SpoolBusyError):
+        Spool.open(spool.folder)
+    found = drain(spool)
+    crash(spool)
+    found += drain(Spool.open(spool.folder))
+    assert steps_of(*found) == list(range(9))
+
+
+@pytest.mark.fault
+def test_a17_what_a_lock_says_is_whole_where_it_said_more_before(tmp_path: Path) -> None:
+    """The watcher finds the trainer's folders by it (launch/watcher.py)."""
+    (tmp_path / "s").mkdir()
+    (tmp_path / "s" / "lock").write_text("4194304 99999999999 and more")
+    spool = Spool(tmp_path / "s", header())
+    spool.header.pid, spool.header.pid_start = 7, 8
+    assert spool.create()
+    assert (tmp_path / "s" / "lock").read_text() == "7 8"
+    spool.abandon()
 
 
 @pytest.mark.fault
@@ -448,6 +510,35 @@ def test_a15_a_mark_that_cannot_be_written_takes_its_ticks_off_the_disk(tmp_path
     monkeypatch.undo()
     with pytest.raises(FileNotFoundError):  # else the successor would send them a second time, under another number
         Spool.open(tmp_path / "s")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("then", ["goes on", "ends"])
+def test_a15_a_mark_that_a_failing_disk_did_not_take_is_written_once_it_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+) -> None:
+    """A disk that was read-only for a moment lets go of no ticks either."""
+    spool = Spool(tmp_path / "s", header())
+    spool.append(rows(0), [], now=0.0)
+
+    def fails(*_: object, **__: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    with monkeypatch.context() as failing:
+        for call in ("pwrite", "unlink"):
+            failing.setattr(os, call, fails)
+        frame = spool.next()
+        assert frame is not None
+        spool.ack(frame.seq)
+    assert steps_of(frame) == [0, 1, 2]
+    spool.files.retry_at = 0.0
+    if then == "goes on":
+        assert spool.append(rows(3), [], now=1.0)
+        crash(spool)
+    else:
+        spool.close()
+    left = drain(Spool.open(tmp_path / "s"))
+    assert steps_of(*left) == ([3, 4, 5] if then == "goes on" else [])
 
 
 # ---- A05: a long outage

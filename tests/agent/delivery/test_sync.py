@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from agent.delivery.test_spool import of_version_2
 from builders import free_port
 from ingest_server import IngestServer, Scripted
 
 from perfagent.cli import _main
-from perfagent.delivery import sync
+from perfagent.delivery import segments, sync
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.wire import Group
@@ -170,6 +174,109 @@ def test_a_server_that_is_away_costs_one_wait_and_not_one_a_source(
     assert status == 1
     assert said.count("not complete") == 3
     assert tries[-1] - tries[0] < 1.0, "the second and third source have one try each"
+
+
+def test_a_server_that_is_away_is_named_at_once_and_what_to_do_at_the_end(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sync, "PATIENCE_S", 0.3)
+    record(tmp_path / "record")
+    url = f"http://127.0.0.1:{free_port()}"
+    status, said = run_sync(url, tmp_path / "record")
+    assert status == 1
+    first, last = said.splitlines()
+    assert first.startswith(f"server {url}: ConnectionRefusedError")
+    assert "trying again for" in first
+    assert f"not complete: server {url}: ConnectionRefusedError" in last
+    assert last.endswith("the same command again sends the rest")
+
+
+def test_a_refused_key_is_told_with_the_variable(run_sync: Sync, tmp_path: Path) -> None:
+    record(tmp_path / "record")
+    with IngestServer(Scripted(status=401)) as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+    assert status == 1
+    assert "status 401; set PERFAGENT_API_KEY to a key with the ingest scope" in said
+
+
+def test_an_interrupted_upload_goes_on_where_it_was(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    record(tmp_path / "record")
+    with IngestServer() as server:
+        post, tries = sync.HttpTransport.post, iter(range(99))
+
+        def interrupted(*arguments: Any, **more: Any) -> Any:
+            if next(tries) == 1:
+                raise KeyboardInterrupt
+            return post(*arguments, **more)
+
+        monkeypatch.setattr(sync.HttpTransport, "post", interrupted)
+        status, said = run_sync(server.url, tmp_path / "record")
+        assert status == 130
+        assert "interrupted; what was sent stays sent, and the same command again sends the rest" in said
+        assert sorted(server.values("loss")) == list(range(10))
+        status, said = run_sync(server.url, tmp_path / "record")
+        assert (status, said) == (0, "recorded rank 0: 3 frames, 20 samples stored, 10 there already\n")
+        assert sorted(server.values("loss")) == list(range(30))
+
+
+def test_a_recording_that_is_still_written_fails_because_not_all_of_it_was_sent(run_sync: Sync, tmp_path: Path) -> None:
+    """Else `perfagent sync DIR && rm -r DIR` would delete what nobody has."""
+    record(tmp_path / "record")
+    lock = Spool.open(tmp_path / "record" / ("a" * 32), recording=True)
+    with IngestServer() as server:
+        status, said = run_sync(server.url, tmp_path / "record")
+        lock.close()
+        assert status == 1
+        assert "still being written by a running process, or sent by another one: skipped" in said
+        assert run_sync(server.url, tmp_path / "record")[0] == 0
+
+
+def test_a_spool_of_a_running_process_is_that_processes_own_concern(run_sync: Sync, tmp_path: Path) -> None:
+    record(tmp_path / "state" / "perfagent" / "spool")
+    lock = Spool.open(tmp_path / "state" / "perfagent" / "spool" / ("a" * 32))
+    status, said = run_sync("http://127.0.0.1:9")
+    lock.close()
+    assert status == 0
+    assert "skipped" in said
+
+
+def test_a_folder_that_may_not_be_written_says_what_to_do(
+    run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record(tmp_path / "record")
+    opened = segments.opened
+
+    def refused(path: Path, flags: int) -> object:
+        if path.name == "lock":  # tests may run as root, whom no mode keeps out
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return opened(path, flags)
+
+    monkeypatch.setattr(segments, "opened", refused)
+    status, said = run_sync("http://127.0.0.1:9", tmp_path / "record")
+    assert status == 1
+    assert f"{tmp_path / 'record' / ('a' * 32)}: cannot be written (Read-only file system)" in said
+    assert "copy it to where you may write" in said
+
+
+def test_a_recording_of_a_later_version_is_told_and_left_as_it_is(run_sync: Sync, tmp_path: Path) -> None:
+    path = record(tmp_path / "record")
+    later = of_version_2()
+    path.write_bytes(later)
+    status, said = run_sync("http://127.0.0.1:9", tmp_path / "record")
+    assert status == 1
+    assert f"{path.parent}: {path.name} is of version 2 of the spool" in said
+    assert "upgrade perfagent" in said
+    assert path.read_bytes() == later
+
+
+def test_a_copy_of_a_recording_is_the_recording(run_sync: Sync, tmp_path: Path) -> None:
+    record(tmp_path / "record")
+    shutil.copytree(tmp_path / "record", tmp_path / "elsewhere" / "copy")
+    with IngestServer() as server:
+        assert run_sync(server.url, tmp_path / "record")[0] == 0
+        status, said = run_sync(server.url, tmp_path / "elsewhere" / "copy")
+        assert (status, "nothing new for this server" in said) == (0, True)
+        assert sorted(server.values("loss")) == list(range(30))
 
 
 def test_an_upload_with_a_last_moment_keeps_to_it(tmp_path: Path) -> None:

@@ -122,6 +122,31 @@ def test_a03_a_server_that_accepts_and_says_nothing_ends_at_the_deadline_and_idl
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("length", [b"Content-Length: 200", b"Transfer-Encoding: chunked"])
+def test_a04_an_answer_that_is_cut_in_its_body_is_none_even_if_it_reads_like_one(client: Client, length: bytes) -> None:
+    """What is cut off may have said otherwise; whether the frame is stored, its second delivery tells."""
+    answer = b'{"stored": 1, "duplicate": 0}'
+    answer = b"%x\r\n%b\r\n" % (len(answer), answer) if b"chunked" in length else answer
+
+    def cut(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.recv(65536)
+            connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n" + answer)
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        thread = threading.Thread(target=cut, args=(listener,))
+        thread.start()
+        transport = client(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        with pytest.raises(ServerUnreachable, match="IncompleteRead"):
+            transport.post(body(), deadline_s=5.0)
+        thread.join()
+    assert transport._connection is None, "what comes next on this connection belongs to the answer that was cut"
+
+
+@pytest.mark.fault
 def test_a03_headers_that_never_end_end_at_the_deadline(client: Client) -> None:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))

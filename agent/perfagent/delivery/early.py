@@ -1,0 +1,100 @@
+"""log() calls whose step is not known yet, on the disk meanwhile: a process killed before its first step has made them as well.
+
+They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they are
+drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever finds both
+after a kill takes them once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from perfagent.delivery.drafts import Draft
+from perfagent.delivery.recovery import drafted
+from perfagent.delivery.segments import BAD_RECORD, DRAFT, Segments, framed, number_of, numbered, records
+
+if TYPE_CHECKING:
+    from perfagent.hooks.progress import Progress
+    from perfagent.hooks.row import EarlyLog
+
+__all__ = ["Early"]
+
+_AGE_S = 0.1
+"""A younger one is not written down: in a fast loop the next call settles it before the next tick."""
+_KIND = "early"
+
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Early:
+    """The file of one source. What the disk does not take, or is no plain data, is not kept: nothing else depends on it."""
+
+    def __init__(self, files: Segments) -> None:
+        self._files = files
+        self._kept = 0
+
+    def keep(self, waiting: Sequence[EarlyLog], progress: Progress, context: list[Any]) -> None:
+        """waiting: in their order, those that were kept before at their head."""
+        new = waiting[self._kept :]
+        if not new or new[0].age_s(time.monotonic()) < _AGE_S:
+            return
+        rows = []
+        for place, log in enumerate(new, self._kept):
+            if not log.can_be_read():
+                break
+            rows.append(_plain(log.row() if log.settled else log.row_at(progress.step_of_early(place))))
+        if rows and self._write(Draft(context, rows), 0):
+            self._kept += len(rows)
+
+    def joins(self, tick: int, context: list[Any]) -> None:
+        """The tick to be written next holds them all, with their true steps."""
+        if self._kept:
+            self._write(Draft(context, []), tick)
+
+    def forget(self) -> None:
+        """That tick is written."""
+        if not self._kept:
+            return
+        self._kept = 0
+        self._files.rotate(_KIND)
+        for path in numbered(self._files.folder, _KIND):  # more than one where the script had closed it
+            self._files.delete(path)
+
+    def left(self) -> tuple[Draft, int]:
+        """What a dead process left: the rows that waited last, and the tick that holds them if it was written; 0: none does."""
+        rows: list[Any] = []
+        context: list[Any] = []
+        holder = 0
+        for path in numbered(self._files.folder, _KIND):
+            self._kept = 1  # something is there to be forgotten
+            self._files.number = max(self._files.number, number_of(path))
+            with contextlib.suppress(OSError, *BAD_RECORD):
+                for _, kind, payload in records(path.read_bytes()):
+                    if kind != DRAFT:
+                        continue
+                    number, draft = drafted(payload)
+                    if holder and not number:  # what was there before is in a tick, and another log waited
+                        rows, holder = [], 0
+                    rows += draft.rows
+                    context, holder = draft.context, number
+        return Draft(context, rows), holder
+
+    def _write(self, draft: Draft, tick: int) -> bool:
+        try:
+            record = framed(DRAFT, _encoder.encode((tick, *draft)))
+        except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
+            return False
+        if self._files.growing("ticks") is None:  # by which the folder is known to be a source's
+            self._files.append_header("ticks")
+        return bool(self._files.append(_KIND, record))
+
+
+def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Without the values that a tick would refuse, and count."""
+    *known, metrics = row
+    return *known, {name: value for name, value in metrics.items() if type(name) is str and type(value) in (int, float, bool)}

@@ -1,0 +1,168 @@
+"""A11: killed at any system call that changes a file, its successor at another one: each sample that the spool had taken reaches
+the server, under one number and no other."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from perfagent.delivery.columns import Columns, pack
+from perfagent.delivery.drafts import Draft
+from perfagent.delivery.packing import Packed, Packer
+from perfagent.delivery.spool import Header, Spool
+from perfagent.hooks.reading import StepReader
+from perfagent.wire import Event, Group
+
+pytestmark = pytest.mark.fault
+
+SEEDS = (0, 7)
+"""Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which all goes."""
+CALLS = ("open", "write", "pwrite", "ftruncate", "truncate", "unlink", "rename", "replace", "mkdir", "rmdir", "close")
+
+
+class Killed(BaseException):
+    """No code of ours may catch it, as none can catch a kill."""
+
+
+class Process:
+    """Dies at its `last` system call, before it or (torn) in the midst of what it writes: from then on no file changes."""
+
+    def __init__(self, last: int, *, torn: bool = False) -> None:
+        self.last, self.torn = last, torn
+        self.calls = 0
+        self.fds: set[int] = set()
+
+    @contextlib.contextmanager
+    def lives(self) -> Iterator[None]:
+        real = {name: getattr(os, name) for name in CALLS}
+        with pytest.MonkeyPatch.context() as patch:
+            for name, call in real.items():
+                patch.setattr(os, name, self._mortal(name, call))
+            with contextlib.suppress(Killed):
+                yield
+        for fd in self.fds:  # the kernel's part
+            os.close(fd)
+
+    def _mortal(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if self.calls >= self.last:
+                if self.torn and self.calls == self.last and name in ("write", "pwrite"):
+                    real(args[0], bytes(args[1])[: len(args[1]) // 2], *args[2:])
+                raise Killed
+            found = real(*args, **named)
+            if name == "open":
+                self.fds.add(found)
+            elif name == "close":
+                self.fds.discard(args[0])
+            return found
+
+        return call
+
+
+class Books:
+    """What the spool took and what the server has: its ledger drops a number that it knows."""
+
+    def __init__(self) -> None:
+        self.taken: set[int] = set()
+        self.tried: set[int] = set()
+        self.ledger: dict[int, list[int]] = {}
+
+    def receive(self, seq: int, groups: list[Group]) -> None:
+        steps = sorted(step for group in groups for step in group.steps())
+        assert self.ledger.setdefault(seq, steps) == steps, f"number {seq} was given to other samples"
+
+    def check(self) -> None:
+        stored = sorted(step for steps in self.ledger.values() for step in steps)
+        assert len(stored) == len({*stored}), "counted twice"
+        assert self.taken <= {*stored}, "lost"
+        assert {*stored} <= self.tried, "invented"
+
+
+def header() -> Header:
+    return Header(source="s", project="p", rank=0, server="http://127.0.0.1:1", run="r", attempt=1)
+
+
+def drafted(steps: range) -> Draft:
+    packer = Packer(Columns())
+    for step in steps:
+        packer.add(step, 1e9 + step, 1e9 + step, ("loss",), (1.0 / (1 + step),))
+    blocks: list[Packed] = packer.take()
+    return Draft(StepReader().context(), [], blocks)
+
+
+def grouped(steps: range) -> list[Group]:
+    times = [1e9 + step for step in steps]
+    return [Group(step=list(steps), time=times, monotonic=times, values={"loss": pack([1.0 / (1 + step) for step in steps])})]
+
+
+def live(folder: Path, books: Books, chance: random.Random) -> None:
+    """What an agent does with its spool: a server that comes and goes, halves of frames, refusals, an end."""
+    spool = Spool(folder, header())
+    now, step = 0.0, 0
+    for _ in range(40):
+        now += chance.choice([0.1, 0.5, 70.0])
+        what = chance.choice(["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"])
+        if what in ("draft", "append"):
+            steps = range(step, step + chance.randrange(1, 6))
+            step = steps.stop
+            books.tried.update(steps)
+            event = Event(kind="alert", time=float(step), data={"title": "x"})
+            if spool.draft(drafted(steps), now=now) if what == "draft" else spool.append(grouped(steps), [event], now=now):
+                books.taken.update(steps)
+        elif what == "hold":
+            spool.hold(now=now)
+        elif what == "identify":
+            spool.identify(run="r", attempt=1, name=None, project="p")
+        elif (frame := spool.next()) is not None:
+            if frame.seq not in books.ledger:
+                if what == "split" and spool.split(frame.seq):
+                    continue
+                books.receive(frame.seq, frame.groups)
+                if what == "refuse":  # it is in the quarantine then
+                    spool.quarantine(frame.seq, "no")
+                    continue
+            if what == "cut":
+                spool.hold(now=now)
+            else:
+                spool.ack(frame.seq)
+    spool.close(final="finished")
+
+
+def succeed(folder: Path, books: Books) -> None:
+    """What the next start and `perfagent sync` do with it."""
+    with contextlib.suppress(FileNotFoundError):
+        spool = Spool.open(folder)
+        while (frame := spool.next()) is not None:
+            books.receive(frame.seq, frame.groups)
+            spool.ack(frame.seq)
+        assert not spool.counters["corrupt"]
+        spool.remove()
+
+
+@pytest.mark.parametrize("listed", ["first to last", "last to first"])
+@pytest.mark.parametrize("torn", [False, True])
+def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, listed: str
+) -> None:
+    as_it_comes = Path.iterdir  # each file system lists a folder in an order of its own
+    monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first")))
+    for seed in SEEDS:
+        last, ended = 1, False
+        while not ended:
+            folder, books = tmp_path / f"{seed}-{last}", Books()
+            process = Process(last, torn=torn)
+            with process.lives():
+                live(folder, books, random.Random(seed))
+                ended = True
+            for successor in (Process(1 + (7 * last + seed) % 16, torn=torn), Process(10**9)):
+                with successor.lives():
+                    succeed(folder, books)
+            books.check()
+            last += 1
