@@ -40,6 +40,7 @@ from perfagent.hooks.step import make_primary
 from perfagent.hooks.watching import Watching
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
+from perfagent.leaving import Cause
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
 from perfagent.shown import Shown
@@ -60,6 +61,7 @@ LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
 MAX_STEP = 2**53
 """What every reader of a step can hold, and the server takes."""
+_KERNELS = ("ipykernel_launcher", "colab_kernel_launcher")
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
 _POLL_S = 0.5
@@ -289,6 +291,11 @@ class Run:
         return self._progress.completed
 
     @property
+    def start_step(self) -> int | None:
+        """The number of its first step, where that was told: by the script, a checkpoint, or rank 0."""
+        return self._identity.start_step
+
+    @property
     def inherited(self) -> bool:
         """Whether this is a forked child of the process that made it: the run is silent here."""
         return self._pid != os.getpid()
@@ -364,12 +371,15 @@ class Run:
             self._sender.events.rotate(1)
 
     def _default_name(self) -> str | None:
-        """`train-2yee`: the script and the head of the run's own id. A run that the user or a scheduler named keeps that name."""
+        """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. A run that the user
+        or a scheduler named keeps that name."""
         run, told = self._identity.run, launched.current
         drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
         if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
             return None
         script = Path(sys.argv[0] if sys.argv else "")
+        if script.stem in _KERNELS:
+            script = Path(os.environ.get("JPY_SESSION_NAME") or "notebook").with_suffix(".py")
         stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
         return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
 
@@ -452,9 +462,10 @@ class Run:
             outputs.expire()
         self._watching.poll()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
-        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s)
+        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s, p.completed)
         if share is None:
             return
+        p.health.come_back(p)
         self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     def _settle_waiting(self) -> None:
@@ -508,8 +519,9 @@ class Run:
             self._late = True
             logger.warning("perfagent: log() was called after the run's end; left out")
 
-    def at_exit(self, status: Any) -> None:
-        """The process ends by itself; status: what sys.exit was told. (As `_at_exit` in session.py.)"""
+    def at_exit(self, status: Any, because: Cause | None = None) -> None:
+        """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled then. (As
+        `_at_exit` in session.py.)"""
         if self._ending is not None and not self.inherited:
             self._close(*self._ending)  # Ctrl-C may have come into the end
         if self._ended or self.inherited or self._sender.disabled:
@@ -522,12 +534,20 @@ class Run:
         else:
             code = status if isinstance(status, int) else 1
             said = "" if isinstance(status, int) else f": {str(status)[:500]}"
-            self._end("failed", f"exit code {code}{said}")
+            if because is None:
+                self._end("failed", f"exit code {code}{said}")
+            else:
+                ending, reason, exception, trace = because
+                self._end(ending, f"{reason} (exit code {code}{said})", exception=exception, traceback=trace)
 
-    def left_from(self, frame: FrameType) -> None:
-        """A function calls sys.exit with a status that tells of failure."""
-        if not self._ended and not self.inherited and not self._sender.disabled:
-            self._investigator.left_from(frame)
+    def left_from(self, frame: FrameType, error: BaseException | None) -> Cause | None:
+        """A function calls sys.exit with a status that tells of failure, where it handles this."""
+        if self._ended or self.inherited or self._sender.disabled:
+            return None
+        if error is not None:
+            self._investigator.ended_by(error)
+        self._investigator.left_from(frame)
+        return None if error is None else cause(error)
 
     def fail(self, error: BaseException) -> None:
         """Ends the run by what ended the process."""

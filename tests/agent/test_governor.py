@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from perfagent.cost import telling_ns
 from perfagent.governor import Governor
+from perfagent.hooks.progress import state
 
 
 class Clock:
@@ -70,3 +72,38 @@ def test_what_was_estimated_of_passes_never_makes_a_budget_larger():
     clock.now = 2.0
     governor.report(own_ns=0.0, pass_ns=1e12, threads_s=0.0)
     assert governor.period(1_000_000, 100_000_000) == before
+
+
+def test_how_long_steps_take_is_known_from_one_report_with_a_step_to_the_next():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    reports = ((10.0, 500, 0.0), (12.0, 504, 0.5), (14.0, 504, 0.5), (18.0, 506, 3.0), (19.0, 506, 3.0))
+    for clock.now, completed, step_s in reports:
+        governor.report(0.0, 0.0, 0.0, completed)
+        assert governor.step_ns == step_s * 1e9
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_where_steps_become_longer_the_next_look_at_gradients_comes_sooner(record, longer):
+    """Planned at steps of 0.3 ms it is a thousand steps away, and a thousand steps of half a second are eight minutes."""
+    model = torch.nn.Linear(4, 2)
+    recorded = record(model)
+    recorded.sender.logged, recorded.sender.stepped = (0, 0, 0, 0), (0, 0)  # the collector's counts, by which the cost is told
+    optimizer, clock = torch.optim.SGD(model.parameters(), lr=0.1), Clock()
+    p = state.current
+    clock.now, p.governor.clock = p.governor.clock(), clock
+
+    def steps(seconds_each):
+        for _ in range(10):
+            model(torch.ones(3, 4)).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        clock.now += 10 * seconds_each
+        recorded.run._poll()
+
+    steps(60.0)
+    p.measure_at = planned = p.completed + 1000
+    steps(60.0 if longer else 1e-4)
+    assert p.measure_at > p.completed + 1, "never in the step in progress"
+    assert (p.measure_at < p.completed + 20) == longer
+    assert (p.measure_at == planned) != longer

@@ -13,7 +13,8 @@ backward computes again, elementwise work, the optimizer, and models without gra
 counts the pairs it needs, where its causality is known: in eager code from autograd's graph and, where that has no node of it,
 from the call of `scaled_dot_product_attention`; in compiled code from the code that inductor wrote. Operators whose arithmetic
 does not follow from shapes (variable-length attention, recurrent kernels, sparse matrices, other people's) make the count
-unknown.
+unknown; so do kernels that inductor wrote itself for products, and second derivatives taken by `torch.autograd.grad` of gradients
+that a backward pass left a graph of. A step with nested tensors, or with a profiler of the script's in it, is not recorded.
 
 A step of another size gets its own count, up to MOST_SIZES; until then, and beyond, a count is carried over to it: products and
 convolutions grow with the tokens (or samples), attention with samples times length squared. Where the tokens are not known, the
@@ -27,7 +28,7 @@ import ast
 import re
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,12 +38,13 @@ from perfagent.signals.convolutions import Convolution
 from perfagent.signals.graph import in_graph
 from perfagent.signals.operators import Attended, Counted, Op, Operators, causal_share, count
 from perfagent.signals.peaks import peak_flops
+from perfagent.signals.recording import Recording, holds_nested
 from perfagent.signals.throughput import Shape, inputs
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress
 
-__all__ = ["FlopCount", "StepFlops", "causal_in_compiled_code", "compiled", "own_operations"]
+__all__ = ["FlopCount", "StepFlops", "causal_in_compiled_code", "compiled", "own_operations", "products_in_own_kernels"]
 
 MOST_SIZES = 8
 STEADY_STEPS = 3
@@ -73,6 +75,7 @@ class FlopCount:
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
         self.half: str | None = None
         self.over = self.failed = False
+        self.broken_off = False  # in the midst of the step, for the script's sake
         self.cost_ns = 0
         self._undo: Callable[[], None] | None = None
 
@@ -107,7 +110,8 @@ class FlopCount:
                 self._read_graph(args[0] if args else kwargs.get("tensors"))
             if self._progress.backward_depth:
                 return original(*args, **kwargs)
-            return self._recorded(original, args, kwargs, backward=True)
+            graph = bool(kwargs.get("create_graph", args[3] if len(args) > 3 else False))
+            return self._recorded(original, args, kwargs, backward=True, graph=graph)
 
         autograd.backward = not_traced(backward)
         keep_out_of_frames()
@@ -129,9 +133,12 @@ class FlopCount:
                 if told is not None and told not in same:
                     same.append(told)
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            self.failed = True
-            failed(__name__, error)
+            self._fail(error)
         self.cost_ns += now() - began
+
+    def _fail(self, error: Exception) -> None:
+        self.failed = True
+        failed(__name__, error)
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """A call of the root model, recorded."""
@@ -147,47 +154,61 @@ class FlopCount:
 
     def _noting(self, attention: Callable[..., Any]) -> Callable[..., Any]:
         def scaled_dot_product_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            causal = kwargs.get("is_causal", args[2] if len(args) > 2 else False)
-            self.calls.append((tuple(query.shape), tuple(key.shape), bool(causal)))
+            if not (self.failed or self.broken_off):
+                try:
+                    causal = kwargs.get("is_causal", args[2] if len(args) > 2 else False)
+                    self.calls.append((tuple(query.shape), tuple(key.shape), bool(causal)))
+                except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+                    self._fail(error)
             return attention(query, key, value, *args, **kwargs)
 
         return scaled_dot_product_attention
 
-    def _read(self, threads: list[list[Any]], *, backward: bool) -> None:
+    @untraced
+    def _read(self, threads: list[list[Any]], *, backward: bool, graph: bool) -> None:
         """threads: what each of them recorded."""
-        if self.over or self.failed:  # the former: the run ended in the midst of it
+        if self.over or self.failed or self.broken_off:  # the first: the run ended in the midst of it
             return
         try:
             operators = self.operators.setdefault(backward, Operators(backward=backward))
             for events in threads:
-                operators.read(events)
+                operators.read(events, graph=graph)
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
-            self.failed = True
-            failed(__name__, error)
+            self._fail(error)
 
-    def _recorded(self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool) -> Any:
-        torch = sys.modules["torch"]
+    def _recorded(self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool, graph: bool = False) -> Any:
+        """graph: of what a backward pass computes autograd makes a graph, too."""
         p = self._progress
         began = now()
-        recording = not (self.over or self.failed) and p.completed < self.step and not torch.autograd._profiler_enabled()
-        if recording:
-            if not backward:
-                self.half = self.half or _autocast(torch)
-            profiler = torch._C._profiler
-            config = profiler.ProfilerConfig(
-                profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
-            )
-            torch._C._autograd._enable_profiler_legacy(config)
+        recording = None
+        if not (self.over or self.failed or self.broken_off) and p.completed < self.step:
+            recording = self._begin_recording(args, kwargs, backward=backward)
         self.cost_ns += now() - began
         try:
             return function(*args, **kwargs)
         finally:
-            if recording:
+            if recording is not None:
                 began = now()
-                self._read(torch._C._autograd._disable_profiler_legacy(), backward=backward)
+                threads = recording.end()
+                self.broken_off = self.broken_off or recording.broken_off
+                self._read(threads, backward=backward, graph=graph)
                 if not backward and not self.over:
                     p.probe = self  # the next micro-step's call too
                 self.cost_ns += now() - began
+
+    @untraced
+    def _begin_recording(self, args: Any, kwargs: Any, *, backward: bool) -> Recording | None:
+        torch = sys.modules["torch"]
+        try:
+            if torch.autograd._profiler_enabled():
+                return None
+            if not backward:
+                self.broken_off = holds_nested(args, kwargs)
+                self.half = self.half or _autocast(torch)
+            return None if self.broken_off else Recording(compiled=compiled())
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            self._fail(error)
+            return None
 
 
 for _between in (FlopCount.call, FlopCount._recorded):
@@ -209,22 +230,33 @@ def compiled() -> bool:
 
 
 _FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
+_TEMPLATE = re.compile(r"^(triton_tem|cutlass)_\w* = async_compile\.", re.MULTILINE)
 _CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
 """Which argument says whether attention is causal."""
 
 
 def causal_in_compiled_code() -> bool | None:
     """Whether all fused attention in what inductor wrote is causal; None where there is none, or some is and some is not."""
-    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
     said: set[bool] = set()
-    for module in list(getattr(cache, "modules", [])):
-        try:
-            source = Path(module.__file__).read_text("utf-8")
-        except (OSError, AttributeError, TypeError, ValueError):
-            continue
+    for source in _written_by_inductor():
         if "_scaled_dot_product_" in source:
             said |= _causal_calls(source)
     return said.pop() if len(said) == 1 else None
+
+
+def products_in_own_kernels() -> bool:
+    """Whether inductor wrote kernels of its own for matrix products, convolutions or attention (`max-autotune`, flex_attention):
+    torch records nothing of those."""
+    return any(_TEMPLATE.search(source) for source in _written_by_inductor())
+
+
+def _written_by_inductor() -> Iterator[str]:
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    for module in list(getattr(cache, "modules", [])):
+        try:
+            yield Path(module.__file__).read_text("utf-8")
+        except (OSError, AttributeError, TypeError, ValueError):
+            continue
 
 
 def _causal_calls(source: str) -> set[bool]:
@@ -269,9 +301,9 @@ class StepFlops:
         if not self.tells or self._newest is None:
             return False
         step, size = self._newest
-        if size is None or size in self._known or len(self._known) >= MOST_SIZES:
+        if size is None or size in self._known or len(self._known) >= MOST_SIZES or self._wasted >= MOST_SIZES:
             return False
-        return bool(size[1]) or (self._is_settled(step) and self._wasted < MOST_SIZES)
+        return bool(size[1]) or self._is_settled(step)
 
     def forget(self) -> None:
         """What is trained has changed: nothing that was counted holds any longer."""
@@ -286,9 +318,9 @@ class StepFlops:
     def take(self, look: FlopCount, model: Any) -> None:
         """The result of a step that was recorded, once the row of that step has been here."""
         size, self.look = look.size, None
-        if size is None:
+        if size is None or look.broken_off:
             self._wasted += 1
-            return  # the step was cut short, or the shape of the input changed
+            return  # the step was cut short, the shape of the input changed, or it was no step to record
         if look.failed:
             self.tells = False
             return
@@ -395,13 +427,14 @@ def own_operations(look: FlopCount, causal: Mapping[tuple[Any, Any], float] | No
     if passed.total > forward.total:
         forward.products, forward.attention = passed.products, passed.attention
     products, attention = behind.products, behind.attention
+    hidden = {"kernels of the compiler's own"} if compiled() and products_in_own_kernels() else set()
     if compiled() and _checkpoints(model):
         products, attention = min(products, 2 * forward.products), min(attention, 2 * forward.attention)
     return Counted(
         forward.products + products,
         forward.attention + attention,
         forward.recomputed + behind.recomputed + (behind.products - products) + (behind.attention - attention),
-        forward.unknown | behind.unknown,
+        forward.unknown | behind.unknown | hidden,
         kind if 2 * passed.total > forward.total else "",
     )
 

@@ -19,7 +19,7 @@ from perfagent.device import Reading, collect
 from perfagent.signals.layers import Layers, names_in, names_of
 from perfagent.signals.made_of import numbers_in
 from perfagent.signals.sharding import held, local, world_size
-from perfagent.signals.stacking import Order
+from perfagent.signals.stacking import Order, norms_of
 
 if TYPE_CHECKING:
     import torch
@@ -326,7 +326,8 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
     readings = []
     with torch.no_grad():
         for together in _alike(parts).values():
-            reading = collect(_norms(torch, [parts[place] for place in together]))
+            same = [parts[place] for place in together]
+            reading = collect(norms_of(same, _norm_dtype(same[0].dtype)))
             if reading is None:
                 return None
             readings.append((reading, together))
@@ -343,10 +344,6 @@ def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) ->
     except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another kind than its parameter
         return None
     return None if reading is None else GradientNorms([(reading, order.places)], plan.sizes, plan, sharded=plan.sharded)
-
-
-def _norms(torch: Any, tensors: list[Any]) -> Any:
-    return torch.stack(torch._foreach_norm(tensors, 2, dtype=_norm_dtype(tensors[0].dtype)))
 
 
 def _norm_dtype(dtype: Any) -> Any:

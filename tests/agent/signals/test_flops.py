@@ -16,7 +16,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import perfagent.signals.flops as module
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, FlopCount, StepFlops, causal_in_compiled_code
+from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, FlopCount, StepFlops, causal_in_compiled_code, own_operations
 from perfagent.signals.operators import Counted, causal_share
 from perfagent.signals.throughput import Inputs
 
@@ -395,6 +395,38 @@ def test_compiled_attention_is_as_causal_as_the_code_that_was_written_says(recor
     assert counted.attention == pytest.approx(2 * 3 * 4 * 2 * 24 * 24 * 32 * share)
 
 
+def test_experts_multiplied_in_groups_count(record):
+    """Their weights' gradients share the rows among them: as many operations as the forward pass, whatever the groups' sizes."""
+
+    class Experts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.w = nn.Linear(4, 16), nn.Parameter(torch.randn(3, 16, 8, dtype=torch.bfloat16))
+
+        def forward(self, x):
+            ends = torch.tensor([8, 24, 32], dtype=torch.int32)
+            return torch._grouped_mm(self.inner(x).bfloat16(), self.w, offs=ends)
+
+    model, x = Experts(), torch.randn(32, 4)
+    record(model)
+    counted = recorded_step(model, lambda m: m(x).float().square().mean())
+    assert counted.total == 2 * 32 * (4 * 16 * 2 + 16 * 8 * 3)
+
+
+def test_batches_of_products_that_are_added_up_count(record):
+    class Sums(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.b, self.w = nn.Parameter(torch.randn(6, 8)), nn.Parameter(torch.randn(4, 16, 8))
+
+        def forward(self, x):
+            return torch.addbmm(self.b, x, self.w)
+
+    model, x = Sums(), torch.randn(4, 6, 16)
+    record(model)
+    assert recorded_step(model, lambda m: m(x).square().mean()).total == 2 * (2 * 4 * 6 * 16 * 8)
+
+
 def test_a_vector_at_the_end_counts(record):
     class Scored(nn.Module):
         def __init__(self):
@@ -470,6 +502,41 @@ def test_what_checkpointing_computes_again_is_not_the_model_s(record, again, ree
     counted = recorded_step(model, lambda m: m(x).square().mean())
     assert counted.total == 5 * 2 * 8 * 16 * 32  # the first layer needs no gradient of its input
     assert counted.recomputed == again * 2 * 8 * 32 * 16
+
+
+@pytest.mark.filterwarnings("ignore:Using backward:UserWarning")
+@pytest.mark.parametrize("after", ["nothing", "backward", "grad"])
+def test_gradients_of_which_there_is_a_graph_count_as_gradients(record, after):
+    """Autograd numbers them as it numbers a forward pass, so that they passed for one that is computed again."""
+    model, x = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 4)), torch.randn(8, 16)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    record(model, optimizer=optimizer)
+    look = FlopCount(state.current)
+
+    def step():
+        model(x).square().mean().backward(create_graph=True)
+        gradients = [p.grad for p in model.parameters()]
+        if after == "backward":
+            sum(gradient.square().sum() for gradient in gradients).backward()
+        elif after == "grad":
+            torch.autograd.grad(sum(gradient.square().sum() for gradient in gradients), list(model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    step()
+    while state.current.probe is not None or state.current.completed < 2:
+        step()
+    assert look.at_boundary()
+    step()
+    assert not look.at_boundary()
+    counted = own_operations(look, None, model)
+    with FlopCounterMode(display=False) as counter:
+        step()
+    if after == "backward":
+        assert not counted.unknown
+        assert counted.total == counter.get_total_flops()
+    else:  # somebody has use for the graph, where nothing is recorded
+        assert counted.unknown == {"second derivatives"}
 
 
 def test_all_micro_steps_of_a_step_count(record):
@@ -703,14 +770,36 @@ class TestStepFlops:
         assert set(self.said(flops, 4, 40)) == {"flops_per_s"}
 
 
-def test_causality_is_read_from_what_inductor_wrote(monkeypatch, tmp_path):
+def written(monkeypatch, folder, *lines):
+    """Inductor has written a module of these lines."""
     from types import SimpleNamespace
 
+    (folder / "compiled.py").write_text("\n".join(lines))
+    modules = [SimpleNamespace(__file__=str(folder / "compiled.py"))]
+    monkeypatch.setitem(sys.modules, "torch._inductor.codecache", SimpleNamespace(PyCodeCache=SimpleNamespace(modules=modules)))
+
+
+@pytest.mark.parametrize(
+    ("line", "hidden"),
+    [
+        ("triton_tem_fused_addmm_3 = async_compile.triton('triton_tem_fused_addmm_3', '''", True),
+        ("triton_tem_fused_flex_attention_0 = async_compile.triton('triton_tem_fused_flex_attention_0', '''", True),
+        ("triton_poi_fused_relu_1 = async_compile.triton('triton_poi_fused_relu_1', '''", False),
+        ("    extern_kernels.mm(arg0, arg1, out=buf0)", False),
+    ],
+)
+def test_products_in_kernels_that_the_compiler_wrote_make_the_count_unknown(record, monkeypatch, tmp_path, line, hidden):
+    """Of those nothing is recorded: what is left would pass for all."""
+    model, x = nn.Linear(4, 2), torch.randn(3, 4)
+    record(model)
+    monkeypatch.setattr(module, "compiled", lambda: True)
+    written(monkeypatch, tmp_path, "import torch", line)
+    assert (recorded_step(model, lambda m: m(x).square().mean()).total == 0) == hidden
+
+
+def test_causality_is_read_from_what_inductor_wrote(monkeypatch, tmp_path):
     def said(*lines):
-        (tmp_path / "compiled.py").write_text("\n".join(("import torch", "def call(args):", *(f"    {line}" for line in lines))))
-        module = SimpleNamespace(__file__=str(tmp_path / "compiled.py"))
-        cache = SimpleNamespace(PyCodeCache=SimpleNamespace(modules=[module]))
-        monkeypatch.setitem(sys.modules, "torch._inductor.codecache", cache)
+        written(monkeypatch, tmp_path, "import torch", "def call(args):", *(f"    {line}" for line in lines))
         return causal_in_compiled_code()
 
     flash = "buf1 = torch.ops.aten._scaled_dot_product_flash_attention.default(view(a, (2, 3), 0), b, c, 0.0, {}, scale=0.2)"

@@ -108,6 +108,25 @@ def test_a_batch_size_that_says_nothing_of_the_batch_changes_nothing(batch, batc
         assert reader(batch, batch_size)(batch)[:2] == (6, None)
 
 
+SPEECH, TEXT = torch.zeros(20, 4, 8), torch.zeros(20, 4, dtype=torch.long)
+
+
+@pytest.mark.parametrize(
+    ("batch", "later", "sizes"),
+    [
+        ((SPEECH, torch.zeros(4, 5)), (SPEECH[:9, :3], torch.zeros(3, 5)), [(4, None), (3, None)]),
+        ((SPEECH, torch.zeros(20, 4)), (SPEECH[:9, :3], torch.zeros(9, 3)), [(4, None), (3, None)]),
+        ({"x": SPEECH, "y": torch.zeros(4, 5)}, {"x": SPEECH[:, :2], "y": torch.zeros(2, 5)}, [(4, None), (2, None)]),
+        ([TEXT, TEXT], [TEXT[:7], TEXT[:7]], [(4, 80), (4, 28)]),
+        ([TEXT, TEXT[:17]], [TEXT[:7, :3], TEXT[:9, :3]], [(4, None), (3, None)]),
+    ],
+    ids=["speech and targets", "all of it", "a mapping", "tokens", "two lengths"],
+)
+def test_where_time_comes_first_the_samples_are_second(batch, later, sizes):
+    measure = reader(batch, 4)
+    assert [measure(each)[:2] for each in (batch, later)] == sizes
+
+
 class TestInputs:
     """When the shape of the input changed."""
 
@@ -157,6 +176,12 @@ class TestInputs:
     def test_where_no_tensor_holds_the_whole_input_its_shape_is_not_known(self, batch):
         reader(IMAGES)(IMAGES)  # an evaluation before
         assert self.read(batch, batch) == [(3, 8, 8), None]
+
+    def test_of_a_batch_with_the_time_first_that_is_of_the_sample(self):
+        measure = reader((SPEECH, torch.zeros(4, 5)), 4)
+        for length, samples in ((20, 4), (20, 4), (9, 4), (9, 2)):
+            measure((SPEECH[:length, :samples], torch.zeros(samples, 5)))
+        assert self.shapes() == [(20, 8), (9, 8), (9, 8)]
 
     def test_names_and_numbers_are_no_input(self):
         assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [(3, 8, 8)]

@@ -1,0 +1,126 @@
+"""The recording of a step's operators gives way to the script, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+
+from perfagent.hooks.progress import state
+from perfagent.signals.flops import FlopCount, StepFlops
+from perfagent.signals.recording import Recording, holds_nested
+
+
+def recorded_step(model, loss_of):
+    """The look at a step after some others."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+
+    def step():
+        loss_of(model).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    while state.current.probe is not None or state.current.completed < 2:
+        step()
+    look = FlopCount(state.current)
+    assert look.at_boundary()
+    step()
+    assert not look.at_boundary()
+    assert not torch.autograd._profiler_enabled()
+    return look
+
+
+def profiled(call):
+    with profile(activities=[ProfilerActivity.CPU]) as profiler:
+        made = call()
+    return made, sum(event.name == "aten::mul" for event in profiler.events())
+
+
+class Profiles(nn.Linear):
+    """A model that profiles itself, forward or backward."""
+
+    def __init__(self, where):
+        super().__init__(4, 4)
+        self.where, self.seen = where, []
+
+    def forward(self, x):
+        made = super().forward(x)
+        if self.where == "backward":
+            made.register_hook(self._double)
+            return made
+        return self._double(made)
+
+    def _double(self, x):
+        made, seen = profiled(lambda: x * 2)
+        self.seen.append(seen)
+        return made
+
+
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_a_script_that_profiles_in_the_recorded_step_is_not_refused(record, where):
+    model, x = Profiles(where), torch.randn(2, 4)
+    record(model)
+    look = recorded_step(model, lambda m: m(x).sum())
+    assert set(model.seen) == {1}
+    assert look.broken_off
+    flops = StepFlops(lambda: None)
+    look.size = (2, 8)
+    flops.take(look, model)
+    assert not flops._known
+    assert flops.tells, "the next step may be one without a profiler"
+
+
+def test_a_profiler_on_another_thread_is_no_reason_to_break_off():
+    from threading import Thread
+
+    recording = Recording(compiled=False)
+    try:
+        other = Thread(target=profiled, args=(lambda: torch.ones(2) * 2,))
+        other.start()
+        other.join()
+        assert torch.autograd._profiler_enabled()
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    finally:
+        threads = recording.end()
+    assert "aten::mm" in {event.name() for events in threads for event in events}
+    assert not torch.autograd._profiler_enabled()
+
+
+class Nested(nn.Linear):
+    def __init__(self, layout, made):
+        super().__init__(4, 4)
+        self.layout, self.made = layout, made
+
+    def forward(self, given):
+        x = torch.nested.nested_tensor(given, layout=self.layout) if self.made == "inside" else given
+        return torch.nested.to_padded_tensor(super().forward(x), 0.0)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("made", ["inside", "outside"])
+@pytest.mark.parametrize("layout", [torch.jagged, torch.strided])
+def test_nested_tensors_have_no_shapes_to_be_asked_for(record, capfd, layout, made):
+    """Torch would print a page for each operator."""
+    model, rows = Nested(layout, made), [torch.randn(3, 4), torch.randn(2, 4)]
+    given = rows if made == "inside" else torch.nested.nested_tensor(rows, layout=layout)
+    record(model)
+    look = recorded_step(model, lambda m: m(given).square().mean())
+    assert look.broken_off
+    assert "RecordFunction" not in capfd.readouterr().err
+
+
+def test_nested_tensors_are_found_where_they_are_given():
+    nested = torch.nested.nested_tensor([torch.ones(2, 3)], layout=torch.strided)
+    assert holds_nested((), {"batch": {"x": nested}})
+    assert holds_nested(([torch.ones(1), nested],), {})
+    assert not holds_nested((torch.ones(2), None, "text"), {"batch": {"x": torch.ones(2)}})
+
+
+def test_what_stood_in_the_script_s_way_is_gone_with_the_recording():
+    before = torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler
+    recording = Recording(compiled=False)
+    assert torch.nested.nested_tensor is not before[0]
+    recording.end()
+    assert before == (torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler)
