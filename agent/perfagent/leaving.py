@@ -4,6 +4,8 @@ A SystemExit that nobody catches is let go of by the interpreter itself, when no
 caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends tells which it was:
 what the script does meanwhile (a log in `finally`, a handler of atexit) does not matter.
 
+Who catches an exception and leaves with a status that tells of failure (Hydra, click, many a `main`) leaves because of it.
+
 Not seen: `raise SystemExit(n)`, for nothing of ours takes part in it.
 """
 
@@ -18,7 +20,10 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["Leaving"]
+__all__ = ["Cause", "Leaving", "handled"]
+
+Cause = tuple[str, str, str, str]
+"""State, reason, exception and traceback, as of ending.cause."""
 
 
 class Leaving:
@@ -26,14 +31,17 @@ class Leaving:
 
     progress: changes when the training goes on. It decides where the exception is still held when the process ends (`saved =
     error`, a cycle), so that its mark tells nothing. on_failure: is shown the function that leaves with a status that tells of
-    failure, while its variables are still there.
+    failure, while its variables are still there, and the exception that it is handling.
     """
 
-    def __init__(self, progress: Callable[[], object], on_failure: Callable[[FrameType], None]) -> None:
+    def __init__(
+        self, progress: Callable[[], object], on_failure: Callable[[FrameType, BaseException | None], Cause | None]
+    ) -> None:
         self._progress, self._on_failure = progress, on_failure
         self._held: weakref.ref[_Mark] | None = None
         self._newest = 0
         self._left: Any = None
+        self._because: Cause | None = None
 
     def watch(self) -> None:
         """Puts itself around what raises; the functions are otherwise the same."""
@@ -49,6 +57,11 @@ class Leaving:
         status = mark.status if mark is not None and mark.seen == self._progress() else self._left
         return status if status is None or issubclass(type(status), int) else str(status)
 
+    @property
+    def because(self) -> Cause | None:
+        """What was being handled when it was left with that status: what on_failure made of it."""
+        return self._because
+
     def _around(self, original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)  # by its name it can be pickled, as the target of a process that is spawned
         def exit(*arguments: Any, **named: Any) -> None:  # noqa: A001 - it stands for sys.exit
@@ -59,7 +72,7 @@ class Leaving:
                     with contextlib.suppress(Exception):  # whose exception it is: somebody may have patched sys.exit before us
                         self._mark(error)
                         if _tells_of_failure(error.code):
-                            self._on_failure(sys._getframe(1))
+                            self._because = self._on_failure(sys._getframe(1), handled(error))
                 raise
 
         return exit
@@ -67,12 +80,18 @@ class Leaving:
     def _mark(self, error: SystemExit) -> None:
         self._newest += 1
         mark = _Mark(self._leave, self._newest, error.code, self._progress())
-        self._held, self._left = weakref.ref(mark), None
+        self._held, self._left, self._because = weakref.ref(mark), None, None
         error._perfagent_mark = mark  # type: ignore[attr-defined]
 
     def _leave(self, number: int, status: Any) -> None:
         if number == self._newest:  # an older one may end with it: as its context
             self._left = status
+
+
+def handled(error: SystemExit) -> BaseException | None:
+    """The exception in whose handler it was raised; none that is itself a way to leave, as SystemExit and click's Exit are."""
+    context = error.__context__
+    return None if isinstance(context, (SystemExit, GeneratorExit)) or type(context).__name__ == "Exit" else context
 
 
 def _tells_of_failure(status: Any) -> bool:

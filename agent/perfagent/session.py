@@ -16,9 +16,10 @@ from typing import Any
 
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.config import AgentConfig
+from perfagent.ending import cause
 from perfagent.hooks.progress import state
 from perfagent.launch import options as launched
-from perfagent.leaving import Leaving
+from perfagent.leaving import Leaving, handled
 from perfagent.run import Run
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
@@ -30,9 +31,11 @@ _launched: Run | None = None
 _named = False
 """Whether the script gave the launched run a name or project: another one begins another run then, as in plain Python."""
 _resumed: tuple[str | None, int] | None = None
+_job: int | None = None
+"""Of Hydra's, the newest one that attached."""
 _leaving = Leaving(
     lambda: None if _current is None else _current.steps_done,
-    lambda frame: None if _current is None else _current.left_from(frame),
+    lambda frame, error: None if _current is None else _current.left_from(frame, error),
 )
 _watched = False
 _watched_worker = 0
@@ -74,7 +77,8 @@ def attach(
     if _is_imported_by_a_worker():
         return silent(settled, labels)
     run = current()
-    unnamed = run is not None and run is _launched and not _named
+    next_job = _is_hydras_next_job(run_id)
+    unnamed = run is not None and run is _launched and not _named and not next_job
     if _resumed is not None and run_id in (None, _resumed[0]):
         run_id, start_step = _resumed[0] or run_id, _resumed[1] if start_step is None else start_step
         _resumed = None
@@ -84,8 +88,9 @@ def attach(
         record = record or told.record
     if run is not None:
         if run.inherited:
+            _tell_inherited()
             return run  # in a forked child: the parent's run, which is silent here
-        same = name in (None, run.name) and project in (None, run.settings.project)
+        same = name in (None, run.name) and project in (None, run.settings.project) and not next_job
         moves = names_place and _elsewhere(run, server, record)
         if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
@@ -107,6 +112,7 @@ def attach(
     run.take_up(model, optimizer, {}, [])
     if not settings.disabled:
         _watch_process()
+        _tell_green_threads()
     run.start()
     _current = run
     return run
@@ -196,6 +202,21 @@ def silent(config: dict[str, Any], tags: list[str]) -> Run:
     return Run(settings, name=None, config=config, tags=tags, group=None, start_step=None)
 
 
+def _is_hydras_next_job(run_id: str | None) -> bool:
+    """Whether this is another of the jobs that Hydra's --multirun does in one process, each a training of its own, than the one
+    that attached before. Where an id was given they are all that run."""
+    global _job
+    before, _job = _job, None
+    hydra = sys.modules.get("hydra.core.hydra_config")
+    if hydra is None:
+        return False
+    with contextlib.suppress(Exception):  # outside of a job, where there is one only, or in another version
+        _job = int(hydra.HydraConfig.get().job.num)
+    told = launched.current
+    given = run_id or os.environ.get("PERFAGENT_RUN_ID") or (told is not None and told.run_id)
+    return not given and None not in (before, _job) and before != _job
+
+
 def _elsewhere(run: Run, server: str | None, record: str | os.PathLike[str] | None) -> bool:
     """Whether these mean another place than the one where the run's data go: a folder, or a server where there is none."""
     said = AgentConfig.from_env(server=server, record=record)
@@ -209,6 +230,28 @@ def _no_run(function: str) -> None:
     if function not in _told and not _is_imported_by_a_worker():
         _told.add(function)
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
+
+
+def _tell_inherited() -> None:
+    if "inherited" not in _told:
+        _told.add("inherited")
+        logger.warning(
+            "perfagent: attach() records nothing in a child that was forked from a process with a run; attach in the children "
+            "only, or start them with 'spawn'"
+        )
+
+
+def _tell_green_threads() -> None:
+    """gevent and eventlet replace what starts a thread: the agent's share one with the training then, and work when it rests."""
+    threading: Any = sys.modules.get("threading")
+    library = str(getattr(getattr(threading, "_start_new_thread", None), "__module__", "")).partition(".")[0]
+    if library in ("gevent", "eventlet"):
+        logger.warning(
+            "perfagent: %s has replaced Python's threads, so that what is recorded is written down and sent only while the "
+            "training sleeps or waits; until then it looks as if it stood still, and a kill loses it. Keep real threads: %s",
+            library,
+            "monkey.patch_all(thread=False)" if library == "gevent" else "monkey_patch(thread=False)",
+        )
 
 
 # ---- forks and the end of the process --------------------------------------------------------------------------------------
@@ -242,7 +285,8 @@ def _at_worker_end() -> None:
     if _current is None:
         return
     if error is None or isinstance(error, SystemExit):
-        _current.at_exit(None if error is None else error.code)
+        context = None if error is None else handled(error)
+        _current.at_exit(None if error is None else error.code, None if context is None else cause(context))
     else:
         _current.fail(error)
 
@@ -255,4 +299,4 @@ def _at_exit() -> None:
     """No import, no new thread, no eval here: after Ctrl-C any of these turns exit code 130 into 1."""
     with contextlib.suppress(KeyboardInterrupt):  # again, while the last of the run is delivered: then it stays in the spool
         if _current is not None:
-            _current.at_exit(_leaving.status)
+            _current.at_exit(_leaving.status, _leaving.because)

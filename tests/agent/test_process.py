@@ -335,6 +335,39 @@ def test_how_a_process_leaves(tmp_path: Path, case: str) -> None:
     assert ends(tmp_path) == [(state, reason)]
 
 
+CATCHES = {
+    "an error": ("raise ValueError('boom')", "sys.exit(1)", "failed", "ValueError: boom (exit code 1)"),
+    "with words": ("raise ValueError('boom')", "sys.exit('gave up')", "failed", "ValueError: boom (exit code 1: gave up)"),
+    "no memory": ("raise MemoryError('too much')", "sys.exit(7)", "oom", "MemoryError: too much (exit code 7)"),
+    "and leaves well": ("raise ValueError('boom')", "sys.exit(0)", "finished", ""),
+    "a way to leave": ("sys.exit(2)", "sys.exit(6)", "failed", "exit code 6"),
+    "and goes on": ("raise ValueError('boom')", "perfagent.log({'x': 2}, step=2)", "failed", "exit code 8"),
+}
+
+
+@pytest.mark.parametrize("case", CATCHES)
+def test_who_leaves_because_of_an_exception_says_which(tmp_path: Path, case: str) -> None:
+    """Hydra prints what a job raised, and calls sys.exit(1) in the handler; so do many a script's own `main`."""
+    raised, handled, state, reason = CATCHES[case]
+    body = f"""
+        import sys, perfagent
+        perfagent.init()
+        def work():
+            {raised}
+        try:
+            work()
+        except BaseException:
+            {handled}
+        sys.exit(8)
+    """
+    run(tmp_path, textwrap.dedent(body))
+    assert ends(tmp_path) == [(state, reason)]
+    if "boom" in reason:
+        [told] = [event for event in Recording(tmp_path / "record").events("state") if event["state"] == state]
+        assert told["exception"] == "ValueError"
+        assert "in work" in told["traceback"]
+
+
 def test_leaving_is_otherwise_as_without_us(tmp_path: Path) -> None:
     """A worker's SystemExit reaches its parent, sys.exit can be sent to a process, and any object may be a status."""
     body = """

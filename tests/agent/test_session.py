@@ -448,3 +448,80 @@ def test_a_lazy_model_may_be_attached(record):
         optimizer.step()
     recorded.finish()
     assert [step for step, _ in logged(recorded, "loss")] == [1, 2, 3]
+
+
+def test_threads_that_gevent_made_green_are_told(tmp_path):
+    script = """
+        import threading
+        start = threading._start_new_thread
+        def start_new_thread(*given):
+            return start(*given)
+        start_new_thread.__module__ = "gevent.thread"  # as monkey.patch_all() leaves it
+        threading._start_new_thread = start_new_thread
+        import perfagent
+        perfagent.init()
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record")),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert "gevent has replaced Python's threads" in done.stderr
+    assert "patch_all(thread=False)" in done.stderr
+
+
+@pytest.mark.parametrize(("session", "name"), [("/home/me/vision/Fine tuning.ipynb", "Fine tuning"), ("", "notebook")])
+def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, session, name):
+    script = tmp_path / "ipykernel_launcher.py"  # the program of every Jupyter kernel
+    script.write_text("import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
+    record = tmp_path / "record"
+    environment = job_environment(tmp_path, PERFAGENT_RECORD=str(record), JPY_SESSION_NAME=session)
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=60, check=True)
+    told = next(event["name"] for event in Recording(record).events("state") if "name" in event)
+    assert told == f"{name}-{done.stdout[:4]}"
+
+
+def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
+    """Its basic launcher does them one after the other in one process."""
+    package = tmp_path / "hydra" / "core"  # as much of Hydra as there is to ask
+    package.mkdir(parents=True)
+    (package / "hydra_config.py").write_text("class HydraConfig:\n    get = None\n", encoding="utf-8")
+    script = """
+        import sys, types
+        import perfagent
+        from hydra.core.hydra_config import HydraConfig
+        for job in (None, 0, 0, 1, 2):
+            HydraConfig.get = lambda: types.SimpleNamespace(job=types.SimpleNamespace(num="???" if job is None else job))
+            print(perfagent.attach(**eval(sys.argv[1])).id)
+    """
+
+    def ids(**options):
+        environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"), PYTHONPATH=str(tmp_path))
+        done = subprocess.run(
+            [sys.executable, "-c", textwrap.dedent(script), repr(options)], env=environment, capture_output=True, text=True,
+            timeout=60, check=True,
+        )  # fmt: skip
+        return done.stdout.split()
+
+    before, first, again, second, third = ids()
+    assert before == first == again, "what was attached before the first job is its run"
+    assert len({first, second, third}) == 3
+    assert ids(run_id="mine") == ["mine"] * 5, "an id that was given is that of one run"
+
+
+def test_attaching_in_a_child_that_stays_silent_is_answered_by_a_word_once(tmp_path):
+    script = """
+        import os, perfagent
+        perfagent.init(name="parent")
+        child = os.fork()
+        if child == 0:
+            perfagent.attach(name="child")
+            perfagent.attach(name="another").log({"x": 1})
+            os._exit(0)
+        os.waitpid(child, 0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], env=job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record")),
+        capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stderr.count("attach() records nothing in a child that was forked") == 1
+    assert Recording(tmp_path / "record").series("x") == []

@@ -1,7 +1,7 @@
 """What some frameworks do in their own way: one adapter each, loaded only in a process that has imported that framework.
 
-Most need none: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary optimizers, call
-`torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md has the table.
+Most need none for their steps: the Transformers Trainer, Accelerate, DDP and FSDP2 call their model, step ordinary optimizers,
+call `torch.autograd.backward` and read a DataLoader, which is what the hooks watch. docs/compatibility.md has the table.
 
 An adapter is a module with `install(patch)`; `patch(owner, name, watch)` replaces an attribute until the run ends.
 """
@@ -23,6 +23,7 @@ ADAPTERS = {
     "lightning.pytorch.strategies.strategy": "perfagent.frameworks.lightning",
     "pytorch_lightning.strategies.strategy": "perfagent.frameworks.lightning",
     "torch.distributed.pipelining.stage": "perfagent.frameworks.pipelining",
+    "transformers.trainer_callback": "perfagent.frameworks.huggingface",
 }
 """Module of the framework -> module of ours that adapts it."""
 

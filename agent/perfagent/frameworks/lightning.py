@@ -2,18 +2,23 @@
 
 Where a strategy wraps the module (DDP, DeepSpeed), it calls the wrapper, which is watched like any model. With manual
 optimization the forward pass of a training step lasts until its first backward pass; what comes between later ones is in `other`.
+
+A training that goes on from a checkpoint (`ckpt_path`) counts on from there.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.frameworks.resuming import resumed_after
 from perfagent.hooks.forward import Watched
-from perfagent.hooks.guard import keep_out_of_frames
+from perfagent.hooks.guard import guarded, keep_out_of_frames
+from perfagent.hooks.model import owned
 from perfagent.hooks.progress import state
 
 if TYPE_CHECKING:
@@ -25,6 +30,7 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: lightning.pytorch.strategies.strategy, or the same under the package's older name."""
     patch(framework.Strategy, "training_step", _watch_training_step)
+    patch(framework.Strategy, "on_train_start", _watch_start)
     keep_out_of_frames()
 
 
@@ -43,3 +49,33 @@ def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:
         return watched(*args, **kwargs)
 
     return training_step
+
+
+def _watch_start(original: Callable[..., Any]) -> Callable[..., Any]:
+    """Called once a training, when all of a checkpoint is restored."""
+
+    @functools.wraps(original)
+    def on_train_start(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(self, *args, **kwargs)
+        _starts(self)
+        return result
+
+    return on_train_start
+
+
+@guarded
+def _starts(strategy: Any) -> None:
+    resumed_after(_steps_made(strategy.optimizers, strategy.lightning_module.trainer.global_step))
+
+
+def _steps_made(optimizers: list[Any], all_steps: int) -> int:
+    """Lightning adds up the steps of all optimizers, of which one may step more often than another (a GAN): the main one's own
+    count, where it keeps one that can be read without waiting for a device."""
+    if len(optimizers) < 2:
+        return all_steps
+    main = max(optimizers, key=owned)
+    of_a_parameter: dict[str, Any] = next(iter(main.state.values()), {})
+    made = of_a_parameter.get("step")
+    if isinstance(made, sys.modules["torch"].Tensor) and made.device.type != "cpu":
+        made = None
+    return all_steps // len(optimizers) if made is None else int(made)

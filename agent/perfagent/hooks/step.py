@@ -91,11 +91,8 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
 
 
 def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
-    if p.thread != get_ident():
-        if p.last is not None:
-            return
-        p.thread = get_ident()  # the first to step says which thread it is
-        p.trace, p.roots = [], 0  # what another one did is none of its step
+    if p.thread != get_ident() and not p.follows(optimizer):
+        return
     me = id(optimizer)
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.blocked += 1

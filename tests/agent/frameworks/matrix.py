@@ -174,7 +174,16 @@ Known limits:
 - Ranks that a script spawns itself (multiprocessing) are ranks of its run under `perfagent run`, and ranks of one run with
   `attach()`, called before or after `init_process_group`. Started by hand, without a launcher's variables, they are where it
   is called after it.
+- A Transformers Trainer or a Lightning training that resumes from its own checkpoint counts its steps on from there, unless
+  `start_step` says otherwise; under the same run id they replace those that the attempt before made after the checkpoint. A
+  second training of the same process goes on counting where the first one ended.
+- After gevent's `monkey.patch_all()` the agent works only while the training sleeps or waits, and says so; with `thread=False`
+  as ever.
+- One process is one run, however many trainings it does, until `finish()` or an `attach()` under another name; each job of
+  Hydra's `--multirun` that calls `attach()` is a run of its own. Of trainings in several threads at once one is told; threads
+  that take turns in one training (`asyncio.to_thread`), or follow each other, are one.
 - An optimizer of a class of your own is seen where it is named, `attach(model, optimizer=...)`; fastai's is seen by itself.
+  Keras 3 on torch has optimizers of another kind: of it only what is logged is told.
 - Of gradients by `torch.autograd.grad` or `torch.func` the steps, the rate and the norm are told, and no more.
 """
 

@@ -279,6 +279,45 @@ def test_steps_on_another_thread_do_not_mix_in(record):
     assert [(step, values["lr"]) for step, values in recorded.steps()] == [(1, 0.1), (2, 0.1)]
 
 
+def test_a_training_on_a_later_thread_goes_on_counting(record):
+    import threading
+
+    first, second = small(), small()
+    recorded = record(first)
+    over = threading.Event()
+
+    def later():
+        over.wait(10)
+        train(second, torch.optim.SGD(second.parameters(), lr=0.2), 3)
+
+    waiting = threading.Thread(target=later)  # it lives beside the other one, so that it has an ident of its own
+    waiting.start()
+    thread = threading.Thread(target=lambda: train(first, torch.optim.SGD(first.parameters(), lr=0.1), 2))
+    thread.start()
+    thread.join()
+    over.set()
+    waiting.join()
+    steps = recorded.steps()
+    assert [(step, values["lr"]) for step, values in steps] == [(1, 0.1), (2, 0.1), (3, 0.2), (4, 0.2), (5, 0.2)]
+    assert all("loss" in values for _, values in steps)
+
+
+def test_threads_that_take_turns_in_a_training_are_one(record):
+    """As with `await asyncio.to_thread(step)`, which takes any thread of its pool."""
+    from concurrent.futures import ThreadPoolExecutor
+
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
+        for pool in (one, one, other, one, other, other):
+            pool.submit(train, model, optimizer, 1).result()
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [1, 2, 3, 4, 5, 6]
+    without = [step for step, values in steps if "loss" not in values]
+    assert without == [3], "the first on another thread is known by its step alone"
+
+
 @pytest.mark.parametrize("told", ["model and optimizer", "model", "nothing"])
 def test_training_on_another_thread_than_attach_is_seen_from_its_first_step(record, told):
     import threading

@@ -1,0 +1,25 @@
+"""A trainer that goes on from its own checkpoint: its next step is the one after those that the checkpoint has made.
+
+Counted from 1 again, the steps would not be the trainer's own, and in a run that has an id by hand they would hide those that
+were made before the checkpoint.
+"""
+
+from __future__ import annotations
+
+from perfagent.hooks.guard import guarded
+from perfagent.hooks.progress import state
+
+__all__ = ["resumed_after"]
+
+
+@guarded
+def resumed_after(steps: int) -> None:
+    """The checkpoint has made so many steps. A run that has steps goes on counting, and a `start_step` of the script's stands."""
+    p = state.current
+    if p is None or p.last is not None or steps <= 0:
+        return
+    from perfagent.session import current  # it imports this package
+
+    run = current()
+    if run is not None and run.start_step in (None, steps + 1):  # another rank may have told the latter
+        run.start_at(steps + 1)

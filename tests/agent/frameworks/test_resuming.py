@@ -1,0 +1,168 @@
+"""A trainer that goes on from its own checkpoint counts on from there, for real: the Transformers Trainer and Lightning."""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment
+from preloaded import run
+
+HUGGINGFACE = """
+    import json
+    import perfagent, torch
+    from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
+    from transformers.utils import logging
+
+    logging.set_verbosity_error()
+    size = {"n_layer": 1, "n_head": 2, "n_embd": 16, "vocab_size": 61, "n_positions": 16}
+    rows = torch.randint(0, 61, (16, 12), generator=torch.Generator().manual_seed(2))
+    samples = [{"input_ids": row, "labels": row} for row in rows]
+    told = {}
+
+    class Attaching(TrainerCallback):
+        def on_train_begin(self, arguments, state, control, **_):
+            perfagent.attach(record="in a callback")
+
+    def trainer(steps, *callbacks):
+        arguments = TrainingArguments(
+            output_dir="out", per_device_train_batch_size=2, gradient_accumulation_steps=2, max_steps=steps, logging_steps=1,
+            report_to=[], save_steps=2, disable_tqdm=True, use_cpu=True,
+        )
+        torch.manual_seed(0)
+        model = GPT2LMHeadModel(GPT2Config(**size, bos_token_id=0, eos_token_id=0))
+        return Trainer(model=model, args=arguments, train_dataset=samples, callbacks=list(callbacks))
+
+    def go_on(name, trainer, *, twice=False):
+        trainer.train(resume_from_checkpoint="out/checkpoint-2")
+        told[name] = [(one["step"], one["loss"]) for one in trainer.state.log_history if one["step"] > 2 and "loss" in one]
+        if twice:
+            trainer.train(resume_from_checkpoint="out/checkpoint-2")
+        perfagent.finish()
+
+    trainer(2).train()
+    perfagent.attach(record="before")
+    go_on("before", trainer(5), twice=True)
+    ready = trainer(5)
+    perfagent.attach(record="after")
+    go_on("after", ready)
+    go_on("in a callback", trainer(5, Attaching()))
+    perfagent.attach(record="told", start_step=1)
+    go_on("told", trainer(5))
+    print(json.dumps(told))
+"""
+
+LIGHTNING = """
+    import json, logging, warnings
+    import perfagent, torch
+    import lightning.pytorch as pl
+    from torch.utils.data import DataLoader, TensorDataset
+
+    warnings.simplefilter("ignore")
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    loader = DataLoader(TensorDataset(torch.randn(16, 4)), batch_size=4)
+    losses = []
+
+    class Task(pl.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.first, self.second = torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)
+
+        def training_step(self, batch, index):
+            loss = self.second(self.first(batch[0])).square().mean()
+            losses.append(loss.item())
+            return loss
+
+        def configure_optimizers(self):
+            return torch.optim.Adam(self.parameters(), lr=0.01)
+
+    class Pair(Task):
+        kind = torch.optim.Adam
+
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, index):
+            main, other = self.optimizers()
+            for optimizer in [main] + [other] * (3 if self.kind is torch.optim.Adam else 1):
+                optimizer.zero_grad()
+                loss = super().training_step(batch, index)
+                self.manual_backward(loss)
+                optimizer.step()
+
+        def configure_optimizers(self):
+            return [self.kind(part.parameters(), lr=0.01) for part in (self.first, self.second)]
+
+    class PlainPair(Pair):
+        kind = torch.optim.SGD
+
+    class Attaching(Task):
+        def on_train_start(self):
+            if self.trainer.ckpt_path:
+                perfagent.attach(record="in a hook")
+
+    def trainer(epochs, accumulate=1):
+        return pl.Trainer(
+            max_epochs=epochs, accelerator="cpu", devices=1, logger=False, enable_checkpointing=False, enable_progress_bar=False,
+            enable_model_summary=False, accumulate_grad_batches=accumulate,
+        )
+
+    def go_on(task, accumulate=1, where=None):
+        first = trainer(1, accumulate)
+        first.fit(task(), loader)
+        first.save_checkpoint("saved")
+        losses.clear()
+        if where is not None:
+            perfagent.attach(record=where)
+        trainer(2, accumulate).fit(task(), loader, ckpt_path="saved")
+        perfagent.finish()
+
+    go_on(Task, accumulate=2, where="accumulated")
+    go_on(Pair, where="pair")
+    go_on(PlainPair, where="plain pair")
+    go_on(Attaching)
+    go_on(Task, where="automatic")
+    print(json.dumps(losses))
+"""
+
+
+def went_on(folder: Path, script: str) -> Any:
+    """What it printed in its last line."""
+    path = folder / "script.py"
+    path.write_text(textwrap.dedent(script), encoding="utf-8")
+    [done] = run([str(path)], folder, [job_environment(folder / "environment", OMP_NUM_THREADS="1")])
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "perfagent" not in done.stderr, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def steps(folder: Path) -> list[int]:
+    return [step for step, _ in Recording(folder).series("lr")]
+
+
+def test_a_resumed_trainer_counts_on(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    told = went_on(tmp_path, HUGGINGFACE)
+    for how in ("after", "in a callback", "told"):
+        record, shift = Recording(tmp_path / how), 2 if how == "told" else 0
+        assert record.series("loss") == [(step - shift, pytest.approx(loss, rel=1e-6)) for step, loss in told[how]]
+        begun = [event["start_step"] for event in record.events("state") if "start_step" in event]
+        assert begun == [3 - shift]
+    assert [step for step, _ in told["after"]] == [3, 4, 5]
+    again = [step for step, _ in Recording(tmp_path / "before").series("loss")]
+    assert again == [3, 4, 5, 6, 7, 8], "a second training of the process repeats no number"
+
+
+def test_a_resumed_lightning_training_counts_on(tmp_path: Path) -> None:
+    pytest.importorskip("lightning")
+    losses = went_on(tmp_path, LIGHTNING)
+    told = Recording(tmp_path / "automatic").series("loss")
+    assert told == [(step, pytest.approx(loss)) for step, loss in enumerate(losses, start=5)]
+    for how in ("in a hook", "pair", "plain pair"):
+        assert steps(tmp_path / how) == [5, 6, 7, 8], how
+    assert steps(tmp_path / "accumulated") == [3, 4]
