@@ -39,6 +39,10 @@ BY_VALUE = {
     "discord_hook": "https://discord.com/api/webhooks/" + "123456789012345678/AbCdEf_GhIjKl-MnOpQr",
     "teams_hook": "https://corp.webhook.office.com/" + "webhookb2/0123@4567/IncomingWebhook/89ab/cdef",
     "telegram": "1234567890" + ":AA" + "HdqTcvCH1vGWJxfSeofSAs0K5PALDsaw0",
+    "telegram_hook": "https://api.telegram.org/bot" + "123456789:AA" + "HdqTcvCH1vGWJxfSeofSAs0K5PALDsaw0/sendMessage",
+    "feishu_hook": "https://open.feishu.cn/open-apis/bot/v2/hook/" + "01234567-89ab-cdef-0123-456789abcdef",
+    "zapier_hook": "https://hooks.zapier.com/hooks/catch/" + "123456/abcdef1/",
+    "mapbox": "sk.eyJ1" + "IjoieCIsImEiOiJ5In0." + "abcdefghijklmnopqrstuv",
     "stripe": "sk_live_" + "0123456789abcdefghij",
     "twilio": "SK" + "0123456789abcdef0123456789abcdef",
     "sendgrid": "SG." + "abcdefghijklmnopqrst.abcdefghijklmnopqrstuvwxyz0123456789",
@@ -88,7 +92,7 @@ BY_NAME = [
     "github_token", "webhook_url", "dsn", "jwt", "AccountKey", "SharedAccessKey", "storage_key", "signing_key", "OPENAI_KEY",
     "connection_string", "ssh_key", "x-api-key", "otp", "GITHUB_PAT", "mnemonic", "pass", "PASS", "DB_PASS", "MY_PASS", "db-pass",
     "smtp.pass", "dbPass", "dbpass", "test_pass", "pw", "PW", "db_pw", "bearer", "license_key", "licence-key", "LICENCE_CODE",
-    "passcode", "algolia_admin_key", "adminKey",
+    "passcode", "algolia_admin_key", "adminKey", "AZURE_DEVOPS_EXT_PAT", "integration_key",
 ]  # fmt: skip
 """Names whose value is a secret whatever it looks like."""
 
@@ -140,7 +144,9 @@ IN_TEXT = [
     ('os.environ.get("WANDB_API_KEY", "{}")', HEX40),
     ("api_key: >-\n  {}\nuser: me", "plainwordplainword"),
     ("login:\n  password: |\n\n    {}\n  user: me", "correct horse\n    battery"),
+    ("api_keys:\n  - first\n  - {}\nuser: me", "plainwordplainword"),
     ("- name: HF_TOKEN\n  value: {}\n", "plainwordplainword"),
+    ('{{"username":"me","key":"{}"}}', HEX40[:32]),
     ("https://{}@github.com/team/repo", "shorttoken"),
     ("http_proxy=me:{}@proxy.example.org:3128", "hunter2secret"),
     ("proxy: 'me:{}@proxy.example.org:3128'", "p@ssw0rd"),
@@ -162,6 +168,8 @@ IN_TEXT = [
     ("    session = Session(login=None, password=SecretStr('{}'))", "hunter2secret"),
     ("    user, password = 'me', '{}'", "hunter2secret"),
     ("    password, user = '{}', 'me'", "hunter2secret"),
+    ("    smtp.login('me@example.org', '{}')", "correct horse"),
+    ("[('user', 'me'), ('password', '{}')]", "hunter2secret"),
     ("    api_key: str | None = '{}'", "hunter2secret"),
     ("    os.environ.setdefault('HF_TOKEN', '{}')", "plainwordplainword"),
     ("    assert token != '{}'", "plainwordplainword"),
@@ -177,6 +185,9 @@ IN_TEXT = [
     ('{{"key": "HF_TOKEN", "value": "{}"}}', "plainwordplainword"),
     ("HF_TOKEN: !!str {}", "plainwordplainword"),
     ("密码：{}", "hunter2secret"),
+    ("пароль: {}", "hunter2secret"),
+    ("mot de passe : {}", "hunter2secret"),
+    ("api_key\n  Input should be longer [type=x, input_value='{}', input_type=str]", "hunter2secret"),
     # commands
     ("$ mysql -u root -p{} db", "hunter2secret"),
     ("$ sshpass -p '{}' ssh h", "correct horse"),
@@ -185,6 +196,7 @@ IN_TEXT = [
     ("$ python train.py -p {} --lr 1", "hunter2secret"),
     ("$ python train.py -u me -p {} --lr 1", "correct-horse"),
     ("ENV HF_TOKEN {}", "plainwordplainword"),
+    ("set -x HF_TOKEN {}", "plainwordplainword"),
     # addresses
     ("s3://ACCESSID:{}@bucket/x", "wJalrXUtnFEMI/K7MDENG/bPxRfiCYEXAMPLEKEY"),
     ("pip install git+https://{}@github.com/team/repo", "shorttoken"),
@@ -235,6 +247,7 @@ NESTED = [
     ({"env": [{"name": "HF_TOKEN", "value": "{}"}]}, "hunter2secret"),
     ({"http": {"proxy": "me:{}@host:3128"}}, "hunter2secret"),
     ({"smtp": {"login": "me:{}"}}, "hunter2secret"),
+    ({"username": "me", "key": "{}"}, HEX40[:32]),
     ({"url": "https://{}@github.com/x"}, "shorttoken"),
     ({"job": {"note": "api_key: >-\n  {}"}}, "hunter2secret"),
 ]
@@ -330,6 +343,8 @@ ORDINARY_TEXT = [
     "ssh -p 2222 node; docker run -p 8080:80 image; mkdir -p runs/a1b2c3; srun -p gpu-a100 train.py; python train.py -p bf16",
     "http://127.0.0.1:8420/run/x@y http://node:29500/a/b@c",
     "num_key_value_heads=8 keys=['loss', 'acc'] key=lambda x: x[0] key, subkey = jax.random.split(key)",
+    "pairs=[('token', 'word'), ('pass', 'forward')] name\n  Input should be short [input_value='x']",
+    "set -e password; author:\n  - me\n  - you\ntokens:\n  - the\n  - word",
     "cross_entropy(logits, 'token', 'mean') loss.backward(); ssn_loss=0.3",
 ]
 

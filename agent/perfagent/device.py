@@ -90,11 +90,19 @@ def collect(tensor: torch.Tensor) -> Reading | None:
         if _made >= _MOST_WAITING:
             return None
         _made += 1
-        buffer = torch.empty(tensor.numel(), dtype=dtype, device="cpu", pin_memory=True)  # whatever the default device is
+        buffer = _buffer(tensor.numel(), dtype, pinned=True)
         event = torch.cuda.Event()
     buffer.copy_(tensor.reshape(-1), non_blocking=True)
     event.record(torch.cuda.current_stream(tensor.device))
     return Reading(buffer, event, pool)
+
+
+def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
+    """Whatever the default device is, and whatever mode the script is in: one that was made while a validation logs in
+    `torch.inference_mode()` could not be written to outside of it, and it is used again and again."""
+    torch = sys.modules["torch"]
+    with torch.inference_mode(False):
+        return torch.empty(size, dtype=dtype, device="cpu", pin_memory=pinned)
 
 
 def waiting() -> bool:

@@ -27,3 +27,12 @@ def test_a_value_that_nobody_reads_no_longer_counts_as_waiting() -> None:
     reading = on_its_way(pool)
     del reading
     assert (device._made, pool) == (made, [])
+
+
+def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too() -> None:
+    """torch refuses to write to what was made in inference mode; on a GPU each value that came later would have been lost."""
+    with torch.inference_mode():
+        buffer = device._buffer(1, torch.float32, pinned=False)
+        buffer.copy_(torch.ones(1))
+    buffer.copy_(torch.full((1,), 2.5))
+    assert buffer.tolist() == [2.5]

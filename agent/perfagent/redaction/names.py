@@ -35,7 +35,7 @@ _KINDS = (
         "key",
         r"apikey|(?:private|api|access|admin|account|shared|signing|encryption|master|ssh|service|deploy|subscription|storage|consumer"
         r"|openai|anthropic|wandb|hf|huggingface|comet|neptune|clearml|swanlab|kaggle|azure|aws|gcp|google|datadog"
-        r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram)[._ -]?key",
+        r"|sentry|slack|stripe|twilio|sendgrid|pinecone|cohere|mistral|replicate|telegram|pagerduty|integration)[._ -]?key",
     ),
     ("auth", r"authoriz|auth(?!or|enticated)"),
     ("cookie", r"(?<![a-z])cookie"),
@@ -50,7 +50,7 @@ _KINDS = (
     ("webhook", r"webhook[._ -]?url"),
     ("mnemonic", r"mnemonic"),
     ("phrase", r"seed[._ -]?phrase"),
-    ("pat", r"(?:github|gitlab|azure|devops|databricks)[._-]pat$"),
+    ("pat", r"(?:github|gitlab|azure|devops|databricks|ext)[._-]pat$"),
     (
         "token",
         r"(?:^|[^a-z])(?:\w*[._ -])?token$"

@@ -10,7 +10,7 @@ __all__ = ["hide_said", "hide_short_options", "is_short_password"]
 
 _QUOTED = r"'[^'\n]{1,500}'|\"[^\"\n]{1,500}\"|`[^`\n]{1,500}`"
 _SENTENCE = (
-    r"(?i)(?<![\w.-])(?P<name>pass(?:word|phrase|wd)|secret(?:[ _-](?:access[ _-])?key)?"
+    r"(?i)(?<![\w.-])(?P<name>pass(?:word|phrase|wd)|mot de passe|secret(?:[ _-](?:access[ _-])?key)?"
     r"|(?:api|access|secret|private|auth|account|admin)[ _-](?:key|token)|token|credentials?)"
     r"(?P<gap>(?:[ \t]{1,3}(?:provided|given|used|supplied))?"
     r"(?:[ \t]{1,3}(?:is|was)[ \t]{1,3}|[ \t]{0,3}(?:->|=>|→|!=|==|[:：])[ \t]{0,3}|[ \t]{1,3}))"
@@ -18,7 +18,7 @@ _SENTENCE = (
 )
 """`invalid api key: X`, `the password is X`, `token 'X' was refused`."""
 _SIGNS_OF_SENTENCES = (
-    "passw", "passphrase", "secret", "credential", " key", "_key", "-key",
+    "passw", "passphrase", "de passe", "secret", "credential", " key", "_key", "-key",
     *("token" + following for following in " \t-=!:"),
 )  # fmt: skip
 _MIXED = r"(?=[^\n]*?[A-Za-z])(?=[^\n]*?\d)[^\n]+"
@@ -35,11 +35,28 @@ _TUPLE = (
 )
 """`user, password = "me", "X"`."""
 _TAG = r"<(?P<name>[A-Za-z][\w.:-]{1,60})(?P<gap>>)(?P<value>[^<>\s][^<>\n]{0,500})(?=</)"
-_SHELL = r"(?m)(?:^|\s)(?:setenv|ENV)[ \t]{1,3}(?P<name>\w{1,100})(?P<gap>[ \t]{1,20})(?P<value>" + _QUOTED + r"|[^\s'\"]+)"
-_CHINESE = (
-    r"(?P<name>密码|口令|密钥|令牌)(?P<gap>\s{0,3}(?:[:：=]|是|为)\s{0,3})"
+_SHELL = (
+    r"(?m)(?:^|\s)(?:setenv|ENV|set -\w{1,3}|setx)[ \t]{1,3}(?P<name>\w{1,100})(?P<gap>[ \t]{1,20})"
+    r"(?P<value>" + _QUOTED + r"|[^\s'\"]+)"
+)
+_OTHER_LETTERS = (
+    r"(?P<name>密码|口令|密钥|令牌|パスワード|비밀번호|[Пп]ароль)(?P<gap>\s{0,3}(?:[:：=]|是|为)\s{0,3})"
     r"(?P<value>" + _QUOTED + r"|[^\s,，。;；'\"]{4,500})"
 )
+_PAIR_IN_BRACKETS = (
+    r"[(\[](?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote)(?P<gap>,\s{0,20}[rbf]?)"
+    r"(?P<value>" + _QUOTED + r")(?=\s{0,5}[)\]])"
+)
+"""`[('password', 'X')]`, as lists of pairs are printed."""
+_LOGS_IN = r"\.login\([^\n'\"()]{0,100}['\"][^'\"\n]{1,200}['\"],\s{0,20}(?P<value>" + _QUOTED + r")(?=\s{0,5}\))"
+"""`smtp.login("me@example.org", "X")`."""
+_KAGGLE = (
+    r"['\"]username['\"]\s{0,5}:\s{0,5}['\"][^'\"\n]{1,100}['\"]\s{0,40},\s{0,40}['\"]key['\"]\s{0,5}:\s{0,5}"
+    r"['\"](?P<value>[0-9a-f]{32})(?=['\"])"
+)
+"""`kaggle.json`: 32 digits as of a checksum, but beside a name."""
+_VALIDATED = r"(?m)^(?P<name>[\w.-]{2,100})\n(?P<gap>[ \t]{2}[^\n]{0,300}\binput_value=)(?P<value>" + _QUOTED + ")"
+"""What pydantic says of a setting that it refuses: its name is on the line before."""
 _SPEAKS = (
     r"(?i)(?<![a-z])(?:passw\w{0,9}|secrets?|credentials?|token|(?:api|access)?[ _-]?keys?|auth\w{0,12}|login|bearer|jwt)"
     r"(?![a-z])|\[redacted\]"
@@ -67,11 +84,19 @@ def hide_said(text: str, lower: str) -> str:
     text = compiled(_TABLE).sub(_in_table, text)
     if "('" in text or '("' in text:
         text = compiled(_CALL).sub(_under_name, text)
+    if any(bracket in text for bracket in ("('", '("', "['", '["')):
+        text = compiled(_PAIR_IN_BRACKETS).sub(_in_pair, text)
+    if ".login(" in text:
+        text = compiled(_LOGS_IN).sub(_value_only, text)
+    if "username" in lower:
+        text = compiled(_KAGGLE).sub(_value_only, text)
+    if "input_value=" in text:
+        text = compiled(_VALIDATED).sub(_under_name, text)
     if "," in text and "=" in text:
         text = compiled(_TUPLE).sub(_in_tuple, text)
     if "</" in text:
         text = compiled(_TAG).sub(_under_name, text)
-    if "ENV" in text or "setenv" in text:
+    if "ENV" in text or "set" in text:
         text = compiled(_SHELL).sub(_under_name, text)
     return compiled(_LONG_WORD).sub(_beside_a_name, text)
 
@@ -81,7 +106,7 @@ def hide_short_options(text: str) -> str:
     if "-p" in text or "-a " in text:
         text = compiled(_OF_A_PROGRAM).sub(_value_only, text)
         text = compiled(_SHORT).sub(_short, text)
-    return text if text.isascii() else compiled(_CHINESE).sub(_value_only, text)
+    return text if text.isascii() else compiled(_OTHER_LETTERS).sub(_value_only, text)
 
 
 def is_short_password(value: str, *, user: bool) -> bool:
@@ -131,6 +156,11 @@ def _under_name(match: re.Match[str]) -> str:
     if not secret_key(match["name"]) or may_stay(match["name"], _bare(match)) or HIDDEN in match["value"]:
         return match[0]
     return _value_only(match)
+
+
+def _in_pair(match: re.Match[str]) -> str:
+    """Not of tokens, which tokenizers and their tests pair with words."""
+    return match[0] if match["name"].lower() in ("token", "pass") else _under_name(match)
 
 
 def _in_tuple(match: re.Match[str]) -> str:

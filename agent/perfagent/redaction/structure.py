@@ -133,6 +133,8 @@ class _Walk:
         """Whether this is a key of W&B, which is as long as a commit: `{"wandb": {"key": X}}`, `{"name": "wandb", "key": X}`."""
         if len(text) < 32 or compiled(HEX).fullmatch(text) is None or compiled(_KEY, re.IGNORECASE).search(name) is None:
             return False
+        if any(key == "username" for key, _ in siblings):  # kaggle.json
+            return True
         return self.login or any(isinstance(word, str) and _speaks_of_a_login(word) for pair in siblings for word in pair)
 
     def _items(self, value: Iterable[Any], depth: int, *, pairs: bool = False) -> list[Any]:

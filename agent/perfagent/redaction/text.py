@@ -70,6 +70,8 @@ _QUOTES = ("'", '"')
 _NEXT_NAME = r",['\"]?[A-Za-z_][\w.-]{0,60}['\"]?[=:]"
 _BLOCK = r"[|>][0-9+-]{0,2}[ \t]*(?P<end>\n|\\n)"
 """How a value of several lines begins in YAML, also as Python and JSON print it."""
+_LIST = r"-[ \t]+[^\n]*(?:\n[ \t]*-[ \t]+[^\n]*)*"
+"""The values of a name in YAML, a line each."""
 _TAKES_VALUE = r"(?i)passw|passphrase|pwd|secret|credential|(?:token|key)s?$|(?:^|[._-])(?:pass|pw)$"
 _LOGS_IN = (
     r"(?:login['\"]?(?:\s+--?[\w-]+(?:[=\s]\S+)?){0,4}\s+['\"]?|login\(\s*['\"]?"
@@ -235,6 +237,8 @@ def _value_at(text: str, at: int, limit: int) -> str:
     whole = compiled(_BRACKETED).match(text, at, at + limit) if limit == MAX_VALUE else None
     if whole is not None and len(whole[0]) >= len(value.rstrip(",)]}.")):
         return whole[0]
+    if value == "-" and limit == MAX_VALUE and (values := compiled(_LIST).match(text, at, at + limit)):
+        return values[0]
     if value[0] in "|>" and (begins := compiled(_BLOCK).match(text, at)):
         return _block(text[at : at + limit], begins.end() - at, begins["end"])
     following = compiled(_NEXT_NAME).search(value)  # `api_key=x,lr=0.1`

@@ -77,7 +77,10 @@ _KINDS: tuple[tuple[str | tuple[str, ...], str], ...] = (
     ("hooks.slack", r"https://hooks\.slack\.com/[A-Za-z0-9/_-]+"),
     ("discord", r"https://(?:\w+\.)?discord(?:app)?\.com/api/webhooks/[A-Za-z0-9/_-]+"),
     ("webhook.office.com", r"https://[A-Za-z0-9.-]+\.webhook\.office\.com/[^\s'\"]+"),
-    (":AA", r"\b\d{8,10}:AA[A-Za-z0-9_-]{32,34}\b"),  # Telegram
+    (":AA", r"(?<!\d)\d{8,10}:AA[A-Za-z0-9_-]{32,34}(?![\w-])"),  # Telegram, whose addresses go on with it: /bot123456789:AA...
+    ("/open-apis/bot/", r"https://[A-Za-z0-9.-]+/open-apis/bot/(?:v2/)?hook/[A-Za-z0-9_-]+"),  # Feishu, Lark
+    ("hooks.zapier.com", r"https://hooks\.zapier\.com/hooks/[A-Za-z0-9/_-]+"),
+    (("pk.eyJ", "sk.eyJ"), r"\b[ps]k\.eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{16,}"),  # Mapbox
     ("SG.", r"\bSG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}"),
     (("k_live_", "k_test_"), r"\b(?:sk|rk|pk)_(?:live|test)_[A-Za-z0-9]{10,}"),
     ("EAA", r"\bEAA[A-Za-z0-9]{30,}\b"),  # Facebook

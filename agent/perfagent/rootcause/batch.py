@@ -129,7 +129,7 @@ class _One:
             if local.is_cpu:
                 self.shown["hash"] = _hash(head)
             elif local.is_cuda and not torch.cuda.is_current_stream_capturing():
-                buffer = torch.empty(head.shape, dtype=head.dtype, pin_memory=True)
+                buffer = torch.empty(head.shape, dtype=head.dtype, device="cpu", pin_memory=True)  # as in device.py
                 buffer.copy_(head, non_blocking=True)
                 event = torch.cuda.Event()
                 event.record(torch.cuda.current_stream(local.device))

@@ -18,7 +18,7 @@ from typing import Any
 
 from perfagent.rootcause.batch import can_be_counted
 
-__all__ = ["first_bad_operator"]
+__all__ = ["COMPILED", "first_bad_operator"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
@@ -26,6 +26,17 @@ MOST_RUN_AGAIN, MOST_WORK, MOST_MADE = 64, 2**28, 2**25
 """Operators that are run again, multiplications of one of them, and numbers that it makes (128 MiB of memory)."""
 _TURNS = ("T", "ToCopy", "View", "Transpose", "Permute", "Unsqueeze", "Squeeze", "Slice", "Select", "Alias", "Expand")
 _PASSES_ON = ("Mean", "Sum", "Neg", "View", "UnsafeView", "Squeeze", "Unsqueeze", "Select", "Clone", "Alias")
+_STAYS_FINITE = (
+    "Tanh", "Sigmoid", "Relu", "NativeDropout", "Index", "IndexSelect", "Gather", "UnsafeView", "Clone",
+    *(name for name in _TURNS if name != "ToCopy"),  # which may overflow
+)  # fmt: skip
+"""What these make of finite values is finite, and they do not keep what they read: the bad value was there before them."""
+_OF_MASKS = ("Softmax", "LogSoftmax")
+"""The same, but for -inf in all of a row; masks are set outside of what torch.compile compiled or inside, not in between."""
+_SMALL = 16.0
+"""By so much a value may be multiplied without being suspected of overflowing there."""
+COMPILED = "CompiledFunction"
+"""All that torch.compile made one function of: what happens inside is not in the graph."""
 _WRITTEN = ("result", "output", "out")
 _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 """What a normalization keeps and only updates, unless it is in evaluation mode."""
@@ -69,7 +80,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
         producer = _maker(loss.grad_fn) if reader is None else _made_by(read[0][1])
     found: dict[str, Any] = {}
     if producer is not None:
-        producer, made = _origin(producer, until)
+        producer, made = _origin(_past_what_stays_finite(producer), until)
         found["operator"] = _name(producer)
         if made:
             found["made"] = made
@@ -85,7 +96,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
             found["buffer"] = buffer
     at: Any = producer if producer is not None else reader
     own = [*_parameters_of(at, names)]
-    if own:
+    if own and _name(at) != COMPILED:  # to which all parameters of the model are handed
         found["of"] = own[0]
     before = [name for node in nodes if node._sequence_nr() < at._sequence_nr() for name in _parameters_of(node, names)]
     if before:
@@ -188,6 +199,35 @@ def _maker(node: Any) -> Any:
             break
         node = before
     return node
+
+
+def _past_what_stays_finite(node: Any) -> Any:
+    """The operator that can have made what this one put out."""
+    while True:
+        name, place = _name(node), 0
+        if name == "Mul":
+            scaled = _scaled(node)
+            if scaled is None:
+                return node
+            place = scaled
+        elif name not in _STAYS_FINITE and name not in _OF_MASKS:
+            return node
+        before = node.next_functions[place][0]
+        if before is None or hasattr(before, "variable") or (name in _OF_MASKS and _name(before) != COMPILED):
+            return node
+        node = before
+
+
+def _scaled(node: Any) -> int | None:
+    """Which factor of a product cannot be seen, where the other one is small and finite, as a dropout's mask is."""
+    torch = sys.modules["torch"]
+    kept = dict(_saved(node) or ())
+    if len(kept) != 1:
+        return None
+    ((name, factor),) = kept.items()
+    with torch.no_grad():
+        small = _is_read(factor) and factor.numel() > 0 and bool(factor.abs().max() <= _SMALL)
+    return 1 - _PLACES[name] if small else None
 
 
 def _origin(producer: Any, until: float) -> tuple[Any, str]:

@@ -21,7 +21,7 @@ from perfagent.hooks.account import entries_of
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, in_callers
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
-from perfagent.rootcause.graph import first_bad_operator
+from perfagent.rootcause.graph import COMPILED, first_bad_operator
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.signals.made_of import is_lazy, made_of, numbers_in
 from perfagent.signals.sharding import local as local_part
@@ -145,7 +145,7 @@ class Inquiry:
         primary = self._progress.primary() if self._progress.primary is not None else None
         if not named and primary is not None:
             for number, group in enumerate(primary.param_groups):
-                named += [(f"group {number}, parameter {place}", p) for place, p in enumerate(group["params"])]
+                named += [(f"{place} of group {number}", p) for place, p in enumerate(group["params"])]
         self._names = {}
         for name, p in named:
             self._names.setdefault(id(p), name)  # shared weights go by their first name
@@ -266,7 +266,7 @@ class _Nonfinite:
         with torch.no_grad():
             for same in groups.values():
                 largest = torch.stack(torch._foreach_norm([tensor for _, tensor in same], float("inf")))
-                reading = collect(largest.float())
+                reading = collect(largest if largest.dtype == torch.float64 else largest.float())  # 1e39 is no inf there
                 if reading is not None:
                     # weak where it matters: a tensor on a device must not be kept for its name
                     kept = [(name, tensor if tensor.is_cpu else None) for name, tensor in same]
@@ -489,12 +489,10 @@ def _sentence(found: dict[str, Any]) -> str:
 
 def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
     operator = found["operator"]
-    where = f"in module {module!r}{kind}" if module else "in the loss function"
-    if "before_module" in found and "after_module" in found:
-        between = f"between {found['after_module']!r} and {found['before_module']!r}"
-        where = f"{where} {between}" if module else between
-    elif "after_module" in found:
-        where = f"after module {found['after_module']!r}"
+    if operator.get("operator") == COMPILED:
+        seen = "what torch.compile compiled put out the first non-finite value that can be seen"
+        return f"In step {found['step']} {seen}. With TORCH_COMPILE_DISABLE=1 the operator inside of it is named."
+    where = _where(found, module, kind)
     if "operator" not in operator:
         read = f"the operator {operator['read_by']} {where} read it first"
         return f"In step {found['step']} a non-finite value came from outside; {read}."
@@ -506,6 +504,24 @@ def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
     what = f"the first non-finite value ({operator['made']})" if "made" in operator else "the first non-finite value"
     made = f"the operator {operator['operator']} {where} made {what} {given}"
     return f"In step {found['step']} {made}{read}."
+
+
+def _where(found: dict[str, Any], module: str, kind: str) -> str:
+    """In which module the operator is, and between which parameters' modules, as far as that says more; a model that holds
+    parameters itself has no names of modules to tell of."""
+    inside = f"in module {module!r}{kind}" if module and module != _ITSELF else ""
+    sides = [found[f"{side}_module"] for side in ("after", "before") if f"{side}_module" in found]
+    if not sides:
+        return inside or ("in the model itself" if module else "in the loss function")
+    names = [repr(side) for side in sides]
+    if _ITSELF in sides:
+        names = [f"parameter {found['operator'][side]!r}" for side in ("after", "before") if side in found["operator"]]
+    if len(names) == 1:
+        side = "after" if "after_module" in found else "before"
+        return f"{side} {names[0]}" if _ITSELF in sides else f"{side} module {names[0]}"
+    if names[0] == names[1]:
+        return inside or f"between two uses of {names[0]}"
+    return f"{inside} between {names[0]} and {names[1]}".lstrip()
 
 
 def _output(first: dict[str, Any]) -> str:

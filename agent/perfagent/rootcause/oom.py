@@ -6,6 +6,7 @@ nothing. The exception goes on unchanged: this module only looks.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import sys
 from collections.abc import Iterable
@@ -62,7 +63,8 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     evidence["remedies"] = remedies(
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
-        on_device=device.startswith("cuda"),
+        on_device=device.startswith("cuda"), capacity=evidence.get("capacity_bytes") or host.get("total_bytes"),
+        address_limit="address_limit_bytes" in host,
     )  # fmt: skip
     data = {
         "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "message": _sentence(evidence),
@@ -79,17 +81,22 @@ def _last_steps(investigator: Investigator) -> dict[str, Any]:
 
 def remedies(
     categories: dict[str, int], *, dtypes: Iterable[str] = (), world_size: int = 1, unused: int = 0, tried: int | None = None,
-    on_device: bool = True,
+    on_device: bool = True, capacity: int | None = None, address_limit: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """[{"do", "saves_bytes"?, "enough"?}]: what is enough for the allocation that failed first, and of equals the least change.
 
     Savings are estimates from the categories: halving the batch halves the activations; bf16 halves those of a float32 model;
     checkpointing keeps about a third; AdamW in 8 bits a quarter of its state; FSDP or ZeRO an n-th of parameters, gradients and
-    state. saves_bytes is absent where nothing is known to estimate from.
+    state. saves_bytes is absent where nothing is known to estimate from. capacity: all memory that there is; address_limit:
+    the process is held to fewer addresses.
     """
     activations, state = categories.get("activations_and_other", 0), categories.get("optimizer_state", 0)
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
     plans: list[tuple[str, int | None]] = []
+    if tried is not None and capacity is not None and tried > capacity:
+        plans.append((f"Look at the line that asks for {_spell(tried)}: in all there are {_spell(capacity)}.", None))
+    if address_limit:
+        plans.append(("Lift the limit of addresses (ulimit -v unlimited): memory that is only reserved counts towards it.", None))
     if on_device and unused > 0.1 * (sum(categories.values()) or 1):
         pieces = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: what is reserved is in pieces that fit nothing."
         plans.append((pieces, unused))
@@ -243,6 +250,12 @@ def _host() -> dict[str, int]:
             name, _, value = line.partition(":")
             if name in names:
                 found[names[name]] = 1024 * int(value.split()[0])
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource  # no Windows
+
+        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+        if limit != resource.RLIM_INFINITY:
+            found["address_limit_bytes"] = limit
     group = cgroup.find()
     if group is not None and group.limit_bytes is not None:
         found["limit_bytes"] = group.limit_bytes
@@ -255,8 +268,21 @@ def _sentence(evidence: dict[str, Any]) -> str:
     tried = evidence.get("tried_bytes")
     asked = f" for an allocation of {_spell(tried)}" if tried is not None else ""
     where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""
+    taken = _taken(evidence.get("host", {})) if device == "cpu" else ""
     holds = ", ".join(f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4])
-    return f"{what} ran out in step {evidence['step']}{where}{asked}" + (f"; it holds {holds}." if holds else ".")
+    named = (f"; of it {holds}" if taken else f"; it holds {holds}") if holds else ""
+    return f"{what} ran out in step {evidence['step']}{where}{asked}{taken}{named}."
+
+
+def _taken(host: dict[str, int]) -> str:
+    """What this process has of the host's memory, and which limit it came up against."""
+    if "address_limit_bytes" in host and "virtual_bytes" in host:
+        limit = _spell(host["address_limit_bytes"])
+        return f"; this process has {_spell(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
+    if "rss_bytes" not in host:
+        return ""
+    room = [_spell(host[name]) for name in ("limit_bytes", "total_bytes") if name in host][:1]
+    return f"; this process has {_spell(host['rss_bytes'])}" + (f" of {room[0]}" if room else "")
 
 
 def _fix(plans: list[dict[str, Any]]) -> str:

@@ -22,7 +22,8 @@ PIECES = (
     "pass: ", ">-\n  ", HEX40,
     "password is ", "api key ", "token ", "| api_key | ", "password ..... ", "('HF_TOKEN', '", "user, password = 'me', '",
     "<pwd>", "</pwd>", "ENV HF_TOKEN ", "mysql -p", " -p ", "hunter2secret", "密码：", BASE62, "api_key: str = ",
-    "auth=('me', 'x')", "redis-cli -a ",
+    "auth=('me', 'x')", "redis-cli -a ", ".login('me', '", "['password', '", "')", "'username': 'me', 'key': '", "[input_value='",
+    "\n  ", "mot de passe ", "set -x HF_TOKEN ",
 )  # fmt: skip
 MODULES = (arguments, names, remembered, said, structure, text, values)
 some_text = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=8).map("".join)
@@ -48,7 +49,7 @@ def unhurried_text(shown: str) -> str:
     found = re.sub(text._QUERY, rf"\g<lead>{names.HIDDEN}", found)
     found = re.sub(said._OF_A_PROGRAM, said._value_only, found)
     found = re.sub(said._SHORT, said._short, found)
-    found = re.sub(said._CHINESE, said._value_only, found)
+    found = re.sub(said._OTHER_LETTERS, said._value_only, found)
     lower = found.lower()
     if any(word in lower for word in names.WORDS):
         if any(word in lower for word in ("authorization", "cookie", "x-")):
@@ -61,7 +62,9 @@ def unhurried_text(shown: str) -> str:
             found = re.sub(text._SCHEME, text._hide_scheme, found)
         for pattern, shown_as in (
             (said._SENTENCE, said._in_sentence), (said._TABLE, said._in_table), (said._CALL, said._under_name),
-            (said._TUPLE, said._in_tuple), (said._TAG, said._under_name), (said._SHELL, said._under_name),
+            (said._PAIR_IN_BRACKETS, said._in_pair), (said._LOGS_IN, said._value_only), (said._KAGGLE, said._value_only),
+            (said._VALIDATED, said._under_name), (said._TUPLE, said._in_tuple), (said._TAG, said._under_name),
+            (said._SHELL, said._under_name),
             (said._LONG_WORD, said._beside_a_name),
         ):  # fmt: skip
             found = re.sub(pattern, shown_as, found)

@@ -791,6 +791,74 @@ def test_what_the_bad_step_spoilt_does_not_hide_the_operator_of_that_step(train)
     assert (found["after_module"], found["before_module"]) == ("inner", "head")
 
 
+class Between(nn.Module):
+    """between: what is computed between two layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.norm, self.head = nn.Linear(8, 8), nn.BatchNorm1d(8).eval(), nn.Linear(8, 4)
+        self.between: Any = lambda x, norm: x
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.between(self.inner(x), self.norm))
+
+
+@pytest.mark.parametrize(
+    ("between", "named"),
+    [
+        (lambda x, norm: (x.tanh() ** 0.5).sigmoid(), "Pow"),
+        (lambda x, norm: nn.functional.dropout(x.tanh() ** 0.5, 0.1).view(2, 3, 8).transpose(0, 1).reshape(6, 8), "Pow"),
+        (lambda x, norm: norm(x).relu(), "NativeBatchNorm"),
+        (lambda x, norm: (x * torch.full((8,), 1e30) * torch.full((8,), 1e30)).relu(), "Mul"),
+    ],
+)
+def test_what_cannot_make_a_bad_value_of_good_ones_is_not_blamed_for_one(train, between, named):
+    """A sigmoid, a view and a dropout keep at most what they made: the bad value was there before."""
+    job = train(Between())
+    job.steps(5)
+    with torch.no_grad():
+        job.model.norm.running_var[3] = -5.0
+    job.model.between = between
+    job.steps(4)
+    assert evidence(job)["operator"]["operator"] == named
+
+
+def test_what_is_compiled_is_not_said_to_end_before_the_bad_value(train):
+    """Inside of it nothing can be seen, and finite outputs become no NaN in a softmax."""
+
+    class Compiled(Between):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.inner(x).sigmoid().log() * self.norm.running_var)
+
+    model = Compiled()
+    model.compile(backend="aot_eager")
+    job = train(model)
+    job.steps(4)
+    with torch.no_grad():
+        job.model.norm.running_var[3] = -math.inf
+    job.steps(4)
+    assert evidence(job)["operator"]["operator"] == "CompiledFunction"
+    assert "what torch.compile compiled put out the first non-finite value that can be seen" in job.finding()["message"]
+
+
+def test_parameters_of_the_model_itself_are_named_where_no_module_is(train):
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Parameter(torch.randn(8, 8)), nn.Parameter(torch.randn(8, 4))
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return (x @ self.first / (x.sum() * self.scale)) @ self.last
+
+        scale = 1.0
+
+    job = train(Own())
+    job.steps(5)
+    job.model.scale = 0.0
+    job.steps(4)
+    assert "the operator Div between parameter 'first' and parameter 'last' made" in job.finding()["message"]
+
+
 def test_parameters_that_were_all_spoilt_before_name_no_module(train):
     """As on a rank that was handed another one's gradients."""
     job = train()

@@ -59,8 +59,9 @@ def test_an_allocation_that_fails_is_looked_into_and_raised_unchanged(train, whe
     assert sizes["optimizer_state"] == 2 * weights + 4 * 2, "two moments and a step count for each of two tensors"
     assert evidence["host"]["rss_bytes"] > 2**20
     assert [entry["step"] for entry in evidence["last_steps"]][:4] == [1, 2, 3, 4]
-    assert evidence["remedies"][0]["do"].startswith("Halve the batch size")
-    assert "4 PiB" in found["message"]
+    assert evidence["remedies"][0]["do"].startswith("Look at the line that asks for 4 PiB: in all there are ")
+    assert evidence["remedies"][1]["do"].startswith("Halve the batch size")
+    assert "for an allocation of 4 PiB; this process has " in found["message"], "what is known by name is a small part on a CPU"
 
 
 def test_one_that_is_caught_lets_training_go_on(train):
@@ -264,6 +265,24 @@ def test_a_sparse_gradient_counts_with_its_numbers_and_their_places(train):
     job.model.linear.weight.grad = torch.eye(4, 8).to_sparse()
     job.run._investigator.passing(MemoryError())
     assert job.finding()["evidence"]["categories"]["gradients"] == 4 * 4 + 2 * 4 * 8
+
+
+def test_a_limit_of_addresses_is_told_where_the_host_has_memory_left(train):
+    """`ulimit -v`, as some clusters set it: 19 GB were free, and 40 MB could not be had."""
+    import resource
+
+    job = train(Model())
+    job.steps(2)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**46, before[1]))
+    try:
+        job.run._investigator.passing(MemoryError())
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    found = job.finding()
+    assert found["evidence"]["host"]["address_limit_bytes"] == 2**46
+    assert "of the 64 TiB of addresses that it may have (ulimit -v)" in found["message"]
+    assert found["fix"].startswith("1. Lift the limit of addresses")
 
 
 def test_remedies_that_are_enough_come_first_and_name_only_what_applies():

@@ -74,7 +74,11 @@ class GpuSampler:
         if self._found is None:
             if now < self._not_before:
                 return True
-            self._probe()
+            try:
+                self._probe()
+            except NotStarted:
+                self._begin_again(now)
+                return True
         if not self._found:
             return False
         if self._own is None:
@@ -112,6 +116,7 @@ class GpuSampler:
         return True
 
     def _probe(self) -> None:
+        """Raises NotStarted where somebody shut NVML down in the midst of it."""
         self._found = []
         library, reason = self._start()
         if library is None:
@@ -120,8 +125,12 @@ class GpuSampler:
         found: list[Gpu] = []
         door = Door(library)
         count = 0
-        with contextlib.suppress(DeviceLost):
+        try:
             count = int(door.ask("nvmlDeviceGetCount") or 0)
+        except NotStarted:
+            raise
+        except DeviceLost:
+            pass
         for index in range(count):
             try:
                 handle = door.ask("nvmlDeviceGetHandleByIndex", index, what=f"device {index}")
@@ -129,6 +138,8 @@ class GpuSampler:
                     gpu = Gpu(library, index, handle)
                     self._slices[index] = slices(library, gpu)
                     found.append(gpu)
+            except NotStarted:
+                raise
             except DeviceLost as error:  # one device that is gone must not hide the others
                 self._tell({"what": "lost", "index": index, "reason": str(error)})
         self._visible = visible(found, self._environ, self._slices_of)
@@ -144,7 +155,10 @@ class GpuSampler:
         for gpu in shown:
             with contextlib.suppress(DeviceLost):  # it is told when it is read
                 described.append(gpu.describe())
-        self._tell({"what": "found", "driver": text_of(door.ask("nvmlSystemGetDriverVersion")), "gpus": described})
+        driver = None
+        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is told when a device is read, too
+            driver = door.ask("nvmlSystemGetDriverVersion")
+        self._tell({"what": "found", "driver": text_of(driver), "gpus": described})
         self._described = True
 
     def _begin_again(self, now: float) -> None:

@@ -258,6 +258,36 @@ def test_a22_without_nvml_the_reason_is_told_and_no_value(reason: str) -> None:
     assert watch.rows == []
 
 
+class Flaky(FakeNvml):
+    """From call number `first` on, `times` calls of NVML fail with that code."""
+
+    first, times, code = 0, 0, 0
+
+    def __getattribute__(self, name: str) -> Any:
+        found = super().__getattribute__(name)
+        if not name.startswith("nvml") or not callable(found) or isinstance(found, type):
+            return found
+
+        def call(*arguments: Any) -> Any:
+            self.first -= 1
+            if -self.times <= self.first < 0:
+                raise pynvml.NVMLError(self.code)
+            return found(*arguments)
+
+        return call
+
+
+@pytest.mark.parametrize("code", [1, 2, 3, 4, 6, 9, 15, 16, 18, 28, 999])
+def test_a22_whatever_call_fails_no_error_comes_out_and_what_answers_goes_on(code: int) -> None:
+    """At the start as in the midst: once the question for the driver's version ended the sampling for the whole run."""
+    for first in range(0, 80, 2):
+        library = Flaky(FakeGpu(gpm={2: 50.0}, processes=[Running(1, 5, 3)]), FakeGpu("GPU-2", pci="00000000:3C:00.0"))
+        library.first, library.times, library.code = first, 2, code
+        watch = Watch(library)
+        watch.poll(60)
+        assert watch.rows or {told["what"] for told in watch.told} & {"unavailable", "lost"}, (first, watch.told)
+
+
 def test_every_name_is_in_the_catalogue() -> None:
     gpm = dict.fromkeys((2, 3, 5, 10, 20, 21, 60, 61), 1.0)
     fields = dict.fromkeys([*range(160)], 1)
