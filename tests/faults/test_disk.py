@@ -21,6 +21,9 @@ from hypothesis import strategies as st
 
 from perfagent.delivery import backlog, orphans, segments, spool
 from perfagent.delivery.spool import Header, Spool
+from perfagent.governor import Governor
+from perfagent.hooks.progress import Progress
+from perfagent.hooks.row import EarlyLog
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.fault
@@ -123,6 +126,22 @@ def test_a15_whatever_the_disk_says_samples_go_to_memory_and_to_the_disk_again_w
         sender.close("")
     kept = [step for frame in left_in(sender.spool.folder) for group in frame.groups for step in group.steps()]
     assert sorted(kept) == list(range(51)), "what was in memory is on the disk in the end, as the disk is well again"
+
+
+def test_a15_a_log_that_waited_for_its_step_is_sent_from_memory_and_not_found_again(
+    fault: Accounts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk, server = Refusing(monkeypatch), fault.server()
+    sender = fault.sender(server)
+    sender.progress = Progress(sender.rows, Governor(0.5))
+    log = EarlyLog(time.time(), time.monotonic(), {"x": 0.5})
+    sender.rows.append(log)
+    until(lambda: [*sender.spool.folder.glob("*.early")], why="it is not kept")
+    disk.error = errno.ENOSPC
+    log.settle(1)
+    until(lambda: server.values("x") == {1: 0.5})
+    assert not [*sender.spool.folder.glob("*.early")]
+    disk.error = None
 
 
 def test_a15_what_no_disk_ever_took_is_counted_and_told_at_the_end(

@@ -167,11 +167,14 @@ class Collector:
 
     def _rejoin(self, rows: list[Any], now: float, *, last: bool) -> int:
         """Takes those that were put aside and have their step by now; how many."""
+        if not (last or self.aside[-1].settled):  # they get their steps at once, on another thread: in the midst of that
+            return 0
         found = 0
         for log in self.aside:
             if not (log.settled or last) or not self._ask(log, rows, now, last=last):
                 break
             found += 1
+            self._deferred_since = 0.0
         del self.aside[:found]
         self.rejoined = found > 0
         return found

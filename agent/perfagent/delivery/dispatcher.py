@@ -188,7 +188,9 @@ class Dispatcher:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 self._identify()
             written = self._write(taken, events, now)
-            self._keep_early(joined=written)
+            if self._collector.rejoined:  # also where the disk did not take them: they are sent from memory, and once
+                self.spool.early.forget()
+            self._keep_early()
         except BaseException:
             lost = self._read([Draft([], taken.rows, taken.packed)])
             self.sender.counters["lost_samples"] += sum(group.samples for group in lost)
@@ -198,10 +200,7 @@ class Dispatcher:
             self._all_written = False
             self._notices.disk(self.spool.error)
 
-    def _keep_early(self, *, joined: bool = False) -> None:
-        """joined: those that had waited are written, with their steps."""
-        if joined and self._collector.rejoined:
-            self.spool.early.forget()
+    def _keep_early(self) -> None:
         if self._collector.aside and self.sender.progress is not None:
             self.spool.early.keep(self._collector.aside, self.sender.progress, self.sender.reader.context())
 
@@ -493,7 +492,7 @@ class Dispatcher:
             if self._gone() > gone:
                 self._notices.lost(self._gone() - gone)
             elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
-                self._notices.left()
+                self._notices.left(by_next_run=bool(self.spool.header.run))
         self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()

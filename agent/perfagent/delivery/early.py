@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from perfagent.delivery.columns import clean_name, number
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.recovery import drafted
 from perfagent.delivery.segments import BAD_RECORD, DRAFT, Segments, framed, number_of, numbered, records
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Early"]
 
-_AGE_S = 0.1
+_AGE_S = 0.05
 """A younger one is not written down: in a fast loop the next call settles it before the next tick."""
 _KIND = "early"
 
@@ -40,21 +41,25 @@ class Early:
 
     def keep(self, waiting: Sequence[EarlyLog], progress: Progress, context: list[Any]) -> None:
         """waiting: in their order, those that were kept before at their head."""
+        if self._kept and self._files.growing(_KIND) is None and not numbered(self._files.folder, _KIND):
+            self._kept = 0  # somebody has deleted them
         new = waiting[self._kept :]
         if not new or new[0].age_s(time.monotonic()) < _AGE_S:
             return
         rows = []
         for place, log in enumerate(new, self._kept):
-            if not log.can_be_read():
+            try:
+                if not log.can_be_read():
+                    break
+                rows.append(_plain(log.row() if log.settled else log.row_at(progress.step_of_early(place))))
+            except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
                 break
-            rows.append(_plain(log.row() if log.settled else log.row_at(progress.step_of_early(place))))
         if rows and self._write(Draft(context, rows), 0):
             self._kept += len(rows)
 
-    def joins(self, tick: int, context: list[Any]) -> None:
-        """The tick to be written next holds them all, with their true steps."""
-        if self._kept:
-            self._write(Draft(context, []), tick)
+    def joins(self, tick: int, context: list[Any]) -> bool:
+        """The tick to be written next holds them all, with their true steps. True when that is on the disk."""
+        return self._kept > 0 and self._write(Draft(context, []), tick)
 
     def forget(self) -> None:
         """That tick is written."""
@@ -97,4 +102,5 @@ class Early:
 def _plain(row: tuple[Any, ...]) -> tuple[Any, ...]:
     """Without the values that a tick would refuse, and count."""
     *known, metrics = row
-    return *known, {name: value for name, value in metrics.items() if type(name) is str and type(value) in (int, float, bool)}
+    found = ((clean_name(key), number(value)) for key, value in metrics.items())
+    return *known, {name: value for name, value in found if name is not None and value is not None}

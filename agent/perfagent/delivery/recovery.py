@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -112,20 +113,19 @@ class Recovered:
                 self._write_anew(path, data[:end])
 
     def _write_anew(self, path: Path, whole: bytes) -> None:
-        broken = path.with_name(path.name + ".corrupt")
-        path.rename(broken)
-        self._move(path, broken)
-        file = opened(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        broken, new = path.with_name(path.name + ".corrupt"), path.with_suffix(".thin")
+        try:
+            os.link(path, broken)
+        except FileExistsError:  # of a process that was killed here
+            pass
+        except OSError:  # a file system without links
+            shutil.copyfile(path, broken)
+        file = opened(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         try:
             write_whole(file.fd, 0, whole)
         finally:
             file.close()
-        self._move(broken, path)
-
-    def _move(self, path: Path, to: Path) -> None:
-        for kept in self.frames.values():
-            if kept.path == path:
-                kept.path = to
+        new.replace(path)  # the last: until then all of it is under the old name
 
     def _take(self, kind: bytes, payload: bytes, path: Path, offset: int) -> None:
         if kind == HEADER:

@@ -351,8 +351,8 @@ class Segments:
         """False when the disk did not take it."""
         if self._state is not None and not self._state.is_ours:
             self._let_go()
-            self.create()
-        if self._state is None:
+        if self._state is None and (time.monotonic() < self.retry_at or not self.create() or self._state is None):
+            self._behind = True
             return False
         self._generation += 1
         state = self.state
@@ -444,7 +444,7 @@ def must_be_known(folder: Path) -> None:
     """Raises SpoolVersionError where a file is of a later version, as that of another environment with the same home may be: it
     is no damage, and whoever wrote it can read it. The CRC of its first record begins with its number, so that no damaged digit
     passes for one."""
-    for path in numbered(folder, "ticks", "frames"):
+    for path in numbered(folder, "ticks", "frames", "early"):
         try:
             with path.open("rb") as file:
                 head = file.read(_HEAD_BYTES)
@@ -474,7 +474,7 @@ def number_of(path: Path) -> int:
 def owner(folder: Path) -> Header | None:
     """The newest header in a source's folder, without taking its lock; None where there is none."""
     found: Header | None = None
-    for path in numbered(folder, "ticks", "frames", "corrupt"):
+    for path in numbered(folder, "ticks", "frames", "early", "corrupt"):
         try:
             data = path.read_bytes()
         except OSError:
@@ -496,7 +496,7 @@ def folders(root: Path, *, max_age_s: float = math.inf) -> list[Path]:
         for folder in root.iterdir():
             with contextlib.suppress(OSError):  # no folder, or gone meanwhile
                 inside = [*folder.iterdir()]
-                if not any(path.suffix in (".ticks", ".frames") for path in inside):
+                if not any(path.suffix in (".ticks", ".frames", ".early") for path in inside):
                     continue
                 touched = max(entry.stat().st_mtime for entry in (folder, *inside))
                 if time.time() - touched <= max_age_s:

@@ -145,7 +145,7 @@ class Spool:
     def open(cls, folder: Path, *, max_bytes: int = 512 * 2**20, recording: bool = False) -> Spool:
         """Takes over a source whose process is gone. Raises SpoolBusyError while that process lives, FileNotFoundError when the
         folder holds no source, and SpoolVersionError when it is one of a later version."""
-        if not numbered(folder, "ticks", "frames", "corrupt"):  # no lock where a process may just be starting
+        if not numbered(folder, "ticks", "frames", "early", "corrupt"):  # no lock where a process may just be starting
             raise FileNotFoundError(f"{folder} holds no samples of perfagent")
         must_be_known(folder)
         unknown = Header(source=folder.name, project="default", rank=0, server=None)
@@ -153,7 +153,7 @@ class Spool:
         try:
             spool.files.lock()
             found = owner(folder)
-            if found is None and not numbered(folder, "ticks", "frames"):
+            if found is None and not numbered(folder, "ticks", "frames", "early"):
                 spool.remove()  # whoever had it has deleted it meanwhile; the lock is ours
                 raise FileNotFoundError(f"{folder} holds no samples of perfagent any more")
             spool.files.header = found or unknown
@@ -190,7 +190,9 @@ class Spool:
         """log() calls that waited for their step are the newest tick, unless one that was written holds them."""
         draft, holder = self.early.left()
         if draft.rows and not 0 < holder <= covered and all(tick.number != holder for tick in ticks):
-            self.early.joins(self.header.next_tick, draft.context)
+            if not self.early.joins(self.header.next_tick, draft.context):
+                self.counters["unreadable"] += 1  # sent from memory only, they would be found and sent again
+                return
             if not self.draft(draft, now=-math.inf):
                 return
         self.early.forget()
@@ -412,7 +414,8 @@ class Spool:
         return any(kind == REASON and _reason_decoder.decode(payload).seq == seq for _, kind, payload in records(data))
 
     def hold(self, *, now: float, force: bool = False) -> None:
-        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them."""
+        """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them; on a full
+        disk it waits in memory, and the ticks go to make room for it."""
         self._backlog.settle()
         pending = self._pending
         better = self._unsaved and self.error is None  # the disk took something again: it gets all that it refused before
@@ -503,7 +506,7 @@ class Spool:
         with contextlib.suppress(OSError):
             self.early.forget()
             for path in self.folder.iterdir():
-                if path.suffix in (".ticks", ".frames", ".thin"):
+                if path.suffix in (".ticks", ".frames", ".thin", ".early"):
                     path.unlink()
             (self.folder / "state").unlink(missing_ok=True)  # after those: without it their samples look as if never sent
             (self.folder / "lock").unlink()  # the last: from here on it is anybody's

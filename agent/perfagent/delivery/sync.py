@@ -14,6 +14,7 @@ from pathlib import Path
 
 from perfagent.config import AgentConfig
 from perfagent.delivery.notices import damage
+from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.errors import ServerUnreachable, WireError
@@ -222,7 +223,7 @@ def _sources(given: Iterable[Path]) -> list[Path]:
     found: list[Path] = []
     for folder in given:
         inside = folders(folder)
-        found.extend(inside or ([folder] if any(folder.glob("*.ticks")) or any(folder.glob("*.frames")) else []))
+        found.extend(inside or ([folder] if numbered(folder, "ticks", "frames", "early") else []))
     return found
 
 

@@ -275,7 +275,8 @@ class EarlyLog:
         return self.row_at(self._step)
 
     def row_at(self, step: int) -> tuple[int, float, float, Mapping[str, Any]]:
-        return step, self._time, self._monotonic, read(self._metrics)
+        self._metrics = read(self._metrics)  # once: a device's buffer goes back to its pool, and to another value
+        return step, self._time, self._monotonic, self._metrics
 
 
 def read(metrics: dict[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -11,16 +13,19 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from agent_recorded import Recording
 from builders import RecordingSender, job_environment
 
+from perfagent.delivery import segments
 from perfagent.delivery.collecting import Collector
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.packing import rows_in
-from perfagent.delivery.segments import numbered
+from perfagent.delivery.segments import folders, numbered
 from perfagent.delivery.spool import Header, Spool
+from perfagent.device import Reading
 from perfagent.governor import Governor
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.row import EarlyLog
@@ -115,9 +120,12 @@ def test_a_tick_that_was_sent_is_not_found_again(spool: Spool, progress: Progres
     outgoing = spool.next()
     assert outgoing is not None
     spool.ack(outgoing.seq)  # killed here: the file is still there, and the tick's may be gone
-    for path in numbered(spool.folder, "ticks")[:-1]:
+    for path in numbered(spool.folder, "ticks"):
         path.unlink()
-    assert left(spool) == []
+    spool.abandon()
+    successor = Spool.open(spool.folder)
+    assert successor.next() is None
+    assert not files(successor)
 
 
 def test_files_that_the_script_has_closed_are_forgotten_as_well(spool: Spool, progress: Progress) -> None:
@@ -136,6 +144,104 @@ def test_what_is_no_number_is_left_to_the_tick_that_counts_it(spool: Spool, prog
     spool.early.keep([odd], progress, CONTEXT)
     spool.early.keep([odd, huge], progress, CONTEXT)
     assert left(spool) == [(0, 1.0)]
+
+
+class Buffer:
+    """Of a pool, for one value of a device at a time."""
+
+    is_cpu = False
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def reshape(self, *_: int) -> Buffer:
+        return self
+
+    def tolist(self) -> list[float]:
+        return [self.value]
+
+
+class Lost:
+    """The event of a device that is no more."""
+
+    def query(self) -> bool:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+
+def of_device(buffer: Any, event: Any = None) -> EarlyLog:
+    reading = Reading(buffer, event, [])
+    return EarlyLog(time.time(), time.monotonic() - 1.0, {"x": reading})
+
+
+def test_a_value_of_a_device_is_read_once_before_another_one_has_its_buffer(spool: Spool, progress: Progress) -> None:
+    buffer = Buffer(0.5)
+    one = of_device(buffer)
+    spool.early.keep([one], progress, CONTEXT)
+    buffer.value = 9.0
+    assert settled(one, 1).row()[3] == {"x": 0.5}
+    assert left(spool) == [(0, 0.5)]
+
+
+def test_a_lost_device_costs_its_own_rows_and_no_error(spool: Spool, progress: Progress) -> None:
+    spool.early.keep([log(0.5), of_device(Buffer(1.0), Lost())], progress, CONTEXT)
+    assert left(spool) == [(0, 0.5)]
+
+
+def test_numbers_of_numpy_and_under_numbers_are_kept_as_a_tick_keeps_them(spool: Spool, progress: Progress) -> None:
+    spool.early.keep([EarlyLog(1.0, time.monotonic() - 1.0, {"x": np.float32(0.5), 3: np.array(4.0)})], progress, CONTEXT)
+    spool.abandon()
+    outgoing = Spool.open(spool.folder).next()
+    assert outgoing is not None
+    assert {name: [*group.column(name)] for group in outgoing.groups for name in group.values} == {"x": [0.5], "3": [4.0]}
+
+
+def test_a_folder_with_nothing_else_in_it_is_found(spool: Spool, progress: Progress) -> None:
+    spool.early.keep([log(0.5)], progress, CONTEXT)
+    for path in numbered(spool.folder, "ticks"):
+        path.unlink()
+    assert folders(spool.folder.parent) == [spool.folder]
+    assert left(spool) == [(0, 0.5)]
+
+
+def test_files_that_somebody_deleted_are_written_anew(spool: Spool, progress: Progress) -> None:
+    waiting = [log(0.5)]
+    spool.early.keep(waiting, progress, CONTEXT)
+    shutil.rmtree(spool.folder)
+    spool.files._let_go()  # as it does within a second
+    spool.early.keep(waiting, progress, CONTEXT)
+    assert left(spool) == [(0, 0.5)]
+
+
+def test_on_a_full_disk_nothing_is_sent_that_the_next_one_would_find_again(
+    spool: Spool, progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spool.early.keep([log(0.5)], progress, CONTEXT)
+    spool.abandon()
+
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(segments, "write_whole", full)
+        successor = Spool.open(spool.folder)
+        assert successor.next() is None
+        assert successor.counters["unreadable"] == 1
+        successor.remove()  # keeps what is not delivered
+    assert left(spool) == [(0, 0.5)]
+
+
+def test_rows_of_which_only_some_have_their_step_rejoin_together(tmp_path: Path) -> None:
+    """The training thread is in the midst of it: what is written down of them goes as a whole."""
+    sender: Any = RecordingSender(tmp_path)
+    sender.logged, sender.stepped, sender.counters = (0, 0, 0, 0), (0, 0), Counter()
+    collector = Collector(sender, Columns(), lambda: None, lambda _: None)
+    first, second = log(0.5), log(0.25)
+    sender.rows.extend([first, second])
+    collector.collect(0.0, last=False)
+    first.settle(1)
+    assert collector.collect(0.1, last=False).total == 0
+    second.settle(1)
+    assert collector.collect(0.2, last=False).total == 2
 
 
 def test_rows_behind_one_that_waits_for_its_step_are_taken(tmp_path: Path) -> None:

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,14 +18,17 @@ from perfagent.delivery.columns import Columns, pack
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.packing import Packed, Packer
 from perfagent.delivery.spool import Header, Spool
+from perfagent.governor import Governor
+from perfagent.hooks.progress import Progress
 from perfagent.hooks.reading import StepReader
+from perfagent.hooks.row import EarlyLog
 from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault
 
 SEEDS = (0, 7)
 """Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which all goes."""
-CALLS = ("open", "write", "pwrite", "ftruncate", "truncate", "unlink", "rename", "replace", "mkdir", "rmdir", "close")
+CALLS = ("open", "write", "pwrite", "ftruncate", "truncate", "unlink", "rename", "replace", "link", "mkdir", "rmdir", "close")
 
 
 class Killed(BaseException):
@@ -75,7 +80,7 @@ class Books:
         self.ledger: dict[int, list[int]] = {}
 
     def receive(self, seq: int, groups: list[Group]) -> None:
-        steps = sorted(step for group in groups for step in group.steps())
+        steps = sorted(round(1 / value) - 1 for group in groups for value in group.column("loss"))
         assert self.ledger.setdefault(seq, steps) == steps, f"number {seq} was given to other samples"
 
     def check(self) -> None:
@@ -135,6 +140,55 @@ def live(folder: Path, books: Books, chance: random.Random) -> None:
     spool.close(final="finished")
 
 
+def live_early(folder: Path, books: Books, chance: random.Random) -> None:
+    """The same of one whose log() calls wait for their step, several at a time."""
+    spool = Spool(folder, header())
+    now, step = 0.0, 0
+    waiting: list[EarlyLog] = []
+    progress = Progress(deque(), Governor(0.5))
+    context = StepReader().context()
+    for _ in range(45):
+        now += chance.choice([0.1, 0.5, 70.0])
+        what = chance.choice(["early", "early", "settle", "row", "row", "send", "send", "hold", "cut", "tick", "tick", "closed"])
+        rows = []
+        if what in ("early", "row"):
+            metrics = {"loss": 1.0 / (1 + step)}
+            books.tried.add(step)
+            if what == "early":
+                waiting.append(EarlyLog(1.0, time.monotonic() - 1.0, metrics))
+            else:
+                rows = [(step, 1.0, 1.0, metrics)]
+            step += 1
+        elif what == "settle":
+            for log in waiting:
+                log.settle(1000)
+        elif what == "hold":
+            spool.hold(now=now)
+        elif what == "closed":
+            spool.files._let_go()
+        elif what in ("send", "cut") and (frame := spool.next()) is not None:
+            books.receive(frame.seq, frame.groups)
+            spool.hold(now=now) if what == "cut" else spool.ack(frame.seq)
+        _tick_early(spool, books, rows, waiting, now, context)
+        spool.early.keep(waiting, progress, context)
+        books.taken.update(round(1 / log.row_at(0)[3]["loss"]) - 1 for log in waiting[: spool.early._kept])
+    spool.close(final="finished")
+
+
+def _tick_early(spool: Spool, books: Books, rows: list[Any], waiting: list[EarlyLog], now: float, context: list[Any]) -> None:
+    """As the dispatcher's."""
+    joined = [log.row() for log in waiting if log.settled]
+    if not rows and not joined:
+        return
+    if joined:
+        spool.early.joins(spool.header.next_tick, context)
+        waiting.clear()
+    if spool.draft(Draft(context, [*joined, *rows]), now=now):
+        books.taken.update(round(1 / row[3]["loss"]) - 1 for row in [*joined, *rows])
+    if joined:
+        spool.early.forget()
+
+
 def succeed(folder: Path, books: Books) -> None:
     """What the next start and `perfagent sync` do with it."""
     with contextlib.suppress(FileNotFoundError):
@@ -146,20 +200,21 @@ def succeed(folder: Path, books: Books) -> None:
         spool.remove()
 
 
+@pytest.mark.parametrize(("living", "seeds"), [(live, SEEDS), (live_early, (0, 6))], ids=["rows", "logs that wait"])
 @pytest.mark.parametrize("listed", ["first to last", "last to first"])
 @pytest.mark.parametrize("torn", [False, True])
 def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, listed: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torn: bool, listed: str, living: Callable[..., None], seeds: tuple[int, ...]
 ) -> None:
     as_it_comes = Path.iterdir  # each file system lists a folder in an order of its own
     monkeypatch.setattr(Path, "iterdir", lambda self: iter(sorted(as_it_comes(self), reverse=listed == "last to first")))
-    for seed in SEEDS:
+    for seed in seeds:
         last, ended = 1, False
         while not ended:
             folder, books = tmp_path / f"{seed}-{last}", Books()
             process = Process(last, torn=torn)
             with process.lives():
-                live(folder, books, random.Random(seed))
+                living(folder, books, random.Random(seed))
                 ended = True
             for successor in (Process(1 + (7 * last + seed) % 16, torn=torn), Process(10**9)):
                 with successor.lives():

@@ -185,6 +185,8 @@ Known limits:
 - An optimizer of a class of your own is seen where it is named, `attach(model, optimizer=...)`; fastai's is seen by itself.
   Keras 3 on torch has optimizers of another kind: of it only what is logged is told.
 - Of gradients by `torch.autograd.grad` or `torch.func` the steps, the rate and the norm are told, and no more.
+- A script that leaves by `raise SystemExit(1)` itself is told as finished with `attach()` alone; with `sys.exit(1)`, or under
+  `perfagent run`, as failed.
 """
 
 
