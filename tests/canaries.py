@@ -170,6 +170,8 @@ IN_TEXT = [
     ("    password, user = '{}', 'me'", "hunter2secret"),
     ("    smtp.login('me@example.org', '{}')", "correct horse"),
     ("[('user', 'me'), ('password', '{}')]", "hunter2secret"),
+    ("[['user', 'me'], ['password', '{}']]", "hunter2secret"),
+    ('[["password", "{}"],["user", "me"]]', "hunter2secret"),
     ("    api_key: str | None = '{}'", "hunter2secret"),
     ("    os.environ.setdefault('HF_TOKEN', '{}')", "plainwordplainword"),
     ("    assert token != '{}'", "plainwordplainword"),
@@ -346,6 +348,10 @@ ORDINARY_TEXT = [
     "pairs=[('token', 'word'), ('pass', 'forward')] name\n  Input should be short [input_value='x']",
     "set -e password; author:\n  - me\n  - you\ntokens:\n  - the\n  - word",
     "cross_entropy(logits, 'token', 'mean') loss.backward(); ssn_loss=0.3",
+    "text_pat=hello next_pat: 3",
+    "missing fields: ['password', 'host']",
+    "one of ('access_token', 'refresh_token')",
+    "['api_key', 'api_secret'] are required",
 ]
 
 ORDINARY_ARGUMENTS = [

@@ -4,7 +4,9 @@ A SystemExit that nobody catches is let go of by the interpreter itself, when no
 caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends tells which it was:
 what the script does meanwhile (a log in `finally`, a handler of atexit) does not matter.
 
-Who catches an exception and leaves with a status that tells of failure (Hydra, click, many a `main`) leaves because of it.
+Who catches an exception and leaves with a status that tells of failure (Hydra, click, many a `main`) leaves because of it. What
+runs in the handler may be another attempt, with its own reason to leave: the handler must be near, and a nearby one that calls
+something else is believed all but that memory ran out.
 
 Not seen: `raise SystemExit(n)`, for nothing of ours takes part in it.
 """
@@ -20,10 +22,15 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["Cause", "Leaving", "handled"]
+__all__ = ["Cause", "Leaving", "handled", "told_from_afar"]
 
+_NEAR = 4
+"""Frames from the innermost, that of sys.exit here among them: who calls it, and two above."""
+_LONGEST_CHAIN = 8
 Cause = tuple[str, str, str, str]
 """State, reason, exception and traceback, as of ending.cause."""
+_OWN = (__name__, "_sitebuiltins")
+"""The modules of what stands in the place of sys.exit, and of exit()."""
 
 
 class Leaving:
@@ -72,7 +79,9 @@ class Leaving:
                     with contextlib.suppress(Exception):  # whose exception it is: somebody may have patched sys.exit before us
                         self._mark(error)
                         if _tells_of_failure(error.code):
-                            self._because = self._on_failure(sys._getframe(1), handled(error))
+                            context, at_once = handled(error)
+                            because = self._on_failure(sys._getframe(1), context)
+                            self._because = because if at_once else told_from_afar(because)
                 raise
 
         return exit
@@ -88,10 +97,42 @@ class Leaving:
             self._left = status
 
 
-def handled(error: SystemExit) -> BaseException | None:
-    """The exception in whose handler it was raised; none that is itself a way to leave, as SystemExit and click's Exit are."""
-    context = error.__context__
-    return None if isinstance(context, (SystemExit, GeneratorExit)) or type(context).__name__ == "Exit" else context
+def handled(error: SystemExit) -> tuple[BaseException | None, bool]:
+    """The exception in whose handler it was raised, and whether the handler itself left; none that is itself a way to leave, as
+    SystemExit and click's Exit are: `except Exception: raise typer.Exit(1)` leaves because of what is behind it."""
+    link: BaseException = error
+    at_once = True
+    for _ in range(_LONGEST_CHAIN):
+        context = link.__context__
+        distance = _distance(link, context)
+        if context is None or distance is None or isinstance(context, GeneratorExit):
+            break
+        at_once = at_once and distance == 0
+        if not (isinstance(context, SystemExit) or type(context).__name__ == "Exit"):
+            return context, at_once
+        link = context
+    return None, True
+
+
+def told_from_afar(because: Cause | None) -> Cause | None:
+    """The handler called something else, which left: that may have its own reason."""
+    return because and ("failed", *because[1:])
+
+
+def _distance(error: BaseException, context: BaseException | None) -> int | None:
+    """How many calls above the one that raised an exception another one is handled; None where that is far away."""
+    frames = []
+    trace = error.__traceback__
+    while trace is not None:
+        frames.append(trace.tb_frame)
+        trace = trace.tb_next
+    outer = frames[0].f_back if frames else None  # one that is in the midst of being raised has no more than its innermost
+    while outer is not None and len(frames) < _NEAR:
+        frames.insert(0, outer)
+        outer = outer.f_back
+    inner = [frame for frame in reversed(frames[-_NEAR:]) if frame.f_globals.get("__name__") not in _OWN]
+    handler = None if context is None or context.__traceback__ is None else context.__traceback__.tb_frame
+    return inner.index(handler) if handler in inner else None
 
 
 def _tells_of_failure(status: Any) -> bool:

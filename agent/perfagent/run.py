@@ -379,7 +379,8 @@ class Run:
             return None
         script = Path(sys.argv[0] if sys.argv else "")
         if script.stem in _KERNELS:
-            script = Path(os.environ.get("JPY_SESSION_NAME") or "notebook").with_suffix(".py")
+            stem = Path(os.environ.get("JPY_SESSION_NAME") or "").stem  # "/" and "." have none
+            script = Path(f"{stem or 'notebook'}.py")
         stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
         return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
 
@@ -544,6 +545,8 @@ class Run:
         """A function calls sys.exit with a status that tells of failure, where it handles this."""
         if self._ended or self.inherited or self._sender.disabled:
             return None
+        if error is not None and self._investigator.is_past(error):
+            error = None
         if error is not None:
             self._investigator.ended_by(error)
         self._investigator.left_from(frame)

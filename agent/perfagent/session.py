@@ -19,7 +19,7 @@ from perfagent.config import AgentConfig
 from perfagent.ending import cause
 from perfagent.hooks.progress import state
 from perfagent.launch import options as launched
-from perfagent.leaving import Leaving, handled
+from perfagent.leaving import Leaving, handled, told_from_afar
 from perfagent.run import Run
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
@@ -206,7 +206,7 @@ def _is_hydras_next_job(run_id: str | None) -> bool:
     """Whether this is another of the jobs that Hydra's --multirun does in one process, each a training of its own, than the one
     that attached before. Where an id was given they are all that run."""
     global _job
-    before, _job = _job, None
+    before = _job
     hydra = sys.modules.get("hydra.core.hydra_config")
     if hydra is None:
         return False
@@ -285,8 +285,9 @@ def _at_worker_end() -> None:
     if _current is None:
         return
     if error is None or isinstance(error, SystemExit):
-        context = None if error is None else handled(error)
-        _current.at_exit(None if error is None else error.code, None if context is None else cause(context))
+        context, at_once = (None, True) if error is None else handled(error)
+        because = None if context is None else cause(context)
+        _current.at_exit(None if error is None else error.code, because if at_once else told_from_afar(because))
     else:
         _current.fail(error)
 

@@ -339,6 +339,10 @@ CATCHES = {
     "an error": ("raise ValueError('boom')", "sys.exit(1)", "failed", "ValueError: boom (exit code 1)"),
     "with words": ("raise ValueError('boom')", "sys.exit('gave up')", "failed", "ValueError: boom (exit code 1: gave up)"),
     "no memory": ("raise MemoryError('too much')", "sys.exit(7)", "oom", "MemoryError: too much (exit code 7)"),
+    "in a function": ("raise ValueError('boom')", "leave(4)", "failed", "ValueError: boom (exit code 4)"),
+    "no memory, in a function": ("raise MemoryError('too much')", "leave(7)", "failed", "MemoryError: too much (exit code 7)"),
+    "another attempt": ("raise MemoryError('too much')", "attempt()", "failed", "exit code 3"),
+    "a way to leave, because of it": ("raise ValueError('boom')", "exits()", "failed", "ValueError: boom (exit code 1)"),
     "and leaves well": ("raise ValueError('boom')", "sys.exit(0)", "finished", ""),
     "a way to leave": ("sys.exit(2)", "sys.exit(6)", "failed", "exit code 6"),
     "and goes on": ("raise ValueError('boom')", "perfagent.log({'x': 2}, step=2)", "failed", "exit code 8"),
@@ -352,6 +356,20 @@ def test_who_leaves_because_of_an_exception_says_which(tmp_path: Path, case: str
     body = f"""
         import sys, perfagent
         perfagent.init()
+        class Exit(RuntimeError):
+            "As click and typer have one."
+        def leave(status):
+            sys.exit(status)
+        def attempt():
+            (lambda: (lambda: leave(3))())()
+        def exits():
+            try:
+                try:
+                    work()
+                except Exception:
+                    raise Exit(1)
+            except Exit:
+                sys.exit(1)
         def work():
             {raised}
         try:

@@ -470,7 +470,9 @@ def test_threads_that_gevent_made_green_are_told(tmp_path):
     assert "patch_all(thread=False)" in done.stderr
 
 
-@pytest.mark.parametrize(("session", "name"), [("/home/me/vision/Fine tuning.ipynb", "Fine tuning"), ("", "notebook")])
+@pytest.mark.parametrize(
+    ("session", "name"), [("/home/me/vision/Fine tuning.ipynb", "Fine tuning"), ("", "notebook"), ("/", "notebook")]
+)
 def test_a_run_in_a_notebook_has_the_notebooks_name(tmp_path, session, name):
     script = tmp_path / "ipykernel_launcher.py"  # the program of every Jupyter kernel
     script.write_text("import perfagent\nrun = perfagent.init()\nprint(run.id)\n", encoding="utf-8")
@@ -490,7 +492,7 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
         import sys, types
         import perfagent
         from hydra.core.hydra_config import HydraConfig
-        for job in (None, 0, 0, 1, 2):
+        for job in (None, 0, 0, 1, None, 2):
             HydraConfig.get = lambda: types.SimpleNamespace(job=types.SimpleNamespace(num="???" if job is None else job))
             print(perfagent.attach(**eval(sys.argv[1])).id)
     """
@@ -503,10 +505,11 @@ def test_each_job_of_hydras_multirun_is_a_run(tmp_path):
         )  # fmt: skip
         return done.stdout.split()
 
-    before, first, again, second, third = ids()
+    before, first, again, second, between, third = ids()
     assert before == first == again, "what was attached before the first job is its run"
+    assert between == second, "what is attached after a job belongs to it"
     assert len({first, second, third}) == 3
-    assert ids(run_id="mine") == ["mine"] * 5, "an id that was given is that of one run"
+    assert ids(run_id="mine") == ["mine"] * 6, "an id that was given is that of one run"
 
 
 def test_attaching_in_a_child_that_stays_silent_is_answered_by_a_word_once(tmp_path):

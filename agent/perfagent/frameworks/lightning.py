@@ -74,8 +74,8 @@ def _steps_made(optimizers: list[Any], all_steps: int) -> int:
     if len(optimizers) < 2:
         return all_steps
     main = max(optimizers, key=owned)
-    of_a_parameter: dict[str, Any] = next(iter(main.state.values()), {})
-    made = of_a_parameter.get("step")
+    of_a_parameter = next(iter(main.state.values()), None)
+    made = of_a_parameter.get("step") if isinstance(of_a_parameter, dict) else None  # another optimizer's may be anything
     if isinstance(made, sys.modules["torch"].Tensor) and made.device.type != "cpu":
         made = None
     return all_steps // len(optimizers) if made is None else int(made)

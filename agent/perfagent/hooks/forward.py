@@ -95,8 +95,9 @@ class Watched(Standing):
                 p.parts_for -= 1
                 size = size_of_call(p, args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
-            if p.probe is not None and training:
-                call, p.probe = functools.partial(_probed, p.probe, call), None
+            probe = p.probe  # threads that take turns in a training may be here at once
+            if probe is not None and training:
+                call, p.probe = functools.partial(_probed, probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         try:

@@ -52,11 +52,11 @@ def guarded(hook: Hook) -> Hook:
     name = f"{hook.__module__}.{hook.__qualname__}"
 
     @functools.wraps(hook)
-    def call(*args: Any) -> Any:
+    def call(*args: Any, **kwargs: Any) -> Any:
         if failures and name in failures:
             return None
         try:
-            return hook(*args)
+            return hook(*args, **kwargs)
         except Exception as error:  # noqa: BLE001 - see above: whatever it is, it must not reach the training loop
             failed(name, error)
             return None

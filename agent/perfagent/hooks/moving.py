@@ -10,19 +10,29 @@ from __future__ import annotations
 import sys
 import threading
 
-__all__ = ["AnyThread", "lives"]
+__all__ = ["OneOfThreads", "lives"]
+
+_MOST = 64
 
 
-class AnyThread(int):
-    """In the place of the ident of the thread that trains: equal to that of every thread, since they take turns in it."""
+class OneOfThreads(int):
+    """In the place of the ident of the thread that trains: equal to those of all that have stepped the optimizer, since they take
+    turns, and to no other's: what runs there may be another training."""
 
-    __slots__ = ()
+    known: tuple[int, ...]
+
+    @classmethod
+    def of(cls, *threads: int) -> OneOfThreads:
+        """The newest last; of more than 64 the oldest are forgotten, as a pool that makes a thread for each step has them."""
+        made = cls(threads[-1])
+        made.known = threads[-_MOST:]
+        return made
 
     def __eq__(self, other: object) -> bool:
-        return True
+        return other in self.known
 
     def __ne__(self, other: object) -> bool:
-        return False
+        return other not in self.known
 
     __hash__ = int.__hash__
 

@@ -23,7 +23,7 @@ from perfagent.cost import clips_ns, log_ns, steps_ns
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
-from perfagent.hooks.moving import AnyThread, lives
+from perfagent.hooks.moving import OneOfThreads, lives
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.reading import StepReader
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
@@ -252,7 +252,7 @@ class Progress(_EveryStep):
             self.thread = get_ident()  # the first to step says which thread it is
             self.trace, self.roots = [], 0  # what another one did is none of its step
         elif self.primary_id == id(optimizer) and not (self.entered or self.opened):
-            self.thread = AnyThread(get_ident())
+            self.thread = OneOfThreads.of(*getattr(self.thread, "known", (self.thread,)), get_ident())
         else:
             return self.adopts()
         return True
@@ -289,7 +289,8 @@ class Progress(_EveryStep):
                 log.settle(step)
 
     def step_of_early(self, place: int) -> int:
-        """The step of the waiting log at that place, should this process end before an optimizer steps. Any thread."""
+        """The step of the waiting log at that place, should this process end before an optimizer steps. After a backward pass
+        that is the first one, as of micro-steps; a loop without an optimizer is not known for one yet. Any thread."""
         return self.completed + 1 if self.awaits_optimizer() else self.early_step + place
 
     # log() after it, before the first step of an optimizer ---------------------------------------------------------------------

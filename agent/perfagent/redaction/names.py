@@ -50,7 +50,7 @@ _KINDS = (
     ("webhook", r"webhook[._ -]?url"),
     ("mnemonic", r"mnemonic"),
     ("phrase", r"seed[._ -]?phrase"),
-    ("pat", r"(?:github|gitlab|azure|devops|databricks|ext)[._-]pat$"),
+    ("pat", r"(?:github|gitlab|azure|devops|databricks|(?<![a-z])ext)[._-]pat$"),
     (
         "token",
         r"(?:^|[^a-z])(?:\w*[._ -])?token$"

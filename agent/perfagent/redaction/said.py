@@ -44,10 +44,14 @@ _OTHER_LETTERS = (
     r"(?P<value>" + _QUOTED + r"|[^\s,，。;；'\"]{4,500})"
 )
 _PAIR_IN_BRACKETS = (
-    r"[(\[](?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote)(?P<gap>,\s{0,20}[rbf]?)"
+    r"(?:\(|\[(?:(?<=[(\[]\[)|(?<=\],\[)|(?<=\],\s\[)))"
+    r"(?P<quote>['\"])(?P<name>[\w.-]{2,100})(?P=quote)(?P<gap>,\s{0,20}[rbf]?)"
     r"(?P<value>" + _QUOTED + r")(?=\s{0,5}[)\]])"
 )
-"""`[('password', 'X')]`, as lists of pairs are printed."""
+"""`[('password', 'X')]` and `[['user', 'me'], ['password', 'X']]`, as lists of pairs are printed; `['password', 'host']` alone is
+a list of names."""
+_A_NAME = r"(?i)[a-z]+(?:[_.-][a-z]+)+|password|token|secret|cookie"
+"""`one of ('access_token', 'refresh_token')`."""
 _LOGS_IN = r"\.login\([^\n'\"()]{0,100}['\"][^'\"\n]{1,200}['\"],\s{0,20}(?P<value>" + _QUOTED + r")(?=\s{0,5}\))"
 """`smtp.login("me@example.org", "X")`."""
 _KAGGLE = (
@@ -159,8 +163,11 @@ def _under_name(match: re.Match[str]) -> str:
 
 
 def _in_pair(match: re.Match[str]) -> str:
-    """Not of tokens, which tokenizers and their tests pair with words."""
-    return match[0] if match["name"].lower() in ("token", "pass") else _under_name(match)
+    """Not of tokens, which tokenizers and their tests pair with words; nor where both are names."""
+    value = _bare(match)
+    if match["name"].lower() in ("token", "pass") or (compiled(_A_NAME).fullmatch(value) and secret_key(value)):
+        return match[0]
+    return _under_name(match)
 
 
 def _in_tuple(match: re.Match[str]) -> str:

@@ -47,6 +47,8 @@ _NUMBERS = (4, 5)
 """Items in a row that a user logged, and in one with a tuple of names (delivery/sender.py)."""
 _LONGEST_CHAIN = 8
 _TOLD = "_perfagent_told"
+_AT = "_perfagent_at"
+"""How many steps were completed when memory ran out."""
 
 
 class Task(Protocol):
@@ -113,6 +115,10 @@ class Investigator:
         if isinstance(error, Exception) and error.__traceback__ is not None and self._wants_look():  # see `passing`
             self._look_behind(error.__traceback__)
 
+    def is_past(self, error: BaseException) -> bool:
+        """Whether memory had run out, and the training went on."""
+        return vars(error).get(_AT, self.progress.completed) < self.progress.completed  # type: ignore[no-any-return]
+
     def left_from(self, frame: FrameType) -> None:
         """The same of a function that calls sys.exit with a status that tells of failure."""
         if self._wants_look():
@@ -138,10 +144,11 @@ class Investigator:
         told: Any = vars(error).get(_TOLD)
         if told is None:
             self._ooms += 1
+            BaseException.__setattr__(error, _AT, self.progress.completed)  # past a `__setattr__` of its own
         if not told and (most is None or self._ooms <= most):
             told = True
             self._forensics(error)
-        BaseException.__setattr__(error, _TOLD, bool(told))  # past a `__setattr__` of its own
+        BaseException.__setattr__(error, _TOLD, bool(told))
 
     @contained
     def _forensics(self, error: BaseException) -> None:

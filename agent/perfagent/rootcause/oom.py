@@ -31,6 +31,8 @@ _STATS = (
 )  # fmt: skip
 _OF_PROCESS = {"VmRSS": "rss_bytes", "VmSize": "virtual_bytes", "VmHWM": "peak_rss_bytes"}
 _OF_HOST = {"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}
+_NEARLY = 0.9
+"""Of the limit of addresses: torch's message may say less than its allocator asked for."""
 LAST_STEPS = 8
 MOST_TEXT = 4000
 
@@ -64,7 +66,7 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
         on_device=device.startswith("cuda"), capacity=evidence.get("capacity_bytes") or host.get("total_bytes"),
-        address_limit="address_limit_bytes" in host,
+        address_limit=_is_address_limit(host, tried),
     )  # fmt: skip
     data = {
         "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "message": _sentence(evidence),
@@ -268,15 +270,21 @@ def _sentence(evidence: dict[str, Any]) -> str:
     tried = evidence.get("tried_bytes")
     asked = f" for an allocation of {_spell(tried)}" if tried is not None else ""
     where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""
-    taken = _taken(evidence.get("host", {})) if device == "cpu" else ""
+    taken = _taken(evidence.get("host", {}), tried) if device == "cpu" else ""
     holds = ", ".join(f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4])
     named = (f"; of it {holds}" if taken else f"; it holds {holds}") if holds else ""
     return f"{what} ran out in step {evidence['step']}{where}{asked}{taken}{named}."
 
 
-def _taken(host: dict[str, int]) -> str:
+def _is_address_limit(host: dict[str, int], tried: int | None) -> bool:
+    """Whether it was the limit of addresses that the process came up against: some have one that is never reached."""
+    limit = host.get("address_limit_bytes")
+    return limit is not None and host.get("virtual_bytes", 0) + (tried or 0) > _NEARLY * limit
+
+
+def _taken(host: dict[str, int], tried: int | None) -> str:
     """What this process has of the host's memory, and which limit it came up against."""
-    if "address_limit_bytes" in host and "virtual_bytes" in host:
+    if _is_address_limit(host, tried) and "virtual_bytes" in host:
         limit = _spell(host["address_limit_bytes"])
         return f"; this process has {_spell(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
     if "rss_bytes" not in host:

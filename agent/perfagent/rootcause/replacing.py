@@ -4,25 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from perfagent.hooks.guard import not_traced
 
 __all__ = ["replace"]
+
+_over: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
+"""What stood there until another one of ours, which had begun meanwhile, covered it; and what it replaced."""
 
 
 def replace(owner: Any, name: str, first: Callable[..., Any]) -> Callable[[], None]:
     """first: is called before the original, with its arguments, and must not raise. Gives what puts the original back, unless
     somebody else stands there by then."""
     original = getattr(owner, name)
+    over = False
 
     def watched(*args: Any, **kwargs: Any) -> Any:
-        first(*args, **kwargs)
+        if not over:  # another one of ours that began later may hold on to it, or a patch of the script's
+            first(*args, **kwargs)
         return original(*args, **kwargs)
 
     setattr(owner, name, not_traced(watched))
 
     def undo() -> None:
-        if getattr(owner, name) is watched:
-            setattr(owner, name, original)
+        nonlocal over
+        over = True
+        if getattr(owner, name) is not watched:
+            _over[watched] = original
+            return
+        back = original
+        while back in _over:
+            back = _over[back]
+        setattr(owner, name, back)
 
     return undo

@@ -30,6 +30,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import failed, keep_out_of_frames, not_traced, untraced
@@ -77,6 +78,7 @@ class FlopCount:
         self.over = self.failed = False
         self.broken_off = False  # in the midst of the step, for the script's sake
         self.cost_ns = 0
+        self._recording = False  # this very moment: the profiler that is on is ours
         self._undo: Callable[[], None] | None = None
 
     def at_boundary(self) -> bool:
@@ -106,6 +108,8 @@ class FlopCount:
         original = autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
+            if self._progress.thread != get_ident():  # another training's, beside this one
+                return original(*args, **kwargs)
             if not (self.over or self.failed):
                 self._read_graph(args[0] if args else kwargs.get("tensors"))
             if self._progress.backward_depth:
@@ -183,13 +187,15 @@ class FlopCount:
         recording = None
         if not (self.over or self.failed or self.broken_off) and p.completed < self.step:
             recording = self._begin_recording(args, kwargs, backward=backward)
+            self._recording = self._recording or recording is not None
         self.cost_ns += now() - began
         try:
             return function(*args, **kwargs)
         finally:
             if recording is not None:
                 began = now()
-                threads = recording.end()
+                self._recording = False
+                threads = self._end(recording)
                 self.broken_off = self.broken_off or recording.broken_off
                 self._read(threads, backward=backward, graph=graph)
                 if not backward and not self.over:
@@ -197,10 +203,19 @@ class FlopCount:
                 self.cost_ns += now() - began
 
     @untraced
+    def _end(self, recording: Recording) -> list[list[Any]]:
+        try:
+            return recording.end()
+        except Exception as error:  # noqa: BLE001 - it must not reach the training loop
+            self._fail(error)
+            return []
+
+    @untraced
     def _begin_recording(self, args: Any, kwargs: Any, *, backward: bool) -> Recording | None:
         torch = sys.modules["torch"]
         try:
-            if torch.autograd._profiler_enabled():
+            if torch.autograd._profiler_enabled():  # a backward pass in the root's own call, or what is recorded of the script
+                self.broken_off = self.broken_off or not self._recording
                 return None
             if not backward:
                 self.broken_off = holds_nested(args, kwargs)
@@ -230,7 +245,7 @@ def compiled() -> bool:
 
 
 _FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
-_TEMPLATE = re.compile(r"^(triton_tem|cutlass)_\w* = async_compile\.", re.MULTILINE)
+_TEMPLATE = re.compile(r"^(triton_tem|cutlass|cutedsl|nv_universal_gemm|rocm)_\w* = async_compile\.", re.MULTILINE)
 _CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
 """Which argument says whether attention is causal."""
 
@@ -246,7 +261,7 @@ def causal_in_compiled_code() -> bool | None:
 
 def products_in_own_kernels() -> bool:
     """Whether inductor wrote kernels of its own for matrix products, convolutions or attention (`max-autotune`, flex_attention):
-    torch records nothing of those."""
+    torch records nothing of those. Not told by their names are its C++ templates on the CPU."""
     return any(_TEMPLATE.search(source) for source in _written_by_inductor())
 
 

@@ -31,23 +31,31 @@ class Recording:
         torch = sys.modules["torch"]
         self.broken_off = False
         self._thread = get_ident()
-        profiler = torch._C._profiler
-        torch._C._autograd._enable_profiler_legacy(
-            profiler.ProfilerConfig(profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig())
-        )
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
         self._undo = [replace(module, name, self._break_off) for module, name in (*starts(), *makers)]
+        profiler = torch._C._profiler
+        config = profiler.ProfilerConfig(
+            profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
+        )
+        try:
+            torch._C._autograd._enable_profiler_legacy(config)
+        except BaseException:
+            self._put_back()
+            raise
 
     @untraced
     def end(self) -> list[list[Any]]:
         """What each thread recorded; empty where it was broken off."""
-        for undo in self._undo:
-            undo()
+        self._put_back()
         autograd = sys.modules["torch"]._C._autograd
         if self.broken_off and autograd._profiler_type().name != "LEGACY":  # ended in a backward pass it is there again behind it
             return []
         recorded: list[list[Any]] = autograd._disable_profiler_legacy()
         return [] if self.broken_off else recorded
+
+    def _put_back(self) -> None:
+        for undo in reversed(self._undo):
+            undo()
 
     def _break_off(self, *_: Any, **__: Any) -> None:
         if self._thread == get_ident() and not self.broken_off:  # of another thread nothing is recorded

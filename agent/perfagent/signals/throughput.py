@@ -287,6 +287,9 @@ def _behind_time(batch: Any, batch_size: Any) -> Any:
     tensors = {name: item for name, item in items.items() if _tensor(item) and not item.is_nested and item.dim() > 0}
     if not all(batch_size in tensor.shape[:2] for tensor in tensors.values()):
         return None
+    firsts = {tensor.shape[0] for tensor in tensors.values()}
+    if len(firsts) == 1 and max(firsts) < batch_size:
+        return None  # a loader's last batch, or one rank's part: fewer samples, of as many numbers each
     second = [name for name, tensor in tensors.items() if tensor.shape[0] not in (1, batch_size)]  # one row may be a packed one
     return max(second, key=lambda name: tensors[name].numel(), default=None)
 

@@ -318,6 +318,39 @@ def test_threads_that_take_turns_in_a_training_are_one(record):
     assert without == [3], "the first on another thread is known by its step alone"
 
 
+def test_what_trains_beside_a_training_that_takes_turns_does_not_mix_in(record):
+    from concurrent.futures import ThreadPoolExecutor
+
+    model, other = small(), small()
+    optimizer, another = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.2)
+    recorded, true = record(model), {}
+
+    def step(number, beside):
+        loss = model(torch.randn(4, 8)).square().mean()
+        if number > 1:  # the first to step says which training is told
+            beside.submit(train, other, another, 1).result()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        true[number] = loss.item()
+
+    with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as two, ThreadPoolExecutor(1) as beside:
+        for number, pool in enumerate((one, one, two, one, two, one, two), 1):
+            pool.submit(step, number, beside).result()
+    steps = recorded.steps()
+    assert [(step, values["lr"]) for step, values in steps] == [(step, 0.1) for step in range(1, 8)]
+    assert {step: values["loss"] for step, values in steps if step > 3} == {step: true[step] for step in range(4, 8)}
+
+
+def test_of_many_threads_that_take_turns_the_newest_are_known():
+    from perfagent.hooks.moving import OneOfThreads
+
+    threads = OneOfThreads.of(*range(1, 101))
+    assert threads == 100 and threads == 37
+    assert threads != 36 and threads != 101
+    assert threads.known == tuple(range(37, 101))
+
+
 @pytest.mark.parametrize("told", ["model and optimizer", "model", "nothing"])
 def test_training_on_another_thread_than_attach_is_seen_from_its_first_step(record, told):
     import threading

@@ -784,6 +784,7 @@ def written(monkeypatch, folder, *lines):
     [
         ("triton_tem_fused_addmm_3 = async_compile.triton('triton_tem_fused_addmm_3', '''", True),
         ("triton_tem_fused_flex_attention_0 = async_compile.triton('triton_tem_fused_flex_attention_0', '''", True),
+        ("cutedsl_fused_flex_attention_0 = async_compile.cutedsl('cutedsl_fused_flex_attention_0', r'''", True),
         ("triton_poi_fused_relu_1 = async_compile.triton('triton_poi_fused_relu_1', '''", False),
         ("    extern_kernels.mm(arg0, arg1, out=buf0)", False),
     ],

@@ -7,8 +7,9 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
+from perfagent.hooks.guard import reset
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import FlopCount, StepFlops
+from perfagent.signals.flops import FlopCount, StepFlops, own_operations
 from perfagent.signals.recording import Recording, holds_nested
 
 
@@ -124,3 +125,110 @@ def test_what_stood_in_the_script_s_way_is_gone_with_the_recording():
     assert torch.nested.nested_tensor is not before[0]
     recording.end()
     assert before == (torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler)
+
+
+def test_recordings_on_two_threads_that_end_in_any_order_leave_nothing_behind():
+    from threading import Event, Thread
+
+    before = torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler
+    begun, other_begun, over = Event(), Event(), Event()
+
+    def first():
+        recording = Recording(compiled=False)
+        begun.set()
+        assert other_begun.wait(10)
+        recording.end()
+        over.set()
+
+    def second():
+        assert begun.wait(10)
+        recording = Recording(compiled=False)
+        other_begun.set()
+        assert over.wait(10)
+        recording.end()
+
+    threads = [Thread(target=run) for run in (first, second)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert before == (torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler)
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_what_somebody_holds_on_to_of_a_recording_that_is_over_breaks_nothing_off():
+    recording = Recording(compiled=False)
+    held = torch.nested.nested_tensor
+    recording.end()
+    _, seen = profiled(lambda: (torch.ones(2) * 2, held([torch.ones(2)]), torch.ones(2) * 2))
+    assert seen == 2
+
+
+def test_a_recording_that_cannot_begin_leaves_nothing_behind():
+    before = torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler
+    recording = Recording(compiled=False)
+    with pytest.raises(RuntimeError):
+        Recording(compiled=False)
+    recording.end()
+    assert before == (torch.nested.nested_tensor, torch.autograd.profiler._enable_profiler)
+
+
+def test_a_recording_that_somebody_ended_does_not_reach_the_training(record, caplog):
+    class Ends(nn.Linear):
+        def forward(self, x):
+            if torch.autograd._profiler_enabled():
+                torch._C._autograd._disable_profiler_legacy()
+            return super().forward(x)
+
+    model, x = Ends(4, 4), torch.randn(2, 4)
+    record(model)
+    look = recorded_step(model, lambda m: m(x).sum())
+    assert look.failed
+    assert "perfagent.signals.flops failed and is turned off" in caplog.text
+    reset()
+
+
+def test_a_backward_pass_of_another_thread_is_none_of_the_step(record):
+    from threading import Thread
+
+    model, other, x = nn.Linear(4, 4), nn.Linear(64, 64), torch.randn(8, 4)
+    record(model)
+
+    def with_another_beside(m):
+        loss = m(x).sum()
+        beside = Thread(target=lambda: other(torch.randn(32, 64)).sum().backward())
+        beside.start()
+        beside.join()
+        return loss
+
+    alone = own_operations(recorded_step(model, lambda m: m(x).sum()), None, model)
+    both = own_operations(recorded_step(model, with_another_beside), None, model)
+    assert alone.total == both.total > 0
+
+
+@pytest.mark.parametrize("around", ["forward", "backward"])
+def test_a_step_with_the_script_s_profiler_around_one_of_its_calls_is_not_counted(record, around):
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    record(model)
+
+    def two_micro_steps(m):
+        first = profiled(lambda: m(x).sum())[0] if around == "forward" else m(x).sum()
+        if around == "backward":
+            profiled(first.backward)
+        else:
+            first.backward()
+        return m(x).sum()
+
+    assert recorded_step(model, two_micro_steps).broken_off
+
+
+def test_a_backward_pass_in_the_root_s_own_call_breaks_nothing_off(record):
+    class Inside(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            made.sum().backward(retain_graph=True)
+            return made
+
+    model, x = Inside(4, 4), torch.randn(2, 4)
+    record(model)
+    assert not recorded_step(model, lambda m: m(x).sum()).broken_off

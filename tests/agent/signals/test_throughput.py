@@ -183,6 +183,18 @@ class TestInputs:
             measure((SPEECH[:length, :samples], torch.zeros(samples, 5)))
         assert self.shapes() == [(20, 8), (9, 8), (9, 8)]
 
+    @pytest.mark.parametrize(
+        ("batch", "batch_size", "samples"),
+        [
+            ([torch.zeros(10, 64, dtype=torch.long)] * 2, 64, 10),
+            (dict.fromkeys(("input_ids", "attention_mask", "labels"), torch.zeros(128, 512, dtype=torch.long)), 512, 128),
+            ([torch.zeros(2, 3, 8, 8)], 3, 2),
+        ],
+        ids=["the last", "a rank's part", "pictures"],
+    )
+    def test_fewer_samples_of_as_many_numbers_as_a_loader_s_batch_has_samples_are_no_time(self, batch, batch_size, samples):
+        assert reader(batch, batch_size)(batch)[0] == samples
+
     def test_names_and_numbers_are_no_input(self):
         assert self.read({"image": IMAGES, "path": ["a"] * 6, "more": {"index": torch.zeros(6)}, "scale": 2.0}) == [(3, 8, 8)]
 
