@@ -94,8 +94,6 @@ class Early:
             record = framed(DRAFT, _encoder.encode((tick, *draft)))
         except (TypeError, ValueError, OverflowError):  # a whole number beyond 64 bits
             return False
-        if self._files.growing("ticks") is None:  # by which the folder is known to be a source's
-            self._files.append_header("ticks")
         return bool(self._files.append(_KIND, record))
 
 

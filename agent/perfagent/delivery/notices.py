@@ -77,13 +77,13 @@ class Notices:
     def left(self, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered; a warning where none has said so before. by_next_run: whether another process
         may send it, which it may not for a rank that never learned which run it is of."""
-        told = self._sender.told.isdisjoint(("unreachable", "busy", "foreign", "unauthorized"))
+        new = self._sender.told.isdisjoint(("unreachable", "busy", "foreign", "unauthorized"))
         self._warn(
             "left",
             f"not all of this run has reached server {self._sender.config.server}; the rest is kept in {self._folder}; "
             + ("the next run on this machine that starts within a week sends it, and so does " if by_next_run else "to send it: ")
             + "`perfagent sync`",
-            logging.WARNING if told else logging.INFO,
+            logging.WARNING if new else logging.INFO,
         )
 
     # ---- disk and threads

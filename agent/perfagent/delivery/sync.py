@@ -24,12 +24,17 @@ __all__ = ["Upload", "command", "upload"]
 
 PATIENCE_S = 60.0
 """How long it is tried without an answer of the server's."""
+_CURES = {
+    "unauthorized": "set PERFAGENT_API_KEY to a key with the ingest scope",
+    "foreign": "set PERFAGENT_SERVER to the address of a perfagent server",
+}
+"""What to do about the answers that another try does not change."""
 
 
 @dataclass(slots=True)
 class Upload:
-    """What became of one source's frames. complete: none is left; reason: why not; away: because no server answered;
-    unauthorized: because of the key."""
+    """What became of one source's frames. complete: none is left; reason: why not; cure: what to do then; away: because
+    no server answered."""
 
     frames: int = 0
     samples: int = 0
@@ -37,8 +42,8 @@ class Upload:
     refused: int = 0
     complete: bool = False
     away: bool = False
-    unauthorized: bool = False
     reason: str = ""
+    cure: str = "the same command again sends the rest"
 
 
 def upload(
@@ -86,8 +91,8 @@ def upload(
             if answer.kind == "too_large":
                 continue
             result.reason, pause = answer.reason, answer.pause_s
-            if answer.kind in ("unauthorized", "foreign"):
-                result.unauthorized = answer.kind == "unauthorized"
+            if answer.kind in _CURES:
+                result.cure = _CURES[answer.kind]
                 return result
         failures += 1
         if waits is not None and failures == 1:
@@ -204,12 +209,7 @@ def _told(spool: Spool, result: Upload, server: str) -> str:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():
         text += f"; what the server had refused before is kept in {spool.folder / 'quarantine'}"
-    if result.complete:
-        return text
-    cure = "the same command again sends the rest"
-    if result.unauthorized:
-        cure = "set PERFAGENT_API_KEY to a key with the ingest scope"
-    return f"{text}; not complete: server {server}: {result.reason}; {cure}"
+    return text if result.complete else f"{text}; not complete: server {server}: {result.reason}; {result.cure}"
 
 
 def _torn(spool: Spool) -> str:

@@ -69,9 +69,9 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
         return sick
     if lost:
         return _fell_silent(window)
-    found = healthy(_figures(judge))
-    found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
     elsewhere = share_elsewhere(window) or 0.0
+    found = healthy(_figures(judge, elsewhere))
+    found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
     if elsewhere >= _MOST:
         found.evidence["other_share_pct"] = 100 * elsewhere
         found.fix = ELSEWHERE_REMEDY
@@ -124,8 +124,8 @@ def _not_finite(window: Window) -> Finding | None:
     )
 
 
-def _figures(judge: Evaluator) -> str:
-    """The healthy verdict's sentence, with the figures that make it believable."""
+def _figures(judge: Evaluator, elsewhere: float) -> str:
+    """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`."""
     window = judge.window
     if not window.step:
         return "Nothing to judge yet: no loss, step time or gradient norm has come."
@@ -139,7 +139,6 @@ def _figures(judge: Evaluator) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    elsewhere = share_elsewhere(window) or 0.0
     if elsewhere >= _MOST:
         tense = "was" if window.ended else "is"
         said = f"Most of the step ({100 * elsewhere:.0f} %) {tense} outside of data, forward, backward and optimizer"
