@@ -36,10 +36,12 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_optimizer_is_left() -> Iterator[None]:
+def no_optimizer_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     """So is one that a file of tests, or we ourselves, hold on to."""
     before = [id(optimizer) for optimizer in optimizers_alive()]
     yield
+    for item in request.session.items:  # pytest holds what the last test was given until all of its teardown is over
+        (getattr(item, "funcargs", None) or {}).clear()
     gc.collect()
     left = [optimizer for optimizer in optimizers_alive() if id(optimizer) not in before]
     assert not left, "something still refers to these, though their tests are over"

@@ -11,6 +11,7 @@ import functools
 import logging
 import signal
 import sys
+import traceback
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
@@ -29,7 +30,8 @@ def failed(name: str, error: Exception) -> None:
     if by_signal(error):
         raise error
     failures[name] = failures.get(name, 0) + 1
-    logger.warning("perfagent: %s failed and is turned off, training goes on: %s: %s", name, type(error).__name__, error)
+    told = "".join(traceback.format_exception_only(error)).strip()  # who keeps log records must not keep the script's frames
+    logger.warning("perfagent: %s failed and is turned off, training goes on: %s", name, told)
 
 
 def by_signal(error: BaseException) -> bool:

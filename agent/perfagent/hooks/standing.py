@@ -15,7 +15,7 @@ from typing import Any
 __all__ = ["CALL", "Standing", "anything_compiled", "copy_that_calls"]
 
 CALL = "_compiled_call_impl"
-_KNOWS = "perfagent.signals.flops"
+_KNOWS = "perfagent.signals.compiled"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:

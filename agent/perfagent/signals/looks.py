@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.signals.flops import MOST_SIZES, FlopCount, StepFlops
+from perfagent.signals.flop_count import FlopCount
+from perfagent.signals.flops import MOST_SIZES, StepFlops
 from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
 
@@ -96,7 +97,7 @@ class Looks:
         self._trained = trained
 
     def _count(self) -> Any:
-        self.flops.look = FlopCount(self._progress) if self.flops.wants() else None
+        self.flops.look = FlopCount(self._progress, self._model()) if self.flops.wants() else None
         return self.flops.look
 
     def _time_modules(self) -> Any:

@@ -17,10 +17,10 @@ from typing import Any
 from perfagent.hooks.guard import failed, not_traced
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.standing import CALL, copy_that_calls
-from perfagent.signals.flops import compiled
+from perfagent.signals.compiled import compiled
 from perfagent.signals.made_of import numbers_in
 
-__all__ = ["ModuleTimes", "parts_of"]
+__all__ = ["ModuleTimes", "left_alone", "parts_of"]
 
 _MOST_PARTS = 64
 _NEARLY_ALL = 0.8
@@ -29,10 +29,7 @@ _DEPTH = 2
 
 def parts_of(model: Any) -> dict[str, list[Any]]:
     """Name -> modules that are called for it; empty where the model is to be left alone."""
-    torch = sys.modules["torch"]
-    if compiled() or isinstance(model, torch.nn.DataParallel):
-        return {}
-    if any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules()):
+    if left_alone(model):
         return {}
     total = _size(model)
     parts: dict[str, list[Any]] = {}
@@ -50,6 +47,15 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
             waiting = children + waiting
     parts = {name: modules for name, modules in parts.items() if modules}
     return parts if 1 < len(parts) <= _MOST_PARTS else {}
+
+
+def left_alone(model: Any) -> bool:
+    """Whether nothing may stand in the calls of its modules: something is compiled or scripted, the model is replicated over
+    devices, or somebody else stands there."""
+    torch = sys.modules["torch"]
+    if compiled() or isinstance(model, torch.nn.DataParallel):
+        return True
+    return any(isinstance(m, torch.jit.ScriptModule) or (m is not model and m.__dict__.get(CALL)) for m in model.modules())
 
 
 def _has_forward(module: Any) -> bool:

@@ -1,5 +1,9 @@
 """Torch's light recording of operators, on one thread, for one call of the training's own; broken off where it would do harm.
 
+What it has recorded can be taken in the midst of the call, from wherever Python is called on a thread that takes part in it: what
+waits for the call's end is one array of native memory, of 8 MB for the backward pass of a model with 300 tensors, and glibc keeps
+that much and more at the heap's end for good once it was freed.
+
 Torch has room for one profiler a thread: a script that starts its own in the midst of the call would be refused. And torch asks
 every operator's tensors for their shapes, which nested ones have not: it prints a page for each operator then.
 """
@@ -16,11 +20,13 @@ from typing import Any
 from perfagent.hooks.guard import untraced
 from perfagent.rootcause.other_profilers import starts
 from perfagent.rootcause.replacing import replace
+from perfagent.signals.callbacks import can_clear_here, clear_here
 
 __all__ = ["Recording", "holds_nested"]
 
 _MAKE_NESTED = ("nested_tensor", "as_nested_tensor", "nested_tensor_from_jagged", "narrow", "masked_select")
 _MOST_ITEMS = 64
+_MARK = "__stop_profile"
 
 
 class Recording:
@@ -30,6 +36,7 @@ class Recording:
         """compiled: what torch.compile may trace stays as it is."""
         torch = sys.modules["torch"]
         self.broken_off = False
+        self._leaves_callback = False
         self._thread = get_ident()
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
         self._undo = [replace(module, name, self._break_off) for module, name in (*starts(), *makers)]
@@ -43,25 +50,59 @@ class Recording:
             self._put_back()
             raise
 
+    def is_of_this_thread(self) -> bool:
+        """Whether this thread takes part in the call: the one that began it, or one that goes through its graph."""
+        torch = sys.modules["torch"]
+        return bool(self._thread == get_ident() or torch._C._current_graph_task_id() != -1)
+
+    @untraced
+    def so_far(self) -> list[list[Any]]:
+        """What each thread recorded since it was last asked for; the recording goes on."""
+        autograd = sys.modules["torch"]._C._autograd
+        if self.broken_off or not can_clear_here() or autograd._profiler_type().name != "LEGACY":  # the latter: somebody ended it
+            return []
+        self._leaves_callback = True
+        return _without_marks(autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(False, True)))
+
     @untraced
     def end(self) -> list[list[Any]]:
-        """What each thread recorded; empty where it was broken off."""
+        """The rest of what each thread recorded; empty where it was broken off."""
         self._put_back()
-        autograd = sys.modules["torch"]._C._autograd
-        if self.broken_off and autograd._profiler_type().name != "LEGACY":  # ended in a backward pass it is there again behind it
+        if self.broken_off:
+            self._take_out()
             return []
-        recorded: list[list[Any]] = autograd._disable_profiler_legacy()
-        return [] if self.broken_off else recorded
+        try:
+            return _without_marks(sys.modules["torch"]._C._autograd._disable_profiler_legacy())
+        finally:
+            if self._leaves_callback:
+                clear_here()
 
     def _put_back(self) -> None:
         for undo in reversed(self._undo):
             undo()
 
     def _break_off(self, *_: Any, **__: Any) -> None:
-        if self._thread == get_ident() and not self.broken_off:  # of another thread nothing is recorded
+        if self.is_of_this_thread():
+            self._take_out()
             self.broken_off = True
-            with contextlib.suppress(Exception):
-                sys.modules["torch"]._C._autograd._disable_profiler_legacy()
+
+    def _take_out(self) -> None:
+        """A backward pass gives each of its nodes, and the thread behind it, what was there when it began: the recorder, and its
+        callback, which torch takes out once."""
+        autograd = sys.modules["torch"]._C._autograd
+        with contextlib.suppress(Exception):
+            if autograd._profiler_type().name == "LEGACY":
+                autograd._disable_profiler_legacy()
+                if self.broken_off or self._leaves_callback:
+                    clear_here()
+
+
+def _without_marks(threads: list[list[Any]]) -> list[list[Any]]:
+    """Without what torch notes when it is asked: it would look like an operator that never ends."""
+    for events in threads:
+        if events and events[-1].name() == _MARK:
+            events.pop()
+    return threads
 
 
 def holds_nested(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:

@@ -401,7 +401,7 @@ class Checkpoint:
             self._write(parts, describe, ranks, None)
         except BaseException as error:  # noqa: BLE001 - raised by wait(), on the training's thread
             self._failure = error
-            logger.error("perfagent: %s", error)  # at once: a script that ends without close() would never hear of it
+            logger.error("perfagent: %s", str(error))  # at once: a script that ends without close() would never hear of it
 
     def _write(self, parts: Parts, describe: _Describe, ranks: Ranks, files: Callable[[Path], None] | None) -> None:
         saved: Saved = retry(

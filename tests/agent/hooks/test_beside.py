@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-import perfagent.signals.flops  # as the sender's thread does
+import perfagent.signals.compiled  # as the sender's thread does
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -208,7 +208,7 @@ def test_one_that_fails_in_the_step_that_is_looked_at_hides_no_other(record):
 
 
 def test_a_process_that_compiles_is_left_alone(record, monkeypatch):
-    monkeypatch.setattr(perfagent.signals.flops, "compiled", lambda: True)
+    monkeypatch.setattr(perfagent.signals.compiled, "compiled", lambda: True)
     model, teacher = student(), nn.Linear(4, 4).eval()
     train(record, distill(model, teacher), model, steps=5)
     assert not is_watched(teacher)
@@ -239,14 +239,14 @@ def test_results_are_the_same_to_the_last_bit(record):
 
 def test_it_waits_while_what_can_tell_of_compiling_is_being_imported(record, monkeypatch):
     """Another thread imports it: it is in `sys.modules` before it holds anything."""
-    monkeypatch.setitem(sys.modules, "perfagent.signals.flops", types.ModuleType("half of it"))
+    monkeypatch.setitem(sys.modules, "perfagent.signals.compiled", types.ModuleType("half of it"))
     model, teacher = student(), nn.Linear(4, 4).eval()
     step, optimizer = distill(model, teacher), torch.optim.SGD(model.parameters(), lr=0.01)
     record(model, optimizer=optimizer)
     for number in range(8):
         if number == 5:
             assert not is_watched(teacher)
-            monkeypatch.setitem(sys.modules, "perfagent.signals.flops", perfagent.signals.flops)
+            monkeypatch.setitem(sys.modules, "perfagent.signals.compiled", perfagent.signals.compiled)
         step().backward()
         optimizer.step()
     assert is_watched(teacher)
@@ -301,9 +301,7 @@ def test_an_evaluation_in_training_mode_is_found_at_the_very_beginning(record, a
 
 def test_a_rollout_in_every_step_is_no_evaluation(record):
     model = student()
-    recorded = loop(
-        record, model, lambda: model(torch.ones(2, 4)).square().mean(), 8, before=lambda _: evaluate(model, calls=10)
-    )
+    recorded = loop(record, model, lambda: model(torch.ones(2, 4)).square().mean(), 8, before=lambda _: evaluate(model, calls=10))
     assert set(told(recorded, "phase/eval_s")) <= {2}, "only while it is not known that every step has one"
     assert min(list(told(recorded, "phase/forward_s").values())[2:]) > 0.0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-import perfagent.signals.flops  # noqa: F401 - as the sender's thread does
+import perfagent.signals.compiled  # noqa: F401 - as the sender's thread does
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
 
@@ -82,7 +82,7 @@ def test_only_the_root_is_watched_where_it_is_called(record):
 
 
 def test_parts_are_left_alone_in_a_process_that_compiles(record, monkeypatch):
-    monkeypatch.setattr("perfagent.signals.flops.compiled", lambda: True)
+    monkeypatch.setattr("perfagent.signals.compiled.compiled", lambda: True)
     _, model, _ = train(record)
     assert watched(model) == [""]
 

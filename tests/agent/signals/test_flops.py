@@ -16,7 +16,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import perfagent.signals.flops as module
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, FlopCount, StepFlops, causal_in_compiled_code, own_operations
+from perfagent.signals.compiled import causal_in_compiled_code
+from perfagent.signals.flop_count import FlopCount
+from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, StepFlops, own_operations
 from perfagent.signals.operators import Counted, causal_share
 from perfagent.signals.throughput import Inputs
 
@@ -25,7 +27,6 @@ from perfagent.signals.throughput import Inputs
 def nothing_compiled():
     """Another test of this process may have compiled something, and such a process is looked at in another way."""
     torch._dynamo.reset()
-
 
 
 def test_a_model_compiled_after_its_first_steps_is_counted_and_the_compiler_stumbles_over_nothing(record):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -9,8 +12,19 @@ from torch.profiler import ProfilerActivity, profile
 
 from perfagent.hooks.guard import reset
 from perfagent.hooks.progress import state
-from perfagent.signals.flops import FlopCount, StepFlops, own_operations
+from perfagent.signals.flop_count import FlopCount
+from perfagent.signals.flops import StepFlops, own_operations
 from perfagent.signals.recording import Recording, holds_nested
+
+
+@pytest.fixture(autouse=True)
+def no_callback_is_left():
+    """One that is left writes into the next profiler of this thread as if that were its own."""
+    has_callbacks = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))._ZN2at23hasThreadLocalCallbacksEv
+    has_callbacks.restype = ctypes.c_bool
+    assert not has_callbacks()
+    yield
+    assert not has_callbacks()
 
 
 def recorded_step(model, loss_of):
@@ -71,6 +85,34 @@ def test_a_script_that_profiles_in_the_recorded_step_is_not_refused(record, wher
     flops.take(look, model)
     assert not flops._known
     assert flops.tells, "the next step may be one without a profiler"
+
+
+@pytest.mark.parametrize("times", [1, 3])
+def test_what_is_read_in_parts_leaves_nothing_in_the_way_of_the_script_s_next_profiler(record, times):
+    """Profilers in several nodes of one pass, and after it: a callback of ours that stayed would write into them."""
+    model, x = nn.Sequential(nn.Linear(4, 4), *(Profiles("backward") for _ in range(times))), torch.randn(2, 4)
+    record(model)
+    look = recorded_step(model, lambda m: m(x).sum())
+    assert look.broken_off
+    assert all(set(each.seen) == {1} for each in model[1:])
+    assert [profiled(lambda: x * 2)[1] for _ in range(20)] == [1] * 20
+
+
+def test_hooks_of_a_graph_that_is_kept_are_gone_with_its_pass(record, monkeypatch):
+    model, x, calls = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))), torch.randn(2, 4), []
+    monkeypatch.setattr(FlopCount, "_read_so_far", lambda self, *_: calls.append(1))
+    record(model)
+
+    def keeping(m):
+        loss = m(x).sum()
+        loss.backward(retain_graph=True)
+        before = len(calls)
+        torch.autograd.grad(loss, list(m.parameters()))
+        assert len(calls) == before
+        return m(x).sum()
+
+    recorded_step(model, keeping)
+    assert calls
 
 
 def test_a_profiler_on_another_thread_is_no_reason_to_break_off():
@@ -184,7 +226,7 @@ def test_a_recording_that_somebody_ended_does_not_reach_the_training(record, cap
     record(model)
     look = recorded_step(model, lambda m: m(x).sum())
     assert look.failed
-    assert "perfagent.signals.flops failed and is turned off" in caplog.text
+    assert "perfagent.signals.flop_count failed and is turned off" in caplog.text
     reset()
 
 

@@ -124,7 +124,7 @@ class DiskCache:
     def _found_damage(self, path: Path, error: DamagedEntry) -> None:
         self.damaged += 1
         if self.damaged == 1:
-            logger.warning("perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, error)
+            logger.warning("perfagent: %s in the cache %s is damaged (%s) and made anew", path.name, self.folder, str(error))
         with contextlib.suppress(OSError):
             path.unlink()
 

@@ -1,0 +1,61 @@
+"""What torch.compile has made in this process, and what the code that inductor wrote says of itself."""
+
+from __future__ import annotations
+
+import ast
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels"]
+
+
+def compiled() -> bool:
+    """Whether torch.compile has compiled anything in this process."""
+    used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
+    return any(backend is not None for backend in used.values())
+
+
+_FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
+_TEMPLATE = re.compile(r"^(triton_tem|cutlass|cutedsl|nv_universal_gemm|rocm)_\w* = async_compile\.", re.MULTILINE)
+_CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
+"""Which argument says whether attention is causal."""
+
+
+def causal_in_compiled_code() -> bool | None:
+    """Whether all fused attention in what inductor wrote is causal; None where there is none, or some is and some is not."""
+    said: set[bool] = set()
+    for source in _written_by_inductor():
+        if "_scaled_dot_product_" in source:
+            said |= _causal_calls(source)
+    return said.pop() if len(said) == 1 else None
+
+
+def products_in_own_kernels() -> bool:
+    """Whether inductor wrote kernels of its own for matrix products, convolutions or attention (`max-autotune`, flex_attention):
+    torch records nothing of those. Not told by their names are its C++ templates on the CPU."""
+    return any(_TEMPLATE.search(source) for source in _written_by_inductor())
+
+
+def _written_by_inductor() -> Iterator[str]:
+    cache = getattr(sys.modules.get("torch._inductor.codecache"), "PyCodeCache", None)
+    for module in list(getattr(cache, "modules", [])):
+        try:
+            yield Path(module.__file__).read_text("utf-8")
+        except (OSError, AttributeError, TypeError, ValueError):
+            continue
+
+
+def _causal_calls(source: str) -> set[bool]:
+    """What the calls `torch.ops.aten._scaled_dot_product_..._attention.default(...)` of a module say about causality."""
+    said = set()
+    for node in ast.walk(ast.parse(source)):
+        function = node.func if isinstance(node, ast.Call) else None
+        named = function.value if isinstance(function, ast.Attribute) and function.attr == "default" else None
+        match = _FUSED.fullmatch(named.attr) if isinstance(named, ast.Attribute) else None
+        if match is not None and isinstance(node, ast.Call):
+            place = _CAUSAL_AT[match[1]]
+            argument = node.args[place] if len(node.args) > place else None
+            said.add(isinstance(argument, ast.Constant) and argument.value is True)
+    return said
