@@ -16,6 +16,7 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.context.screen import STATE_S, Screen
+from perfagent.words import some
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender, Source
@@ -30,7 +31,8 @@ _MARKER = "_perfagent_console"
 
 
 class Console:
-    """The tail of what the script prints, as "log" events of at most 200 lines a second.
+    """The tail of what the script prints, as "log" events of at most 200 lines a second; a line of ours stands
+    where others are missing.
 
     `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one line, as on
     the screen, and every 10 s its state is another (screen.py). A write by the script costs one append more.
@@ -43,7 +45,6 @@ class Console:
         self._closed = False
         self._budget = float(LINES_PER_S)
         self._refilled = clock()
-        self.left_out = 0
 
     def install(self) -> None:
         self._source = self._sender.add_source(self.poll, every_s=math.inf)
@@ -60,9 +61,9 @@ class Console:
 
     def poll(self) -> None:
         """On the sender thread, at the tick after something was printed and while a line has no end: lines become events."""
-        if not any(stream.written.pieces or stream.screen.open for stream in self._streams):
-            return
         closed, now = self._closed, self._clock()
+        if not any(stream.written.pieces or stream.screen.open or (closed and any(stream.left_out)) for stream in self._streams):
+            return
         if self._source is not None:  # before the pieces are taken: what is printed after that makes it due at once
             self._source.due = time.monotonic() + STATE_S
         self._budget = min(LINES_PER_S, self._budget + LINES_PER_S * (now - self._refilled))
@@ -75,13 +76,22 @@ class Console:
             if len(lines) > room:
                 left_out += len(lines) - room
                 lines = lines[-room:] if room else []
-            self.left_out += left_out
-            if left_out or lost:
-                self._sender.counters["log_lines_left_out"] += left_out
-                self._sender.counters["log_characters_left_out"] += lost
+            self._budget -= len(lines)
+            stream.left_out[0] += left_out
+            stream.left_out[1] += lost
+            if (lines or closed) and any(stream.left_out):
+                lines = [self._gap(stream), *lines]
             if lines:
-                self._budget -= len(lines)
                 self._sender.event("log", {"lines": lines, "stream": stream.name})
+
+    def _gap(self, stream: _Stream) -> str:
+        """The line that stands where others are missing."""
+        gone, characters = stream.left_out
+        stream.left_out = [0, 0]
+        self._sender.counters["log_lines_left_out"] += gone
+        self._sender.counters["log_characters_left_out"] += characters
+        told = [some(number, thing) for number, thing in ((gone, "line"), (characters, "character")) if number]
+        return f"[perfagent: {' and '.join(told)} left out here]"
 
 
 class _Written:
@@ -128,6 +138,8 @@ class _Stream:
         self.name, self._target = name, target
         self.written = _Written()
         self.screen = Screen(most_lines=LINES_PER_S)
+        self.left_out = [0, 0]
+        """Lines and characters since a line of it was told."""
         self._own: dict[str, Any] = {}
         self._before: Any = None
         self._seen: Any = None

@@ -19,6 +19,7 @@ from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.errors import ServerUnreachable, WireError
 from perfagent.wire import encode
+from perfagent.words import some
 
 __all__ = ["Upload", "command", "upload"]
 
@@ -125,7 +126,8 @@ def _sync(arguments: argparse.Namespace) -> int:
         _say(told)
     empty = [folder for folder in given if not _sources([folder]) and not _closed(folder)]
     for folder in empty:
-        _say(f"perfagent sync: {folder} holds no recording: no file *.ticks or *.frames, neither in it nor in a folder in it")
+        kinds = "no file *.ticks, *.early or *.frames"
+        _say(f"perfagent sync: {folder} holds no recording: {kinds}, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
     round_ = _Round(config, HttpTransport(config.server, config.api_key), recordings=bool(given), every=arguments.all)
     try:
@@ -201,10 +203,11 @@ def _trouble(error: OSError) -> str:
 
 def _told(spool: Spool, result: Upload, server: str) -> str:
     who = f"{spool.header.run} rank {spool.header.rank}" if spool.header.run else str(spool.folder)
+    frames = some(result.frames, "frame")
     if result.complete and result.duplicate and not result.samples:
-        text = f"{who}: nothing new for this server: {result.frames} frames, {result.duplicate} samples there already"
+        text = f"{who}: nothing new for this server: {frames}, {some(result.duplicate, 'sample')} there already"
     else:
-        text = f"{who}: {result.frames} frames, {result.samples} samples stored, {result.duplicate} there already"
+        text = f"{who}: {frames}, {some(result.samples, 'sample')} stored, {result.duplicate:,} there already"
     if result.refused:
         text += f", {result.refused} refused (kept in {spool.folder / 'quarantine'})"
     elif (spool.folder / "quarantine").exists():

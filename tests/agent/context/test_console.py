@@ -41,8 +41,13 @@ def make(folder: Path) -> tuple[Console, Sender, Clock]:
     return Console(sender, clock=clock), sender, clock
 
 
-def lines(sender: Sender, stream: str = "stdout") -> list[str]:
+def told(sender: Sender, stream: str = "stdout") -> list[str]:
     return [line for event in sender.events for line in event.data["lines"] if event.data["stream"] == stream]
+
+
+def lines(sender: Sender, stream: str = "stdout") -> list[str]:
+    """Of the script's own."""
+    return [line for line in told(sender, stream) if not line.startswith("[perfagent: ")]
 
 
 def test_what_is_printed_is_seen_and_still_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,11 +149,36 @@ def test_more_than_two_hundred_lines_a_second_are_left_out_and_counted(tmp_path:
     console.poll()
     assert lines(sender) == [str(n) for n in range(800, 1000)]
     assert sender.counters["log_lines_left_out"] == 800
+    assert told(sender)[0] == "[perfagent: 800 lines left out here]"
     clock.now = 1.0
     print("later")
     console.poll()
-    assert lines(sender)[-1] == "later"
+    assert told(sender)[-2:] == ["999", "later"], "that there was a gap is said once"
+    print("\n".join(map(str, range(201))))
+    console.poll()
+    clock.now = 1.5
+    console.poll()
+    print("\n".join("xyz"))
+    console.poll()
+    assert told(sender)[-3:] == ["x", "y", "z"]
+    print(1, file=sys.stderr)
+    console.poll()
     console.close()
+    assert told(sender, "stderr") == ["1"], "each stream has gaps of its own"
+
+
+def test_a_gap_at_the_end_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    streams(monkeypatch)
+    console, sender, _ = make(tmp_path)
+    console.install()
+    for _ in range(3):
+        print("\n".join(map(str, range(200))))
+        console.poll()
+    assert len(told(sender)) == 200
+    console.close()
+    print("not seen")
+    console.poll()
+    assert told(sender)[200:] == ["[perfagent: 400 lines left out here]"]
 
 
 WATCHED = """
@@ -466,6 +496,7 @@ def test_what_thousands_of_tiny_writes_push_out_is_counted(
     assert gone >= width * more
     console.poll()
     assert sender.counters["log_characters_left_out"] == gone
+    assert ("characters left out here]" in told(sender)[0]) == bool(gone)
     sys.stdout.write("on\n")
     console.poll()
     console.close()
@@ -489,12 +520,12 @@ def test_of_a_flood_the_end_is_kept_within_bounds_and_no_half_line(tmp_path: Pat
     sys.stdout.write("z" * (3 * MOST_CHARACTERS) + "\nafter\n")  # one piece alone
     console.poll()
     console.close()
-    told = lines(sender)
-    assert told[0] == "begin"
-    assert told[-1] in ("the last words", "after")
-    assert "the last words" in told
-    assert {line[:20] for line in told} <= {"begin", "swordfish99 yyyyyyyy", "the last words", "after"}
-    assert len(told) <= 202
-    kept = sum(len(line) + 1 for line in told)
+    seen = lines(sender)
+    assert seen[0] == "begin"
+    assert seen[-1] in ("the last words", "after")
+    assert "the last words" in seen
+    assert {line[:20] for line in seen} <= {"begin", "swordfish99 yyyyyyyy", "the last words", "after"}
+    assert len(seen) <= 202
+    kept = sum(len(line) + 1 for line in seen)
     assert sender.counters["log_characters_left_out"] > 100 * 100 * len(chapter) - MOST_CHARACTERS - kept
     assert sender.counters["log_lines_left_out"] < MOST_CHARACTERS / len(chapter)

@@ -134,7 +134,7 @@ def test_a_folder_without_a_recording_is_wrong_use_and_named(run_sync: Sync, tmp
     status, said = run_sync("http://127.0.0.1:9", tmp_path / "other")
     assert status == 2
     assert f"{tmp_path / 'other'} holds no recording" in said
-    assert "*.ticks or *.frames" in said
+    assert "*.ticks, *.early or *.frames" in said
 
 
 def test_a_folder_without_a_recording_does_not_keep_another_from_being_sent(run_sync: Sync, tmp_path: Path) -> None:
