@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any
 
 __all__ = ["CALL", "Standing", "anything_compiled", "copy_that_calls"]
@@ -44,6 +44,13 @@ class Standing:
     """
 
     __slots__ = ("_module", "_replaced")
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:
+        """What torch.jit.script takes it for: a function, which it leaves out where it cannot compile it. Of anything else in a
+        module it asks for the type, and stumbles."""
+        return FunctionType
+
 
     def __init__(self, module: Any, replaced: Callable[..., Any] | None = None) -> None:
         self._module, self._replaced = weakref.ref(module), replaced

@@ -7,7 +7,7 @@ import gc
 import sys
 from typing import Any
 
-__all__ = ["in_use", "starts"]
+__all__ = ["ends", "in_use", "starts"]
 
 
 def in_use() -> bool:
@@ -41,10 +41,17 @@ def _warms_up_again(outer: Any) -> bool:
     return warming_up and held.get("profiler") is not None and bool(held.get("acc_events"))
 
 
-def starts() -> list[tuple[Any, str]]:
-    """(module, name) of the functions that every profiler of torch calls when it is prepared or started."""
-    torch = sys.modules["torch"]
-    legacy = sys.modules.get("torch.autograd.profiler_legacy")
-    own = torch.autograd.profiler
-    places = [(own, "_prepare_profiler"), (own, "_enable_profiler"), (legacy, "_enable_profiler_legacy")]
-    return [(module, name) for module, name in places if hasattr(module, name)]
+def starts(*, legacy: bool = False) -> list[tuple[Any, str]]:
+    """(module, name) of the functions that every profiler of torch calls when it is prepared or started. legacy: those of the
+    profiler before Kineto."""
+    return _places(("_enable_profiler_legacy",), ("_prepare_profiler", "_enable_profiler"), legacy=legacy)
+
+
+def ends(*, legacy: bool = False) -> list[tuple[Any, str]]:
+    """The same of those that they call when they end."""
+    return _places(("_disable_profiler_legacy",), ("_disable_profiler",), legacy=legacy)
+
+
+def _places(of_legacy: tuple[str, ...], of_kineto: tuple[str, ...], *, legacy: bool) -> list[tuple[Any, str]]:
+    module = sys.modules.get("torch.autograd.profiler_legacy") if legacy else sys.modules["torch"].autograd.profiler
+    return [(module, name) for name in (of_legacy if legacy else of_kineto) if hasattr(module, name)]

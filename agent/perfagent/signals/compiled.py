@@ -8,13 +8,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels"]
+__all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels", "traces_backward"]
 
 
 def compiled() -> bool:
     """Whether torch.compile has compiled anything in this process."""
     used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
     return any(backend is not None for backend in used.values())
+
+
+def traces_backward() -> bool:
+    """Whether backward passes are traced and compiled at this moment (compiled autograd)."""
+    return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 _FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")

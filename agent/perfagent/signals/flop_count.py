@@ -8,11 +8,11 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from perfagent.hooks.guard import failed, keep_out_of_frames, not_traced, untraced
+from perfagent.hooks.guard import by_signal, failed, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.progress import now
-from perfagent.hooks.standing import Standing, copy_that_calls
+from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.signals.callbacks import any_here
-from perfagent.signals.compiled import compiled
+from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.convolutions import Convolution
 from perfagent.signals.graph import in_graph
 from perfagent.signals.modules import left_alone
@@ -26,27 +26,14 @@ __all__ = ["FlopCount", "Size"]
 
 Size = tuple[int, ...]
 """Samples and tokens of a whole step; where there are no tokens the shape of a sample follows."""
-_PART = 32
-"""So many of the graph's numbers lie between two looks at what a backward pass has recorded: some 500 events, 0.3 MB."""
+_PART = 64
+"""So many of the graph's numbers lie between two looks at what a backward pass has recorded: some 1000 events, 0.5 MB."""
 
-
-class _Reads(Standing):
-    """Stands in the call of a module of the model's, while a call of the model is recorded."""
-
-    __slots__ = ("_read",)
-
-    def __init__(self, module: Any, read: Callable[[], None]) -> None:
-        super().__init__(module)
-        self._read = read
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        module: Any = self._module()
-        copy = copy_that_calls(sys._getframe(1), module)
-        self._read()
-        return (module if copy is None else copy)._call_impl(*args, **kwargs)
-
-
-not_traced(_Reads.__call__)
+_EVERY = 32
+"""So many calls of the model's innermost modules lie between two looks at what a forward pass has recorded (0.1 to 0.2 ms)."""
+_MOST_PLACES = 512
+_ATTENTION = 4
+"""One of attention counts as so many."""
 
 
 class FlopCount:
@@ -64,6 +51,8 @@ class FlopCount:
         """model: the root, whose modules are stood in for meanwhile."""
         self._progress = progress
         self._model = (lambda: None) if model is None else ref(model)
+        self._innermost: list[Any] | None = None  # of its modules, or each n-th of them
+        self._calls = 0  # of those, since what was recorded was last read
         self.step = 0
         self.size: Size | None = None
         self.operators: dict[bool, Operators] = {}
@@ -72,7 +61,8 @@ class FlopCount:
         self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
         self.half: str | None = None
         self.over = self.failed = False
-        self.broken_off = False  # in the midst of the step, for the script's sake
+        self.broken_off = False  # in the midst of the step
+        self.gave_way = False  # to a profiler of the script's that began in the midst of a call
         self.cost_ns = 0
         self._recording: Recording | None = None  # this very moment: the profiler that is on is ours
         self._reads = Operators(backward=False)  # what is recorded now
@@ -100,6 +90,9 @@ class FlopCount:
             self._undo()
         if self._progress.probe is self:
             self._progress.probe = None
+        if self._recording is not None:  # in the midst of a call, whose rest will not be read
+            self.broken_off = True
+        self._innermost = []
         self.over = True
 
     def _watch_backward(self) -> None:
@@ -134,12 +127,12 @@ class FlopCount:
     def _read_graph(self, roots: Any) -> None:
         began = now()
         try:
-            parts, hooks = set(), not compiled()  # whose backward passes may be traced
+            parts, hooks = set(), not (compiled() or traces_backward())
             for node, kind, told in in_graph(roots if isinstance(roots, (list, tuple)) else [roots]):
                 number = node._sequence_nr()
                 if hooks and number // _PART not in parts:
                     parts.add(number // _PART)
-                    self._hooks.append(node.register_prehook(self._read_so_far))
+                    self._hooks.append(node.register_prehook(self._read_in_pass))
                 self.types.setdefault(number, kind)
                 same = self.nodes.setdefault(number, [])
                 if told is not None and told not in same:
@@ -149,6 +142,9 @@ class FlopCount:
         self.cost_ns += now() - began
 
     def _fail(self, error: Exception) -> None:
+        if by_signal(error):
+            self.broken_off = True
+            raise error
         self.failed = True
         failed(__name__, error)
 
@@ -159,32 +155,56 @@ class FlopCount:
         if compiled():
             return self._recorded(call, args, kwargs, backward=False)
         functional.scaled_dot_product_attention = self._noting(attention)
-        standing: list[_Reads] = []
+        standing: list[tuple[Any, Any]] = []
         try:
             self._stand(standing)
             return self._recorded(call, args, kwargs, backward=False)
         finally:
             functional.scaled_dot_product_attention = attention
-            for each in standing:
-                each.take_off()
+            self._leave(standing)
 
     @untraced
-    def _stand(self, standing: list[_Reads]) -> None:
+    def _stand(self, standing: list[tuple[Any, Any]]) -> None:
         """In the calls of the innermost modules."""
+        began = now()
         try:
-            model = self._model()
-            if model is None or left_alone(model):
-                return
-            for module in model.modules():
-                if module is not model and not module._modules:
-                    standing.append(_Reads(module, self._read_so_far))
-                    standing[-1].put_on()
+            if self._innermost is None:
+                model = self._model()
+                inside = () if model is None or left_alone(model) else model.modules()
+                innermost = [module for module in inside if module is not model and not module._modules]
+                self._innermost = innermost[:: len(innermost) // _MOST_PLACES + 1]
+            for module in self._innermost:
+                if module.__dict__.get(CALL) is None:
+                    module.__dict__[CALL] = reading = self._reading_in(module)
+                    standing.append((module, reading))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             self._fail(error)
+        self.cost_ns += now() - began
+
+    @untraced
+    def _leave(self, standing: list[tuple[Any, Any]]) -> None:
+        began = now()
+        for module, reading in standing:
+            if module.__dict__.get(CALL) is reading:
+                del module.__dict__[CALL]
+        self.cost_ns += now() - began
+
+    def _reading_in(self, module: Any) -> Callable[..., Any]:
+        """A plain function: `torch.jit.script` stumbles over whatever else it finds in a module."""
+
+        def reading(*args: Any, **kwargs: Any) -> Any:
+            self._called(1)
+            copy = copy_that_calls(sys._getframe(1), module)
+            return (module if copy is None else copy)._call_impl(*args, **kwargs)
+
+        return not_traced(reading)
 
     def _noting(self, attention: Callable[..., Any]) -> Callable[..., Any]:
+        traced = sys.modules["torch"].compiler.is_dynamo_compiling  # it says False, and the compiler reads True
+
         def scaled_dot_product_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
-            self._read_so_far()
+            if not traced():
+                self._called(_ATTENTION)
             if not (self.failed or self.broken_off):
                 try:
                     causal = kwargs.get("is_causal", args[2] if len(args) > 2 else False)
@@ -196,10 +216,27 @@ class FlopCount:
         return scaled_dot_product_attention
 
     @untraced
-    def _read_so_far(self, *_: Any) -> None:
-        """In the midst of a call, on a thread that takes part in it; of several at once one reads for all."""
+    def _called(self, weight: int) -> None:
+        """In the midst of a call of the model."""
         recording = self._recording
-        if recording is None or not recording.is_of_this_thread() or not self._reading.acquire(blocking=False):
+        if recording is None or not recording.is_of_this_thread():
+            return
+        self._calls += weight
+        if self._calls >= _EVERY:
+            self._calls = 0
+            self._read_so_far(recording)
+
+    @untraced
+    def _read_in_pass(self, *_: Any) -> None:
+        """In the midst of a backward pass, before a node of its graph runs, on whichever thread that is."""
+        recording = self._recording
+        if recording is not None:
+            recording.joins()
+            self._read_so_far(recording)
+
+    def _read_so_far(self, recording: Recording) -> None:
+        """Of several threads at once one reads for all."""
+        if not self._reading.acquire(blocking=False):
             return
         began = now()
         try:
@@ -222,6 +259,9 @@ class FlopCount:
                 self._reads.end()
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             self._fail(error)
+        except BaseException:
+            self.broken_off = True
+            raise
 
     def _recorded(self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool, graph: bool = False) -> Any:
         """graph: of what a backward pass computes autograd makes a graph, too."""
@@ -242,6 +282,7 @@ class FlopCount:
                 began = now()
                 self._recording = None
                 threads = self._end(recording)
+                self.gave_way = self.gave_way or recording.broken_off
                 self.broken_off = self.broken_off or recording.broken_off
                 self._read(threads, last=True)
                 if not backward and not self.over:

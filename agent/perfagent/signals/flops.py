@@ -84,12 +84,12 @@ class StepFlops:
     def take(self, look: FlopCount, model: Any) -> None:
         """The result of a step that was recorded, once the row of that step has been here."""
         size, self.look = look.size, None
+        if look.failed or look.gave_way:
+            self.tells = False  # a profiler that begins in the midst of a call is in danger from ours
+            return
         if size is None or look.broken_off:
             self._wasted += 1
             return  # the step was cut short, the shape of the input changed, or it was no step to record
-        if look.failed:
-            self.tells = False
-            return
         counted = own_operations(look, None, model, size[1] // size[0] if size[0] and not size[1] % size[0] else 0)
         if True not in look.operators:
             return  # the same: there was no backward pass

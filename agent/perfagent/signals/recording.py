@@ -18,7 +18,7 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.hooks.guard import untraced
-from perfagent.rootcause.other_profilers import starts
+from perfagent.rootcause.other_profilers import ends, starts
 from perfagent.rootcause.replacing import replace
 from perfagent.signals.callbacks import can_clear_here, clear_here
 
@@ -38,8 +38,14 @@ class Recording:
         self.broken_off = False
         self._leaves_callback = False
         self._thread = get_ident()
+        self._passes: set[int] = set()
+        self._theirs = 0  # the thread on which a profiler of the script's is on that is of the kind of ours
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
-        self._undo = [replace(module, name, self._break_off) for module, name in (*starts(), *makers)]
+        self._undo = [replace(module, name, self._break_off) for module, name in makers]
+        self._undo += [replace(module, name, self._before_start) for module, name in starts(legacy=True)]
+        self._undo += [replace(module, name, self._break_off) for module, name in starts()]
+        self._undo += [replace(module, name, self._before_end) for module, name in ends(legacy=True)]
+        self._undo += [replace(module, name, self._make_way) for module, name in ends()]
         profiler = torch._C._profiler
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
@@ -51,9 +57,12 @@ class Recording:
             raise
 
     def is_of_this_thread(self) -> bool:
-        """Whether this thread takes part in the call: the one that began it, or one that goes through its graph."""
-        torch = sys.modules["torch"]
-        return bool(self._thread == get_ident() or torch._C._current_graph_task_id() != -1)
+        """Whether this thread began it."""
+        return self._thread == get_ident()
+
+    def joins(self) -> None:
+        """This thread goes through the graph of the call that is recorded."""
+        self._passes.add(sys.modules["torch"]._C._current_graph_task_id())
 
     @untraced
     def so_far(self) -> list[list[Any]]:
@@ -81,15 +90,34 @@ class Recording:
         for undo in reversed(self._undo):
             undo()
 
+    def _takes_part(self) -> bool:
+        return self.is_of_this_thread() or sys.modules["torch"]._C._current_graph_task_id() in self._passes
+
     def _break_off(self, *_: Any, **__: Any) -> None:
-        if self.is_of_this_thread():
+        if self._takes_part():
             self._take_out()
             self.broken_off = True
+
+    def _before_start(self, *_: Any, **__: Any) -> None:
+        self._break_off()
+        if self._takes_part():
+            self._theirs = get_ident()
+
+    def _before_end(self, *_: Any, **__: Any) -> None:
+        if self._theirs == get_ident():
+            self._theirs = 0
+
+    def _make_way(self, *_: Any, **__: Any) -> None:
+        """For the end of a profiler that has begun in another node of a backward pass: what is here now is the recorder."""
+        if self.broken_off and self._takes_part():
+            self._take_out()
 
     def _take_out(self) -> None:
         """A backward pass gives each of its nodes, and the thread behind it, what was there when it began: the recorder, and its
         callback, which torch takes out once."""
         autograd = sys.modules["torch"]._C._autograd
+        if self._theirs == get_ident():
+            return
         with contextlib.suppress(Exception):
             if autograd._profiler_type().name == "LEGACY":
                 autograd._disable_profiler_legacy()

@@ -245,8 +245,26 @@ def test_a_model_that_calls_its_modules_often_is_read_in_parts_too(record, held)
     looks = with_clock(recorded, Clock(ticks=0.001))
     train(recorded, model, torch.optim.SGD(model.parameters(), lr=0.01), torch.randn(2, 150, 8), 20)
     assert [known.products > 0 for known in looks.flops._known.values()] == [True]
-    assert 0 < held.most < 2000, "of 10,000 in each pass"
+    assert 0 < held.most < 4000, "of 10,000 in each pass"
     assert attributes(model) == attributes(Cells())
+    recorded.finish()
+
+
+def test_a_step_that_ends_within_its_own_backward_pass_is_not_counted(record):
+    """Of an optimizer that steps while gradients come, the rest of the pass is another step's."""
+    model = Deep()
+    parameters = list(model.parameters())
+    optimizer = torch.optim.SGD(parameters, lr=0.01)
+    parameters[len(parameters) // 2].register_post_accumulate_grad_hook(lambda _: optimizer.step())
+    recorded = record(model)
+    looks = with_clock(recorded, Clock(ticks=0.001))
+    for _ in range(40):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.zero_grad()
+        recorded.rows += recorded.sender.drain()
+        recorded.run._look()
+    assert looks.flops._wasted, "it was tried"
+    assert not looks.flops._known
     recorded.finish()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import signal
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from perfagent.hooks.guard import reset
 from perfagent.hooks.progress import state
 from perfagent.signals.flop_count import FlopCount
 from perfagent.signals.flops import StepFlops, own_operations
+from perfagent.signals.operators import Operators
 from perfagent.signals.recording import Recording, holds_nested
 
 
@@ -39,7 +41,7 @@ def recorded_step(model, loss_of):
     step()
     while state.current.probe is not None or state.current.completed < 2:
         step()
-    look = FlopCount(state.current)
+    look = FlopCount(state.current, model)
     assert look.at_boundary()
     step()
     assert not look.at_boundary()
@@ -84,7 +86,7 @@ def test_a_script_that_profiles_in_the_recorded_step_is_not_refused(record, wher
     look.size = (2, 8)
     flops.take(look, model)
     assert not flops._known
-    assert flops.tells, "the next step may be one without a profiler"
+    assert not flops.tells, "nor is the next: where it began, ranges are open that lead to what was ours"
 
 
 @pytest.mark.parametrize("times", [1, 3])
@@ -98,9 +100,208 @@ def test_what_is_read_in_parts_leaves_nothing_in_the_way_of_the_script_s_next_pr
     assert [profiled(lambda: x * 2)[1] for _ in range(20)] == [1] * 20
 
 
+def legacy_profile():
+    from torch.autograd import profiler_legacy
+
+    return profiler_legacy.profile()
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("where", ["forward", "backward", "until the step is over"])
+def test_a_profiler_of_the_script_s_that_is_of_the_kind_of_ours_is_left_alone(record, where):
+    """It is told from ours by who has begun it."""
+
+    class Own(nn.Linear):
+        def forward(self, x):
+            made = super().forward(x)
+            if where == "backward":
+                made.register_hook(self.profiled)
+            elif where == "forward":
+                self.profiled(made)
+            else:
+                self.profile = legacy_profile().__enter__()
+            return made
+
+        def profiled(self, x):
+            with legacy_profile() as profile:
+                torch.nested.nested_tensor([torch.ones(2)], layout=torch.jagged)
+                x * 2
+            self.seen = sum(event.name == "aten::mul" for event in profile.function_events)
+
+    model, x = Own(4, 4), torch.randn(2, 4)
+    record(model)
+
+    def step(m):
+        loss = m(x).sum()
+        if where == "until the step is over":
+            torch.ones(2) * 2
+            m.profile.__exit__(None, None, None)
+            m.seen = sum(event.name == "aten::mul" for event in m.profile.function_events)
+        return loss
+
+    assert recorded_step(model, step).broken_off
+    assert model.seen == 1
+
+
+def test_a_profiler_on_another_thread_that_is_of_the_kind_of_ours_is_not_read(record):
+    from threading import Thread
+
+    model, x, told = nn.Linear(4, 4), torch.randn(2, 4), []
+
+    def beside():
+        w = torch.randn(1, 1, 4, 4, requires_grad=True)
+
+        def attends(v):
+            for _ in range(100):
+                v = nn.functional.scaled_dot_product_attention(v, v, v)
+            return v
+
+        try:
+            with legacy_profile():
+                torch.utils.checkpoint.checkpoint(attends, w, use_reentrant=False).sum().backward()
+        except Exception as error:
+            told.append(error)
+
+    class Beside(nn.Linear):
+        def forward(self, x):
+            other = Thread(target=beside)
+            other.start()
+            other.join()
+            return super().forward(x)
+
+    model = Beside(4, 4)
+    record(model)
+    look = recorded_step(model, lambda m: m(x).sum())
+    assert not told
+    assert not look.broken_off
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_model_may_be_scripted_while_it_is_watched_and_in_the_recorded_step(record):
+    class Plain(nn.Module):
+        """With no annotations of its own: torch.jit.script takes those of nn.Module for it."""
+
+        def __init__(self):
+            super().__init__()
+            self.first, self.inside, self.scripted = nn.Linear(4, 4), nn.Sequential(nn.Linear(4, 4), nn.Tanh()), None
+
+        def forward(self, x):
+            return self.inside(self.first(x))
+
+    class Scripts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.plain, self.made = Plain(), []
+
+        def forward(self, x):
+            self.made.append(torch.jit.script(self.plain.inside))
+            return self.plain(x)
+
+    root, x = Plain(), torch.randn(2, 4)
+    run = record(root)
+    optimizer = torch.optim.SGD(root.parameters(), lr=0.01)
+    for _ in range(3):
+        root(x).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert torch.equal(torch.jit.script(root)(x), root(x))
+    run.finish()
+    model = Scripts()
+    record(model)
+    look = recorded_step(model, lambda m: m(x).sum())
+    assert torch.equal(model.made[-1](x), model.plain.inside(x))
+    assert own_operations(look, None, model).total > 0
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_compiled_for_the_first_time_in_the_recorded_step_has_no_graph_breaks(record):
+    torch._dynamo.reset()
+
+    class Compiles(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.compiled = nn.Linear(4, 4), None
+
+        def attend(self, x):
+            return nn.functional.scaled_dot_product_attention(x, x, x)
+
+        def forward(self, x):
+            made = self.inner(x)
+            if torch.autograd._profiler_enabled() and self.compiled is None:
+                self.compiled = torch.compile(self.attend, backend="eager", fullgraph=True)
+            return made if self.compiled is None else self.compiled(made)
+
+    model, x = Compiles(), torch.randn(1, 2, 4, 4)
+    record(model)
+    recorded_step(model, lambda m: m(x).sum())
+    assert model.compiled is not None
+    torch._dynamo.reset()
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_backward_passes_that_are_compiled_have_no_hooks_of_ours(record, monkeypatch):
+    torch._dynamo.reset()
+    calls = []
+    monkeypatch.setattr(FlopCount, "_read_in_pass", lambda self, *_: calls.append(1))
+    model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(4))), torch.randn(2, 4)
+    record(model)
+    passes = []
+
+    def loss_of(m):
+        loss = m(x).sum()
+        if torch.autograd.backward.__qualname__.startswith("FlopCount"):
+            passes.append(len(calls))
+            with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+                loss.backward()
+            return m(x).sum() * 0
+        return loss
+
+    look = recorded_step(model, loss_of)
+    assert passes
+    assert not look.failed
+    torch._dynamo.reset()
+
+
+def test_what_a_signal_s_handler_raises_in_the_midst_of_reading_costs_that_step_alone(record, monkeypatch):
+    model, x = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))), torch.randn(2, 4)
+    record(model)
+
+    class TimeLimitError(Exception):
+        pass
+
+    def handler(*_):
+        raise TimeLimitError
+
+    before = signal.signal(signal.SIGUSR2, handler)
+    read, times = Operators.read, []
+
+    def interrupted(self, events):
+        read(self, events)
+        if not times:
+            times.append(1)
+            signal.raise_signal(signal.SIGUSR2)
+
+    monkeypatch.setattr(Operators, "read", interrupted)
+
+    def loss_of(m):
+        try:
+            m(x).sum().backward()
+        except TimeLimitError:
+            times.append(2)
+        return m(x).sum()
+
+    try:
+        look = recorded_step(model, loss_of)
+    finally:
+        signal.signal(signal.SIGUSR2, before)
+    assert times == [1, 2]
+    assert look.broken_off
+    assert not look.failed
+
+
 def test_hooks_of_a_graph_that_is_kept_are_gone_with_its_pass(record, monkeypatch):
     model, x, calls = nn.Sequential(*(nn.Linear(4, 4) for _ in range(40))), torch.randn(2, 4), []
-    monkeypatch.setattr(FlopCount, "_read_so_far", lambda self, *_: calls.append(1))
+    monkeypatch.setattr(FlopCount, "_read_in_pass", lambda self, *_: calls.append(1))
     record(model)
 
     def keeping(m):
