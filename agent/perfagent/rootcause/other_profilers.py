@@ -41,17 +41,18 @@ def _warms_up_again(outer: Any) -> bool:
     return warming_up and held.get("profiler") is not None and bool(held.get("acc_events"))
 
 
-def starts(*, legacy: bool = False) -> list[tuple[Any, str]]:
-    """(module, name) of the functions that every profiler of torch calls when it is prepared or started. legacy: those of the
-    profiler before Kineto."""
-    return _places(("_enable_profiler_legacy",), ("_prepare_profiler", "_enable_profiler"), legacy=legacy)
+def starts() -> list[tuple[Any, str]]:
+    """(module, name) of the functions that every profiler of torch calls when it is prepared or started; of the one before Kineto
+    the names end in `_legacy`."""
+    return _places("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 
 
-def ends(*, legacy: bool = False) -> list[tuple[Any, str]]:
+def ends() -> list[tuple[Any, str]]:
     """The same of those that they call when they end."""
-    return _places(("_disable_profiler_legacy",), ("_disable_profiler",), legacy=legacy)
+    return _places("_disable_profiler", "_disable_profiler_legacy")
 
 
-def _places(of_legacy: tuple[str, ...], of_kineto: tuple[str, ...], *, legacy: bool) -> list[tuple[Any, str]]:
-    module = sys.modules.get("torch.autograd.profiler_legacy") if legacy else sys.modules["torch"].autograd.profiler
-    return [(module, name) for name in (of_legacy if legacy else of_kineto) if hasattr(module, name)]
+def _places(*names: str) -> list[tuple[Any, str]]:
+    own, legacy = sys.modules["torch"].autograd.profiler, sys.modules.get("torch.autograd.profiler_legacy")
+    places = [(legacy if name.endswith("_legacy") else own, name) for name in names]
+    return [(module, name) for module, name in places if hasattr(module, name)]

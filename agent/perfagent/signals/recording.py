@@ -42,10 +42,9 @@ class Recording:
         self._theirs = 0  # the thread on which a profiler of the script's is on that is of the kind of ours
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
         self._undo = [replace(module, name, self._break_off) for module, name in makers]
-        self._undo += [replace(module, name, self._before_start) for module, name in starts(legacy=True)]
-        self._undo += [replace(module, name, self._break_off) for module, name in starts()]
-        self._undo += [replace(module, name, self._before_end) for module, name in ends(legacy=True)]
-        self._undo += [replace(module, name, self._make_way) for module, name in ends()]
+        ways = ((starts(), self._break_off, self._before_start), (ends(), self._make_way, self._before_end))
+        for places, of_kineto, of_legacy in ways:
+            self._undo += [replace(module, name, of_legacy if name.endswith("_legacy") else of_kineto) for module, name in places]
         profiler = torch._C._profiler
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
