@@ -133,6 +133,9 @@ def test_a04_an_answer_that_is_cut_in_its_body_is_none_even_if_it_reads_like_one
         with connection:
             connection.recv(65536)
             connection.sendall(b"HTTP/1.1 200 OK\r\n" + length + b"\r\n\r\n" + answer)
+            connection.shutdown(socket.SHUT_WR)
+            while connection.recv(65536):  # closed with something unread, the kernel would take the answer back
+                pass
 
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
