@@ -28,10 +28,10 @@ Size = tuple[int, ...]
 """Samples and tokens of a whole step; where there are no tokens the shape of a sample follows."""
 _PART = 64
 """So many of the graph's numbers lie between two looks at what a backward pass has recorded: some 1000 events, 0.5 MB."""
-
 _EVERY = 32
 """So many calls of the model's innermost modules lie between two looks at what a forward pass has recorded (0.1 to 0.2 ms)."""
 _MOST_PLACES = 512
+"""Of a model with more innermost modules each n-th is stood in for: placing takes microseconds a module."""
 _ATTENTION = 4
 """One of attention counts as so many."""
 
@@ -42,9 +42,9 @@ class FlopCount:
     operators: what ran in the calls, by whether it is of backward passes. nodes, types: what autograd's graph knows of some of
     them, by their numbers in it.
 
-    What torch recorded is read while a call goes on, some hundred operators at a time, where they run: a model of 300
-    tensors would leave 15 MB of it (reading takes 13 ms, a third of what recording takes). Python is called there by hooks of
-    some of the graph's nodes, and in the calls of the model's innermost modules and of `scaled_dot_product_attention`.
+    What torch recorded is read while a call goes on, some hundred operators at a time, where they run: a model of 300 tensors would leave
+    15 MB of it (reading takes 13 ms, a third of what recording takes). Python is called there by hooks of some of the graph's
+    nodes, and in the calls of the model's innermost modules and of `scaled_dot_product_attention`.
     """
 
     def __init__(self, progress: Progress, model: Any = None) -> None:
@@ -62,7 +62,7 @@ class FlopCount:
         self.half: str | None = None
         self.over = self.failed = False
         self.broken_off = False  # in the midst of the step
-        self.gave_way = False  # to a profiler of the script's that began in the midst of a call
+        self.gave_way = False  # in the midst of a call, to a profiler of the script's or a nested tensor
         self.cost_ns = 0
         self._recording: Recording | None = None  # this very moment: the profiler that is on is ours
         self._reads = Operators(backward=False)  # what is recorded now

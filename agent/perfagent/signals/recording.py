@@ -98,6 +98,7 @@ class Recording:
             self.broken_off = True
 
     def _before_start(self, *_: Any, **__: Any) -> None:
+        """Of one of the kind of ours: from here until its end what is of that kind on this thread is the script's."""
         self._break_off()
         if self._takes_part():
             self._theirs = get_ident()
@@ -114,9 +115,9 @@ class Recording:
     def _take_out(self) -> None:
         """A backward pass gives each of its nodes, and the thread behind it, what was there when it began: the recorder, and its
         callback, which torch takes out once."""
-        autograd = sys.modules["torch"]._C._autograd
         if self._theirs == get_ident():
             return
+        autograd = sys.modules["torch"]._C._autograd
         with contextlib.suppress(Exception):
             if autograd._profiler_type().name == "LEGACY":
                 autograd._disable_profiler_legacy()
