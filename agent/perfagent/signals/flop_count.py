@@ -42,9 +42,9 @@ class FlopCount:
     operators: what ran in the calls, by whether it is of backward passes. nodes, types: what autograd's graph knows of some of
     them, by their numbers in it.
 
-    What torch recorded is read while a call goes on, some hundred operators at a time, where they run: a model of 300 tensors would leave
-    15 MB of it (reading takes 13 ms, a third of what recording takes). Python is called there by hooks of some of the graph's
-    nodes, and in the calls of the model's innermost modules and of `scaled_dot_product_attention`.
+    What torch recorded is read while a call goes on, some hundred operators at a time, where they run: a model of 300 tensors
+    would leave 15 MB of it (reading takes 13 ms, a third of what recording takes). Python is called there by hooks of some of the
+    graph's nodes, and in the calls of the model's innermost modules and of `scaled_dot_product_attention`.
     """
 
     def __init__(self, progress: Progress, model: Any = None) -> None:
