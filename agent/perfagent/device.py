@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["DeviceClock", "Reading", "Value", "collect", "ready", "take", "take_if_any", "value_of", "waiting"]
+__all__ = [
+    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "ready", "snapshot", "take", "take_if_any", "value_of",
+    "waiting",
+]  # fmt: skip
 
 _MOST_WAITING = 4096
 """Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
@@ -69,6 +72,20 @@ def take_if_any(tensor: torch.Tensor | None) -> Value | None:
     return None if tensor is None else take(tensor)
 
 
+def snapshot(values: dict[str, Any]) -> None:
+    """Reads tensors now, since users change them in place; those on a device later. Of one that is no number its type remains."""
+    torch = sys.modules.get("torch")
+    if torch is None:
+        return
+    for name, value in values.items():
+        if isinstance(value, torch.Tensor):
+            try:
+                value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
+                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
+            except Exception:  # noqa: BLE001 - a device that was lost
+                values[name] = None
+
+
 def collect(tensor: torch.Tensor) -> Reading | None:
     """All values of a small tensor, later. A tensor on the CPU is taken as it is: it must be the caller's own."""
     global _made, _elsewhere
@@ -108,6 +125,13 @@ def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
 def waiting() -> bool:
     """Whether any value of this process ever was on its way from a device: where not, all are there."""
     return _elsewhere
+
+
+def cuda_device_of(optimizer: Any, current: int) -> int:
+    """The index of the device that computes: where the parameters are, for a script may never make it the current one."""
+    groups = getattr(optimizer, "param_groups", None) or []
+    found = next((p.device.index for group in groups for p in group["params"] if getattr(p, "is_cuda", False)), None)
+    return current if found is None else found
 
 
 def ready(value: Value | None) -> bool:

@@ -1,11 +1,17 @@
-"""What projects, runs and sources may be called: names that stand in one line, and in the address of a page."""
+"""What projects, runs and sources may be called: names that stand in one line, and in the address of a page; and what a run is
+called that nobody named."""
 
 from __future__ import annotations
 
-__all__ = ["identity_problem"]
+import os
+import sys
+from pathlib import Path
+
+__all__ = ["default_name", "identity_problem"]
 
 _LENGTHS = {"project": 256, "run": 128, "source": 64}  # characters, as in the server's tables
 _NOT_IN_ADDRESSES = frozenset("/\\?#%")
+_KERNELS = ("ipykernel_launcher", "colab_kernel_launcher")
 
 
 def identity_problem(kind: str, value: str) -> str | None:
@@ -24,3 +30,13 @@ def identity_problem(kind: str, value: str) -> str | None:
 
 def _fits_an_address(run: str) -> bool:
     return _NOT_IN_ADDRESSES.isdisjoint(run) and run not in (".", "..")
+
+
+def default_name(run: str) -> str | None:
+    """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. None at a prompt."""
+    script = Path(sys.argv[0] if sys.argv else "")
+    if script.stem in _KERNELS:
+        stem = Path(os.environ.get("JPY_SESSION_NAME") or "").stem  # "/" and "." have none
+        script = Path(f"{stem or 'notebook'}.py")
+    stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
+    return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None

@@ -15,7 +15,6 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -25,7 +24,7 @@ from perfagent.context.console import Console
 from perfagent.context.gathering import Context
 from perfagent.context.process import describe
 from perfagent.delivery.sender import Sender, Source
-from perfagent.device import take
+from perfagent.device import cuda_device_of, snapshot
 from perfagent.ending import cause
 from perfagent.errors import ConfigError
 from perfagent.governor import Governor
@@ -41,6 +40,7 @@ from perfagent.hooks.watching import Watching
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.leaving import Cause
+from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
 from perfagent.shown import Shown
@@ -61,7 +61,6 @@ LEVELS = {"info": "info", "warning": "warning", "warn": "warning", "critical": "
 END_STATES = ("finished", "failed", "oom", "killed", "preempted")
 MAX_STEP = 2**53
 """What every reader of a step can hold, and the server takes."""
-_KERNELS = ("ipykernel_launcher", "colab_kernel_launcher")
 _PLAIN = frozenset((float, int, bool))
 _OVERHEAD = ("agent/overhead_pct",)
 _POLL_S = 0.5
@@ -168,7 +167,7 @@ class Run:
         for value in values.values():  # with cold caches half of what `issuperset(map(type, ...))` takes
             if type(value) is not float and type(value) not in _PLAIN:
                 later = True
-                _snapshot(values)
+                snapshot(values)
                 break
         if step is not None:
             if type(step) is not int:
@@ -371,18 +370,12 @@ class Run:
             self._sender.events.rotate(1)
 
     def _default_name(self) -> str | None:
-        """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. A run that the user
-        or a scheduler named keeps that name."""
+        """Of a run whose id was drawn: one that the user or a scheduler named keeps its name. Rank 0 tells it."""
         run, told = self._identity.run, launched.current
         drawn = self.settings.run_id is None or (told is not None and run == told.drawn_id)
         if self._identity.rank != 0 or self._identity.joining is not None or run is None or not drawn or "-" in run:
             return None
-        script = Path(sys.argv[0] if sys.argv else "")
-        if script.stem in _KERNELS:
-            stem = Path(os.environ.get("JPY_SESSION_NAME") or "").stem  # "/" and "." have none
-            script = Path(f"{stem or 'notebook'}.py")
-        stem = script.parent.name if script.stem == "__main__" else script.stem  # python -m package
-        return f"{stem}-{run[:4]}" if script.suffix == ".py" and stem else None
+        return default_name(run)
 
     def take_up(
         self,
@@ -424,7 +417,7 @@ class Run:
         torch = sys.modules["torch"]
         self._sender.event("state", {"state": "running", "torch": str(torch.__version__)}, step=self._progress.completed)
         if torch.cuda.is_initialized():
-            self._cuda_device = device = _cuda_device_of(optimizer, torch.cuda.current_device())
+            self._cuda_device = device = cuda_device_of(optimizer, torch.cuda.current_device())
             self._progress.stream = torch.cuda.current_stream(device).cuda_stream
         instrument.install_late()
         self._watch_model()
@@ -600,31 +593,10 @@ def _text(value: Any, most: int) -> str:
         return f"[{type(value).__name__}]"
 
 
-def _cuda_device_of(optimizer: Any, current: int) -> int:
-    """The index of the device that computes: where the parameters are, for a script may never make it the current one."""
-    groups = getattr(optimizer, "param_groups", None) or []
-    found = next((p.device.index for group in groups for p in group["params"] if getattr(p, "is_cuda", False)), None)
-    return current if found is None else found
-
-
 def _trainable(model: Any) -> int:
     """Trainable numbers of a model; those of lazy modules are not known before their first call."""
     is_lazy = sys.modules["torch"].nn.parameter.is_lazy
     return sum(p.numel() for p in model.parameters() if p.requires_grad and not is_lazy(p))
-
-
-def _snapshot(values: dict[str, Any]) -> None:
-    """Reads tensors now, since users change them in place; those on a device later. Of one that is no number its type remains."""
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return
-    for name, value in values.items():
-        if isinstance(value, torch.Tensor):
-            try:
-                value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
-                values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
-            except Exception:  # noqa: BLE001 - a device that was lost
-                values[name] = None
 
 
 def _torch_came() -> None:

@@ -11,10 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.device import DeviceClock
+from perfagent.device import DeviceClock, cuda_device_of
 from perfagent.hooks.progress import state
 from perfagent.hooks.transfer import watch_copy
-from perfagent.run import _cuda_device_of
 
 MAIN, OTHER = 1, 2
 
@@ -241,4 +240,4 @@ def test_marks_are_made_on_the_stream_of_the_device_that_computes(monkeypatch) -
 def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> None:
     devices = [torch.device(place) for place in places]
     parameters = [SimpleNamespace(is_cuda=device.type == "cuda", device=device) for device in devices]
-    assert _cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
+    assert cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
