@@ -18,7 +18,7 @@ from typing import Any
 
 from perfagent.rootcause.batch import can_be_counted
 
-__all__ = ["COMPILED", "first_bad_operator"]
+__all__ = ["COMPILED", "first_bad_operator", "leaves_of"]
 
 MOST_NODES = 20_000
 MOST_S = 2.0
@@ -33,6 +33,8 @@ _STAYS_FINITE = (
 """What these make of finite values is finite, and they do not keep what they read: the bad value was there before them."""
 _OF_MASKS = ("Softmax", "LogSoftmax")
 """The same, but for -inf in all of a row; masks are set outside of what torch.compile compiled or inside, not in between."""
+_ADDS_UP = ("Add", "Sub", "Cat", "Stack", "Where", "MaskedFill")
+"""What these put out was mostly in one of the tensors that they were given, of which they keep none."""
 _SMALL = 16.0
 """By so much a value may be multiplied without being suspected of overflowing there."""
 COMPILED = "CompiledFunction"
@@ -43,11 +45,12 @@ _UNREAD_IN_TRAINING = ("running_mean", "running_var")
 
 
 def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int, str] | None = None) -> dict[str, Any] | None:
-    """{"operator"?, "inputs_known"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?, "after"?, "before"?, "of"?};
-    names: parameters by id(), all of them good; buffers: the same of these, good or bad.
+    """{"operator"?, "inputs_known"?, "inputs_unseen"?, "read_by"?, "read_as"?, "buffer"?, "minus_infinity"?, "made"?, "after"?,
+    "before"?, "of"?}; names: parameters by id(), all of them good; buffers: the same of these, good or bad.
 
     operator: what made the value, from finite inputs; absent where it came from outside, as a batch or a buffer. inputs_known:
-    nothing from outside, such as a batch, can be what it was made from. read_by: the first operator that read it, and as what;
+    nothing from outside, such as a batch, can be what it was made from. inputs_unseen: of finite ones it makes nothing bad, or
+    hardly ever, and what it was given cannot be seen. read_by: the first operator that read it, and as what;
     buffer: the one that it read there. minus_infinity: the operator itself read -inf; {"read_as", "from"?}, from: what made
     that, absent where it came from outside. made: "nan", "inf" or "-inf", where the operator was run again to know that it was
     this one. of: a parameter that the operator uses; after: the last one used before it; before: the first one used after it.
@@ -62,6 +65,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
     until = time.monotonic() + MOST_S
     reader = producer = None
     read: list[tuple[str, Any]] = []
+    good: set[Any] = set()  # what put out something that was kept
     for node in nodes:
         if time.monotonic() > until:
             return None
@@ -69,6 +73,7 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
         if saved is None:
             return None
         bad = [(name, tensor) for name, tensor in saved if _is_bad(tensor)]
+        good.update(one.grad_fn for _, one in saved if one.grad_fn is not None and not any(one is other for _, other in bad))
         if bad:
             read = [(name, tensor) for name, tensor in bad if not name.startswith(_WRITTEN)]
             if read:
@@ -79,17 +84,27 @@ def first_bad_operator(loss: Any, names: Mapping[int, str], buffers: Mapping[int
     if producer is None:
         producer = _maker(loss.grad_fn) if reader is None else _made_by(read[0][1])
     found: dict[str, Any] = {}
+    lower, read_it = None, ""
     if producer is not None:
         producer, made = _origin(_past_what_stays_finite(producer), until)
+        while not made and (given := _only_unseen(producer, good, names)) is not None:
+            producer, made = _origin(_past_what_stays_finite(given), until)
+        lower = None if made else _maker_of_minus_infinity(producer, until)
+        if lower is not None:
+            read_it, (producer, made) = _name(producer), lower
         found["operator"] = _name(producer)
         if made:
             found["made"] = made
+        elif found["operator"] in (*_ADDS_UP, *_OF_MASKS):
+            found["inputs_unseen"] = True
         if made in ("nan", "inf") or _inputs_are_known(producer, names, until):
             found["inputs_known"] = True
         below = _minus_infinity(producer)
         if below is not None:
             found["minus_infinity"] = below
-    if reader is not None:
+    if lower is not None:
+        found["read_by"] = read_it
+    elif reader is not None:
         found |= {"read_by": _name(reader), "read_as": [name for name, _ in read]}
         buffer = (buffers or {}).get(id(read[0][1]))
         if buffer is not None:
@@ -218,6 +233,16 @@ def _past_what_stays_finite(node: Any) -> Any:
         node = before
 
 
+def _only_unseen(node: Any, good: set[Any], names: Mapping[int, str]) -> Any:
+    """What made the one of the tensors that an operator adds up, or puts together, which is not known to be good; None where
+    there are more, or it came from outside."""
+    if _name(node) not in _ADDS_UP:
+        return None
+    given = [before for before, _ in node.next_functions if before not in good]
+    unseen = [before for before in given if not (hasattr(before, "variable") and id(before.variable) in names)]
+    return unseen[0] if len(unseen) == 1 and unseen[0] is not None and not hasattr(unseen[0], "variable") else None
+
+
 def _scaled(node: Any) -> int | None:
     """Which factor of a product cannot be seen, where the other one is small and finite, as a dropout's mask is."""
     torch = sys.modules["torch"]
@@ -313,6 +338,42 @@ def _minus_infinity(producer: Any) -> dict[str, Any] | None:
     if not read:
         return None
     return {"read_as": read, **({"from": _name(origin)} if origin is not None else {})}
+
+
+def _maker_of_minus_infinity(producer: Any, until: float) -> tuple[Any, str] | None:
+    """What made the -inf that an operator read, and "-inf" where it is known to have, if between the two it was only added to and
+    the like: a linear layer makes NaN of it, and is not to blame."""
+    below = [one for name, one in _saved(producer) or () if not name.startswith(_WRITTEN) and _holds_minus_infinity(one)]
+    last = _made_by(below[0]) if below else None
+    if last is None:
+        return None
+    waiting, seen = [last], {last}
+    makers: list[tuple[int, Any]] = []
+    while waiting and len(seen) < MOST_RUN_AGAIN and time.monotonic() < until:
+        node = waiting.pop()
+        saved = dict(_saved(node) or ())
+        made = _run_again(node, saved)
+        if made == "-inf" or (not made and any(map(_holds_minus_infinity, saved.values()))):
+            makers.append((node._sequence_nr(), node))
+        elif made is None:
+            inputs = [one for one, _ in node.next_functions if one is not None and not hasattr(one, "variable")]
+            fresh = [one for one in inputs if one not in seen]
+            seen.update(fresh)
+            waiting += fresh
+    if not makers and _name(last) in _ADDS_UP:  # it was given from outside
+        return last, ""
+    if not makers or last in (node for _, node in makers):
+        return None
+    return min(makers, key=lambda maker: maker[0])[1], "-inf"
+
+
+def leaves_of(loss: Any) -> set[int] | None:
+    """The parameters, by id(), that a loss was computed from; None where its graph is too large."""
+    nodes = _nodes(loss.grad_fn) if loss.grad_fn is not None else None
+    if nodes is None:
+        return None
+    leaves = (before for node in nodes for before, _ in node.next_functions if hasattr(before, "variable"))
+    return {id(leaf.variable) for leaf in leaves}
 
 
 def _made_by(kept: Any) -> Any:

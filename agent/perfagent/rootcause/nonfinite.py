@@ -21,7 +21,7 @@ from perfagent.hooks.account import entries_of
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, in_callers
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
-from perfagent.rootcause.graph import COMPILED, first_bad_operator
+from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.signals.made_of import is_lazy, made_of, numbers_in
 from perfagent.signals.sharding import local as local_part
@@ -62,6 +62,7 @@ class Inquiry:
         self._seen_after = step
         self._done = self._told = False
         self._names: dict[int, str] = {}
+        self._classes: dict[str, str] = {}
         self._rate: float | None = None
 
     # ---- on the training thread
@@ -72,7 +73,7 @@ class Inquiry:
         self._dtype = str(loss.dtype).removeprefix("torch.")
         self._rate = self._learning_rate()
         named = self._parameters()
-        self._before = _Nonfinite(named)
+        self._before = _Nonfinite(named, leaves_of(loss))
         entries = entries_of(self._progress.trace)
         samples = next((entry[4][0] for entry in entries if len(entry) > 4 and isinstance(entry[4], tuple)), None)
         where, found = in_callers(samples, frame or sys._getframe(1))
@@ -87,7 +88,7 @@ class Inquiry:
             return False
         if self._after is None:
             named = self._parameters()
-            self._after = _Nonfinite(named)
+            self._after = _Nonfinite(named, {id(p) for _, p in named if p.grad is not None} or None)
             self._gradients = _Nonfinite([(name, p.grad) for name, p in named if p.grad is not None])
             self._seen_after = self._progress.completed
         checks = self._checks
@@ -140,6 +141,7 @@ class Inquiry:
         named: list[tuple[str, Any]] = []
         if model is not None:
             for module_name, module in walk(model):
+                self._classes[module_name] = type(module).__name__
                 parameters = module.named_parameters() if is_closed(module) else module.__dict__.get("_parameters", {}).items()
                 named += [(_joined(module_name, name), p) for name, p in parameters if p is not None]
         primary = self._progress.primary() if self._progress.primary is not None else None
@@ -236,18 +238,17 @@ class Inquiry:
         found["steps_checked_after"] = len(self._rounds)
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
-        found |= _culprit(found, self._classes())
+        found |= _culprit(found, self._classes)
         return found
-
-    def _classes(self) -> dict[str, str]:
-        model = self._investigator.model()
-        return {name: type(module).__name__ for name, module in walk(model)} if model is not None else {}
 
 
 class _Nonfinite:
-    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read yet."""
+    """Which of some named tensors hold NaN or infinity: the largest magnitude of each, in one pass, perhaps not read yet.
 
-    def __init__(self, named: Iterable[tuple[str, Any]]) -> None:
+    used: those that have gradients, by id(), where that is known.
+    """
+
+    def __init__(self, named: Iterable[tuple[str, Any]], used: set[int] | None = None) -> None:
         torch = sys.modules["torch"]
         groups: dict[tuple[Any, Any], list[tuple[str, Any]]] = {}
         self.count = 0
@@ -260,7 +261,7 @@ class _Nonfinite:
             if parts:
                 self.count += 1
                 self._order.append(name)
-                if tensor.requires_grad:
+                if tensor.requires_grad and (used is None or id(tensor) in used):
                     self._trained.append(name)
         self._readings: list[tuple[list[tuple[str, Any]], Reading]] = []
         with torch.no_grad():
@@ -299,13 +300,17 @@ class _Nonfinite:
         self._bad.sort(key=lambda entry: places[entry["name"]])
 
     def shown(self) -> dict[str, Any]:
-        """{"of", "nonfinite", "first": [...], "last", "good_from"?}; once ready."""
+        """{"of", "nonfinite", "first": [...], "last", "spread"?, "good_from"?}; once ready. spread: all that are trained are bad,
+        and more than one."""
         if self._bad is None:
             self._settle()
         assert self._bad is not None
         last = self._bad[-1]["name"] if self._bad else None
         found = {"of": self.count, "nonfinite": len(self._bad), "first": self._bad[:SHOWN], "last": last}
-        good_from = self._good_from([entry["name"] for entry in self._bad])
+        names = [entry["name"] for entry in self._bad]
+        if len(names) > 1 and self._trained and set(self._trained) <= set(names):
+            found["spread"] = True
+        good_from = self._good_from(names)
         return found | ({"good_from": good_from} if good_from is not None else {})
 
     def _good_from(self, bad: list[str]) -> str | None:
@@ -376,8 +381,8 @@ def _culprit(found: dict[str, Any], classes: dict[str, str]) -> dict[str, Any]:
     before, after, gradients = (found.get(key, {}) for key in ("parameters_before", "parameters_after", "gradients"))
     operator, first = found.get("operator"), found.get("first_module")
     made: dict[str, Any] = operator if operator is not None and "operator" in operator else {}
-    spread = bool(after.get("nonfinite")) and after.get("nonfinite") == after.get("of")
-    if before.get("nonfinite") and before["nonfinite"] == before["of"] > 1:
+    spread = "spread" in after or (bool(after.get("nonfinite")) and after.get("nonfinite") == after.get("of"))
+    if "spread" in before or (before.get("nonfinite") and before["nonfinite"] == before["of"] > 1):
         return {"cause": "spread"}
     if before.get("nonfinite"):
         return _of_parameters(before, classes, backward=True)
@@ -471,20 +476,25 @@ def _sentence(found: dict[str, Any]) -> str:
         return _sentence_of_operator(found, module, kind)
     if cause == "spread" and found.get("parameters_before", {}).get("nonfinite"):
         ranks = " on this rank or another" if found.get("world_size", 1) > 1 else ""
-        return f"Every parameter was non-finite before step {step}'s backward pass: an earlier update had spoilt them{ranks}."
+        every = _every(found["parameters_before"]).capitalize()
+        return f"{every} was non-finite before step {step}'s backward pass: an earlier update had spoilt them{ranks}."
     if cause in ("module", "spread") and "first_module" in found:
         first = found["first_module"]
         said = f"The first module with a non-finite output is {module!r}{kind}, {_output(first)}"
         if cause == "spread":
-            return f"{said}. By then every parameter was non-finite, so step {step} may have begun elsewhere."
+            return f"{said}. By then {_every(found['parameters_after'])} was non-finite, so step {step} may have begun elsewhere."
         return f"{said}."
     if cause == "spread":
-        return f"After step {found['looked_after_step']} every parameter was non-finite."
+        return f"After step {found['looked_after_step']} {_every(found['parameters_after'])} was non-finite."
     if cause == "gradient":
         bad, of = found["gradients"]["nonfinite"], found["gradients"]["of"]
         nearest = f"nearest to the loss is that of {found['parameter']!r}"
         return f"In step {step} {bad} of {of} gradients were non-finite; {nearest}. Parameters stayed finite."
     return _sentence_of_nothing(found, step)
+
+
+def _every(bad: dict[str, Any]) -> str:
+    return "every parameter" if bad.get("nonfinite") == bad.get("of") else "every parameter that is trained"
 
 
 def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
@@ -498,6 +508,10 @@ def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
         return f"In step {found['step']} a non-finite value came from outside; {read}."
     read = f"; {operator['read_by']} read it" if "read_by" in operator else ""
     given = "from finite inputs"
+    if operator.get("inputs_unseen"):
+        said = f"the operator {operator['operator']} {where} put out the first non-finite value that can be seen{read}"
+        mask = ": it makes NaN where a mask leaves nothing of a row" if operator["operator"].endswith("Softmax") else ""
+        return f"In step {found['step']} {said}{mask}."
     if "minus_infinity" in operator:
         given = f"from the -inf that {operator['minus_infinity'].get('from', 'it was given')}"
         given += " had made" if "from" in operator["minus_infinity"] else ""

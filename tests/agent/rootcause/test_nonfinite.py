@@ -949,3 +949,133 @@ def test_the_rows_of_the_last_seconds_are_in_the_history_although_they_are_read_
     history = evidence(job)["history"]
     assert [entry["step"] for entry in history] == [1, 2, 3, 4, 5, 6]
     assert [entry["loss"] for entry in history[:5]] == pytest.approx(job.losses[:5])
+
+
+class Halves(torch.autograd.Function):
+    """A function of the user's that keeps nothing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return x / 0
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return gradient
+
+
+@pytest.mark.parametrize(
+    ("between", "named", "made"),
+    [
+        (lambda x: torch.relu(x) + Halves.apply(x), "Halves", None),
+        (lambda x: x.tanh() + (x * 1).div_(0.0), "Div", None),
+        (lambda x: torch.cat([x.tanh()[:3], (x[3:] * 0).log() * 0.1]), "Log", "-inf"),
+        (lambda x: x.tanh() + (x * 0).abs().log() * 0.1, "Log", "-inf"),
+        (lambda x: torch.relu(x) + torch.logsumexp(torch.full_like(x, -math.inf) + x * 0, 1, keepdim=True), "Logsumexp", "-inf"),
+        (lambda x: torch.relu(x) + torch.full((8,), -math.inf), "Add", None),
+    ],
+)
+def test_a_sum_is_not_blamed_for_what_it_was_given_nor_the_layer_behind_it(train, between, named, made):
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner, self.norm, self.head = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 4)
+            self.between: Any = torch.tanh
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.norm(self.between(self.inner(x))))
+
+    job = train(Mixed())
+    job.steps(5)
+    job.model.between = between
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], found["operator"]["operator"], found["operator"].get("made")) == ("operator", named, made)
+    assert found["after_module"] == "inner"
+    assert found["before_module"] == "norm"
+    assert "module" not in found, "the bad value was made in none of them"
+
+
+@pytest.mark.parametrize("lost", [True, False])
+def test_what_cannot_be_seen_is_not_said_to_have_been_finite(train, lost):
+    """A row that is masked as a whole; two tensors that nobody kept."""
+
+    class Masks(Between):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return self.head(self.between(self.inner(x)))
+
+    job = train(Masks())
+    job.model.between = torch.tanh
+    job.steps(5)
+    mask = torch.zeros(6, 8).masked_fill(torch.arange(6)[:, None] == 2, -math.inf)
+    job.model.between = (lambda x: (x + mask).softmax(-1)) if lost else (lambda x: Halves.apply(x) + Halves.apply(-x))
+    job.steps(2)
+    message = job.finding()["message"]
+    seen = "In step 6 the operator {} between 'inner' and 'head' put out the first non-finite value that can be seen{}"
+    if lost:
+        assert message == seen.format("Softmax", ": it makes NaN where a mask leaves nothing of a row.")
+    else:
+        assert message == seen.format("Add", "; Addmm read it.")
+
+
+def test_a_parameter_that_no_loss_comes_from_does_not_hide_where_gradients_became_nan(train):
+    """A square root of nothing, whose gradient is infinite; beside it lies a parameter that is not used, and stays good."""
+
+    class Rooted(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.unused, self.inner, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4)
+            self.on = False
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            x = self.inner(self.embed(x).tanh())
+            return self.head((x - x.detach() * self.on).abs().sqrt())
+
+    job = train(Rooted())
+    job.steps(5)
+    job.model.on = True
+    job.step()
+    job.model.on = False
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], found["module"], found["good_from"]) == ("backward", "inner", "head.weight")
+    assert "The gradients came back non-finite from what lies between 'inner' (Linear) and 'head'" in job.finding()["message"]
+
+
+def test_a_model_that_is_gone_when_it_is_told_has_been_looked_at(train):
+    job = train(Transformer())
+    job.steps(5)
+    with torch.no_grad():
+        job.model.blocks[1].query.weight.fill_(60.0)
+    with torch.autocast("cpu", torch.float16):
+        job.step(torch.ones(6, 8) * 10)
+    job.run._investigator.model = lambda: None
+    job.recorded.finish()
+    assert "in module 'blocks.1' (Attention) between" in job.finding()["message"]
+
+
+@pytest.mark.parametrize("kept", ["frozen", "unused"])
+def test_parameters_that_stay_good_for_no_gradient_reaches_them_do_not_make_the_first_module_the_cause(train, kept):
+    """Activation checkpointing: of the bad step nothing can be seen, and then every parameter that is trained is spoilt."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.inner, self.head, self.beside = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 4), nn.Linear(8, 8)
+            self.by = 1.0
+            self.beside.requires_grad_(kept == "unused")
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            if kept == "frozen":
+                x = self.beside(x)
+            x = self.embed(x)
+            return self.head(checkpoint(lambda y: self.inner(y) / self.by, x, use_reentrant=False))
+
+    job = train(Checkpointed())
+    job.steps(5)
+    job.model.by = 0.0
+    job.step()
+    job.model.by = 1.0
+    job.steps(2)
+    found = evidence(job)
+    assert (found["cause"], found["module"]) == ("spread", "embed")
+    assert "By then every parameter that is trained was non-finite, so step 6 may have begun" in job.finding()["message"]
