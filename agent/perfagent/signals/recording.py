@@ -6,6 +6,9 @@ that much and more at the heap's end for good once it was freed.
 
 Torch has room for one profiler a thread: a script that starts its own in the midst of the call would be refused. And torch asks
 every operator's tensors for their shapes, which nested ones have not: it prints a page for each operator then.
+
+A range that a script names (`record_function`; DistributedDataParallel's forward pass is one) is left out: at its end it would
+write into a profiler of the script's that has begun in the midst of it, or since, which ends or hangs the process.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ from typing import Any
 from perfagent.hooks.guard import untraced
 from perfagent.rootcause.other_profilers import ends, starts
 from perfagent.rootcause.replacing import replace
-from perfagent.signals.callbacks import can_clear_here, clear_here
+from perfagent.signals.callbacks import are_on_here, can_clear_here, clear_here, turn_here
 
 __all__ = ["Recording", "holds_nested"]
 
@@ -40,11 +43,13 @@ class Recording:
         self._thread = get_ident()
         self._passes: set[int] = set()
         self._theirs = 0  # the thread on which a profiler of the script's is on that is of the kind of ours
+        self._entering: set[int] = set()  # threads on which a range is being entered
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
         self._undo = [replace(module, name, self._break_off) for module, name in makers]
         ways = ((starts(), self._break_off, self._before_start), (ends(), self._make_way, self._before_end))
         for places, of_kineto, of_legacy in ways:
             self._undo += [replace(module, name, of_legacy if name.endswith("_legacy") else of_kineto) for module, name in places]
+        self._undo.append(replace(torch.autograd.profiler.record_function, "__enter__", self._leave_out, self._go_on))
         profiler = torch._C._profiler
         config = profiler.ProfilerConfig(
             profiler.ProfilerState.CPU, True, False, False, False, False, profiler._ExperimentalConfig()
@@ -96,6 +101,17 @@ class Recording:
         if self._takes_part():
             self._take_out()
             self.broken_off = True
+
+    def _leave_out(self, *_: Any) -> None:
+        """A range begins."""
+        if not self.broken_off and self._takes_part() and are_on_here():
+            self._entering.add(get_ident())
+            turn_here(on=False)
+
+    def _go_on(self) -> None:
+        if get_ident() in self._entering:
+            self._entering.discard(get_ident())
+            turn_here(on=True)
 
     def _before_start(self, *_: Any, **__: Any) -> None:
         """Of one of the kind of ours: from here until its end what is of that kind on this thread is the script's."""

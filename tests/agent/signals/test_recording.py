@@ -475,3 +475,133 @@ def test_a_backward_pass_in_the_root_s_own_call_breaks_nothing_off(record):
     model, x = Inside(4, 4), torch.randn(2, 4)
     record(model)
     assert not recorded_step(model, lambda m: m(x).sum()).broken_off
+
+
+def names_of(threads):
+    return {event.name() for events in threads for event in events}
+
+
+def test_a_range_that_the_script_names_leads_nowhere_when_it_ends():
+    """It would write into a profiler of the script's that began in the midst of it, or since: an abort or a hang in some runs."""
+    from torch.profiler import record_function
+
+    from perfagent.signals.callbacks import are_on_here
+
+    before = record_function.__enter__
+    recording = Recording(compiled=False)
+    with record_function("a range"):
+        made = torch.ones(2, 2) @ torch.ones(2, 2)
+        assert are_on_here()
+    outlives = record_function("outlives the recording").__enter__()
+    with pytest.raises(RuntimeError, match="Expected a value of type 'str'"):
+        record_function(3).__enter__()
+    assert are_on_here()
+    names = names_of(recording.end())
+    assert "aten::mm" in names
+    assert not {"a range", "outlives the recording"} & names
+    assert record_function.__enter__ is before
+    assert profiled(lambda: outlives.__exit__(None, None, None) or made * 2)[1] == 1
+
+
+def test_ranges_of_the_script_s_profiler_are_its_own_again(record):
+    class Ranges(nn.Linear):
+        def forward(self, x):
+            if not torch.autograd._profiler_enabled():
+                return super().forward(x)
+            with torch.profiler.record_function("around"):  # as DistributedDataParallel's
+                self.profile = profile(activities=[ProfilerActivity.CPU])
+                self.profile.start()
+                with torch.profiler.record_function("inside"):
+                    return super().forward(x)
+
+    model, x = Ranges(4, 4), torch.randn(2, 4)
+    record(model)
+
+    def loss_of(m):
+        loss = m(x).sum()
+        if hasattr(m, "profile"):
+            m.profile.stop()
+            m.seen = {event.key for event in m.profile.key_averages()}
+            del m.profile
+        return loss
+
+    assert recorded_step(model, loss_of).broken_off
+    assert "inside" in model.seen
+    assert "aten::addmm" in model.seen
+    assert "around" not in model.seen, "it began before"
+
+
+def test_ranges_on_another_thread_are_left_alone():
+    from threading import Thread
+
+    seen = []
+
+    def beside():
+        with profile(activities=[ProfilerActivity.CPU]) as own, torch.profiler.record_function("beside"):
+            torch.ones(2) * 2
+        seen.append({event.key for event in own.key_averages()})
+
+    recording = Recording(compiled=False)
+    try:
+        other = Thread(target=beside)
+        other.start()
+        other.join()
+    finally:
+        recording.end()
+    assert "beside" in seen[0]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script:DeprecationWarning")
+def test_a_function_with_a_range_in_it_can_be_scripted_in_the_recorded_step():
+    from torch.profiler import record_function
+
+    def ranged(x: torch.Tensor) -> torch.Tensor:
+        with record_function("a range"):
+            return x * 2
+
+    recording = Recording(compiled=False)
+    try:
+        scripted = torch.jit.script(ranged)
+    finally:
+        recording.end()
+    assert torch.equal(scripted(torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("known", [True, False])
+def test_a_range_in_what_is_compiled_in_the_recorded_step_breaks_no_graph(known):
+    torch._dynamo.reset()
+
+    @torch.compile(backend="eager", fullgraph=True)
+    def ranged(x):
+        with torch.profiler.record_function("a range"):
+            return x * 2
+
+    recording = Recording(compiled=known)
+    try:
+        assert torch.equal(ranged(torch.ones(2)), torch.full((2,), 2.0))
+    finally:
+        recording.end()
+    torch._dynamo.reset()
+
+
+def test_where_operators_of_all_threads_are_observed_nothing_is_recorded(record, tmp_path):
+    """The script's observer would miss the ranges that are left out."""
+    from torch.profiler import ExecutionTraceObserver
+
+    model, x = nn.Linear(4, 4), torch.randn(2, 4)
+    record(model)
+    observer = ExecutionTraceObserver().register_callback(str(tmp_path / "trace.json"))
+
+    def loss_of(m):
+        observer.start()
+        loss = m(x).sum()
+        observer.stop()
+        return loss
+
+    try:
+        look = recorded_step(model, loss_of)
+    finally:
+        observer.unregister_callback()
+    assert look.broken_off
+    assert not look.operators.get(False)
