@@ -19,11 +19,11 @@ __all__ = ["SAVERS", "install"]
 
 SAVERS: dict[str, tuple[str, ...]] = {
     "torch": ("save",),
-    "torch.serialization": ("save",),
+    # an inner function is what whoever imported the outer one by name, before us, calls in the end
+    "torch.serialization": ("save", "_save", "_legacy_save"),
     "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
-    # what whoever imported `save` by name before us calls in the end
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict", "_save_state_dict"),
-    "safetensors.torch": ("save_file", "save_model"),
+    "safetensors.torch": ("save_file", "save_model", "serialize_file"),
     "transformers.trainer": ("Trainer._save_checkpoint", "Trainer.save_model"),
     "transformers.modeling_utils": ("PreTrainedModel.save_pretrained",),
     "accelerate.accelerator": ("Accelerator.save_state", "Accelerator.save_model"),

@@ -68,7 +68,7 @@ def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -
 
 
 def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-    me, at, first = id(optimizer), len(p.trace), True
+    me, trace, at, roots, first = id(optimizer), p.trace, len(p.trace), p.roots, True
     if not p.primary_id:
         _appoint_safely(p, optimizer)
     if p.primary_id == me:
@@ -77,7 +77,12 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
     @functools.wraps(closure)
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal first
-        loss = closure(*args, **kwargs)
+        try:
+            loss = closure(*args, **kwargs)
+        except BaseException:
+            if p.entered == me and p.trace is trace:
+                _forget_attempt(p, at, roots, counts=p.primary_id == me)
+            raise
         if first and p.entered == me:
             first = False
             if p.primary_id == me:
@@ -88,6 +93,17 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
         return loss
 
     return watched
+
+
+@guarded
+def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
+    """A step's closure has raised: its losses and gradients are not those of the step that comes of the next attempt."""
+    del p.trace[at:]
+    p.roots, p.inside_roots = roots, False
+    if counts:
+        p.clips, p.clip_norm, p.looked = None, [], False
+        p.gradients = p.grad_scale = None
+        p.health.forget()
 
 
 def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:

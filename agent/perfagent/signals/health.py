@@ -164,6 +164,10 @@ class Health:
         self._planned_ns = self._cost_ns + extra + telling
         p.measure_at = self._next_pass(p, p.completed, step_ns)
 
+    def forget(self) -> None:
+        """The step of the last pass was given up: its weights are not compared."""
+        self._weights = None
+
     def _next_pass(self, p: Progress, after: int, step_ns: int) -> int:
         period = p.governor.period(self._planned_ns, step_ns)
         if self._plan is not None and self._plan.world > 1:

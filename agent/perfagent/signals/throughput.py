@@ -4,7 +4,8 @@ Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rule
 sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
 that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
 samples; where all tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each
-label holds views of one batch. What remains unclear is None: never a guess.
+label holds views of one batch. An object of the script's own (a dataclass) is what its attributes are, unless it would have more
+samples than the loader puts together: then they are points or nodes. What remains unclear is None: never a guess.
 Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
 reads a tensor's values.
 
@@ -85,7 +86,18 @@ def size_of(batch: Any) -> Size:
         return _of_mapping(batch)
     if isinstance(batch, (list, tuple)) and batch:
         return _of_sequence(batch)
-    return NOTHING
+    attributes = _attributes(batch)
+    return _of_mapping(attributes) if attributes else NOTHING
+
+
+def _attributes(batch: Any) -> Mapping[str, Any] | None:
+    """Those of an object in which a batch's tensors are; None where there are no such ones."""
+    if isinstance(batch, (Mapping, list, tuple, type)) or _tensor(batch):
+        return None
+    attributes = getattr(batch, "__dict__", None) or {}
+    if not attributes:  # one with slots
+        attributes = {name: getattr(batch, name, None) for name in getattr(type(batch), "__dataclass_fields__", ())}
+    return attributes if any(map(_tensor, attributes.values())) else None
 
 
 def _of_mapping(batch: Mapping[Any, Any]) -> Size:
@@ -151,6 +163,11 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
     it decides where the shapes say something else and the batch holds as many entries.
     """
     samples, tokens, embedded = size_of(batch)
+    attributes = _attributes(batch)
+    if attributes and not isinstance(getattr(batch, "num_graphs", None), int):
+        if samples is not None and type(batch_size) is int and samples > batch_size:
+            return _nothing
+        return _of_attributes(type(batch), reader(attributes, batch_size))
     if samples != batch_size and isinstance(batch, (list, tuple)) and batch:
         if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # that one may be a whole batch
             return _of_entries(type(batch))
@@ -268,6 +285,23 @@ def _of_first_views(kind: Any) -> Measure:
         return _rows_of_views(later[0]), None, False
 
     return measure
+
+
+def _of_attributes(kind: Any, of_them: Measure) -> Measure:
+    """For a loader whose batch is an object that holds tensors."""
+
+    def measure(later: Any) -> Size:
+        attributes = _attributes(later) if type(later) is kind else None
+        return of_them(attributes) if attributes else _unclear(later)
+
+    return measure
+
+
+def _nothing(_batch: Any) -> Size:
+    """The measure of batches of which it is not known how many samples they hold."""
+    if inputs.latest is not None:
+        inputs.turn_to(None)
+    return NOTHING
 
 
 def _with_tokens(batch: Any, samples: int) -> Any:

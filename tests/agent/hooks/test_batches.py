@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -40,6 +42,15 @@ def test_a_loader_that_collates_into_lists_tells_its_samples(record):
     items = [(torch.randn(3, 8 + number % 3, 8), {}) for number in range(18)]
     for images, _ in DataLoader(items, batch_size=4, collate_fn=lambda batch: tuple(zip(*batch, strict=True))):
         train_on(model, optimizer, sum(model(image).mean() for image in images))
+    assert samples_of(recorded) == {2: 4, 3: 4, 4: 4, 5: 2}
+
+
+def test_a_loader_that_collates_into_objects_tells_their_samples(record):
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for batch in DataLoader(torch.randn(18, 8), batch_size=4, collate_fn=lambda rows: SimpleNamespace(x=torch.stack(rows))):
+        train_on(model, optimizer, model(batch.x).mean())
     assert samples_of(recorded) == {2: 4, 3: 4, 4: 4, 5: 2}
 
 

@@ -11,6 +11,7 @@ import time
 import pytest
 import torch
 from torch import nn
+from torch import save as saved_by_name
 
 from perfagent.hooks.checkpoint import _note_path
 from perfagent.samplers.folders import saved_to
@@ -96,6 +97,22 @@ def test_saves_inside_of_a_save_count_once(record, tmp_path):
     assert [step for step, _ in series] == [2, 3]
     assert all(seconds <= whole for (_, seconds), whole in zip(series, took, strict=False))
     assert saved_to[-1] == str(tmp_path / "dcp")
+
+
+@pytest.mark.parametrize("zipped", [True, False])
+def test_of_torch_too(record, tmp_path, zipped):
+    recorded, spent = record(), []
+    train(lambda _: saved_by_name(Slow(spent), tmp_path / "model.pt", _use_new_zipfile_serialization=zipped))
+    series = recorded.of("phase/checkpoint_s")
+    assert [step for step, _ in series] == [2, 3]
+    assert all(seconds >= nap for (_, seconds), nap in zip(series, spent, strict=False))
+
+
+def test_of_safetensors_too(record, tmp_path):
+    saved_earlier = pytest.importorskip("safetensors.torch").save_file
+    recorded = record()
+    train(lambda model: saved_earlier(model.state_dict(), tmp_path / "model.safetensors"))
+    assert [step for step, _ in recorded.of("phase/checkpoint_s")] == [2, 3]
 
 
 def test_safetensors_is_a_checkpoint(record, tmp_path):

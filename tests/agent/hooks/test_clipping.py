@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -343,3 +344,21 @@ def test_a_failed_hook_of_another_kind_leaves_the_steps_alone(every_step):
     guard.reset()
     assert whole == [False, True, True, True], "timed from outside of torch's wrapper, from the second step on"
     assert [step for step, _ in recorded.steps()] == [1, 2, 3, 4]
+
+
+def test_gradients_that_get_the_ids_of_those_that_a_stepped_optimizer_let_go_of_have_their_own_norm(seldom):
+    """Both backward passes first: what Python knows the generator's gradients by is made when they are clipped."""
+    generator, critic = small(), small()
+    ours, other = sgd(generator), sgd(critic)
+    recorded = seldom(generator, ours)
+    returned = []
+    for _ in range(4):
+        backward(critic)
+        backward(generator)
+        norm = float(nn.utils.clip_grad_norm_(critic.parameters(), 1.0))
+        other.step()
+        other.zero_grad()
+        returned.append(math.hypot(norm, float(nn.utils.clip_grad_norm_(generator.parameters(), 1.0))))
+        ours.step()
+        ours.zero_grad()
+    assert told(recorded) == pytest.approx(returned, rel=1e-6)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import types
 
 import pytest
 import torch
@@ -106,6 +107,34 @@ def test_a_closure_that_raises_reaches_the_script_and_the_next_step_is_told(reco
     assert [norm for _, norm in recorded.of("grad/norm")] == pytest.approx([step[0][1] for step in seen], rel=1e-5)
 
 
+@pytest.mark.parametrize("clip", [None, "norm", "value"])
+@pytest.mark.parametrize("call", [1, 2, 3], ids=["1st call", "2nd call", "3rd call"])
+def test_of_a_step_whose_closure_raised_nothing_is_told_with_the_next(record, clip, call):
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    recorded = record(model, optimizer=optimizer, overhead_budget_pct=1e9)
+    seen = trained(model, optimizer, clip=clip, steps=2)
+    calls, step = [], optimizer.step
+
+    def breaking(closure):
+        def counted():
+            loss = closure()
+            calls.append(norm_of(model.parameters()))
+            if len(calls) == call:
+                raise KeyError("from the script")
+            return loss
+
+        step(counted)
+
+    with pytest.raises(KeyError, match="from the script"):
+        trained(model, types.SimpleNamespace(step=breaking, zero_grad=optimizer.zero_grad), clip=clip, steps=1)
+    assert len(calls) == call
+    seen += trained(model, optimizer, clip=clip, steps=3)
+    assert [loss for _, loss in recorded.of("loss")] == [step[0][0] for step in seen]
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
+    assert [n for n, _ in recorded.of("grad_norm/0.weight")] == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.Adam])
 def test_weights_are_the_same_bits(record, kind):
     def weights(watched: bool) -> list[torch.Tensor]:
@@ -118,3 +147,32 @@ def test_weights_are_the_same_bits(record, kind):
 
     alone = weights(False)
     assert all(torch.equal(one, other) for one, other in zip(alone, weights(True), strict=True))
+
+
+def test_steps_with_a_closure_and_clipped_ones_without_take_turns(record):
+    model = small()
+    recorded = record(model, overhead_budget_pct=1e9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    true = []
+    for _ in range(3):
+        ((_, norm),) = trained(model, optimizer, steps=1)[0]
+        optimizer.zero_grad()
+        (20 * model(torch.randn(4, 8)).square().mean()).backward()
+        true += [norm, norm_of(model.parameters())]
+        nn.utils.clip_grad_norm_(model.parameters(), 1e-3)
+        optimizer.step()
+    assert [norm for _, norm in recorded.of("grad/norm")] == pytest.approx(true, rel=1e-5)
+    assert [step for step, _ in recorded.of("grad_norm/0.weight")] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_the_closure_of_an_optimizer_with_a_scheduler_is_seen_too(record, by_name):
+    """The scheduler puts a `step` of its own on the instance."""
+    model = small()
+    optimizer = torch.optim.LBFGS(model.parameters(), lr=0.1, max_iter=4)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 100)
+    recorded = record(model, overhead_budget_pct=1e9)
+    seen = trained(model, optimizer, by_name=by_name)
+    assert "step" in optimizer.__dict__, "else this tests nothing"
+    assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
+    assert scheduler.last_epoch == 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import signal
 import weakref
 
 import pytest
@@ -55,3 +57,45 @@ def test_a_hook_that_is_called_in_a_way_that_it_does_not_know_is_turned_off():
 
     hook(unknown=1)
     assert [name.rpartition(".")[2] for name in failures] == ["hook"]
+
+
+class TimeLimit:
+    """As scripts have them: a method, an object that can be called, a part of a function."""
+
+    def over(self, _signal: int, _frame: object) -> None:
+        raise TimeoutError
+
+    def __call__(self, _signal: int, _frame: object) -> None:
+        raise TimeoutError
+
+
+@pytest.mark.parametrize(
+    "handler",
+    [TimeLimit().over, TimeLimit(), functools.partial(TimeLimit.over, None), functools.partial(TimeLimit())],
+    ids=["method", "object", "partial", "partial of an object"],
+)
+def test_what_any_kind_of_handler_of_a_signal_raises_goes_through_a_hook(handler):
+    hook = guarded(lambda: signal.raise_signal(signal.SIGALRM))
+    before = signal.signal(signal.SIGALRM, handler)
+    try:
+        with pytest.raises(TimeoutError):
+            hook()
+    finally:
+        signal.signal(signal.SIGALRM, before)
+    assert not failures
+
+
+def test_a_hook_that_failed_is_not_called_again_before_the_next_run():
+    calls = []
+
+    @guarded
+    def hook():
+        calls.append(1)
+        raise ValueError("seven")
+
+    for _ in range(3):
+        hook()
+    assert (len(calls), [*failures.values()]) == (1, [1])
+    reset()
+    hook()
+    assert len(calls) == 2

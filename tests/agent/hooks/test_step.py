@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import time
 import weakref
 
 import pytest
@@ -483,3 +484,101 @@ def test_what_a_step_leaves_behind_is_not_added_to_by_later_ones(record):
         assert (mine._extras, mine._taken.clips) == (["its own"], [])
         progress.extras.clear()
         progress.clip_norm.clear()
+
+
+def test_an_optimizer_that_raised_and_is_never_used_again_does_not_silence_the_others(record):
+    """Its step began, and nobody tells that it is over."""
+    model = small()
+    broken, good = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.2)
+    recorded = record(model, optimizer=good)
+    handle = broken.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(model, broken, 1)
+    handle.remove()
+    train(model, good, 80)
+    steps = recorded.steps()
+    assert len(steps) >= 15
+    assert {values["lr"] for _, values in steps} == {0.2}
+
+
+@pytest.mark.parametrize("by_name", [False, True])
+def test_what_a_step_is_given_beside_a_closure_reaches_it(record, by_name):
+    given = []
+
+    class Noted(torch.optim.SGD):
+        def step(self, closure=None, note=None):
+            given.append(note)
+            return super().step(closure)
+
+    model = small()
+    optimizer = Noted(model.parameters(), lr=0.1)
+    recorded = record(model)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        return loss
+
+    for number in range(4):
+        if by_name:
+            optimizer.step(note=number, closure=closure)
+        else:
+            optimizer.step(closure, number)
+    assert given == [0, 1, 2, 3]
+    assert [step for step, _ in recorded.steps()] == [1, 2, 3, 4]
+
+
+def test_a_rate_that_is_a_whole_number_or_a_tensor_is_told_as_it_is(record):
+    model = small()
+    recorded = record(model)
+    train(model, torch.optim.SGD(model.parameters(), lr=1), 3)
+    train(model, torch.optim.SGD(model.parameters(), lr=torch.tensor(0.5)), 3)
+    rates = [values["lr"] for _, values in recorded.steps()]
+    assert rates == [1.0] * 3 + [0.5] * 3
+    assert {type(rate) for rate in rates} == {float}
+
+
+def test_a_step_that_raises_once_costs_the_other_optimizers_no_step(record):
+    model, critic = small(), nn.Linear(8, 1)
+    optimizer, other = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(critic.parameters(), lr=0.2)
+    recorded = record(model, optimizer=optimizer)
+    train(model, optimizer, 3)
+    handle = other.register_step_pre_hook(lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(critic, other, 1)
+    handle.remove()
+    train(model, optimizer, 3)
+    assert [step for step, _ in recorded.steps()] == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_class_that_inherits_its_step_has_none_of_its_own_after_the_run(record):
+    class Mine(torch.optim.SGD):
+        pass
+
+    torch.optim.SGD(nn.Linear(1, 1).parameters())  # torch wraps a class's step when the first of it is made
+    model = small()
+    recorded = record(model)
+    train(model, Mine(model.parameters(), lr=0.1), 3)
+    assert "step" in Mine.__dict__, "timed from outside"
+    recorded.finish()
+    assert "step" not in Mine.__dict__
+
+
+def test_the_governor_hears_how_long_a_step_takes(record):
+    model = small()
+    recorded = record(model, overhead_budget_pct=1e9)
+    governor, told = recorded.run._progress.governor, []
+
+    class Listening:
+        def __getattr__(self, name):
+            return getattr(governor, name)
+
+        def period(self, pass_ns, step_ns):
+            told.append(step_ns)
+            return governor.period(pass_ns, step_ns)
+
+    recorded.run._progress.governor = Listening()
+    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 4, log=lambda: time.sleep(0.02))
+    assert len(told) == 4
+    assert all(20_000_000 <= step_ns < 20_000_000_000 for step_ns in told[1:]), told

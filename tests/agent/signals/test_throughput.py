@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, namedtuple
+from dataclasses import dataclass
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,14 @@ import perfagent.signals.throughput as module
 from perfagent.signals.throughput import Inputs, reader, size_of
 
 Pair = namedtuple("Pair", "x y")
+
+
+@dataclass(slots=True)
+class Images:
+    pixels: torch.Tensor
+    labels: torch.Tensor
+
+
 IDS = torch.zeros(4, 16, dtype=torch.long)
 IMAGES = torch.zeros(6, 3, 8, 8)
 
@@ -24,6 +33,9 @@ BATCHES = {
     "two matrices of tokens": ((IDS, IDS), (4, 64)),
     "a named tuple": (Pair(IMAGES, torch.zeros(6)), (6, None)),
     "a dict in a tuple": (({"input_ids": IDS}, "meta"), (4, 64)),
+    "a dataclass": (Images(IMAGES, torch.zeros(6)), (6, None)),
+    "an object with tokens": (SimpleNamespace(input_ids=IDS, attention_mask=None), (4, 64)),
+    "an object that says what it is": (SimpleNamespace(kind="batch", of=[IMAGES]), (None, None)),
     "a list of dicts": ([{"x": 1}, {"x": 2}, {"x": 3}], (3, None)),
     "detection": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], [{}, {}]), (2, None)),
     "packed into one row": ({"input_ids": torch.zeros(100, dtype=torch.long), "cu_seqlens": torch.zeros(4)}, (None, 100)),
@@ -68,6 +80,27 @@ def test_views_without_labels_are_told_by_the_loaders_batch_size():
     measure = reader([[IMAGES, IMAGES], ["path"] * 6], 6)
     assert measure([[IMAGES, IMAGES], ["path"] * 6])[:2] == (6, None)
     assert measure([[IMAGES[:2], IMAGES[:2]], ["path"] * 2])[:2] == (2, None), "the last batch of an epoch"
+
+
+def test_a_reader_of_objects_follows_them():
+    measure = reader(Images(IMAGES, torch.zeros(6)), 6)
+    assert measure(Images(IMAGES[:2], torch.zeros(2)))[:2] == (2, None), "the last batch of an epoch"
+    assert measure(SimpleNamespace(x=IMAGES[:3]))[:2] == (3, None)
+    assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None)
+
+
+def test_an_object_with_more_rows_than_the_loader_has_samples_holds_points_or_nodes():
+    points = SimpleNamespace(features=torch.zeros(500, 3), where=torch.zeros(500, 3))
+    assert reader(points, 4)(points)[:2] == (None, None)
+    assert reader(points)(points)[:2] == (500, None)
+
+
+def test_the_shape_of_what_is_in_an_object_is_known(monkeypatch):
+    monkeypatch.setattr(module, "inputs", Inputs())
+    measure = reader(Images(IMAGES, torch.zeros(6)))
+    for pixels in (IMAGES, IMAGES, IMAGES[..., :4], IMAGES[..., :4]):
+        measure(Images(pixels, torch.zeros(6)))
+    assert [shape for _, shape in module.inputs.changes] == [(3, 8, 8), (3, 8, 4)]
 
 
 def test_a_cheap_reader_follows_the_batch():
@@ -226,3 +259,42 @@ class TestInputs:
         assert measure([])[:2] == (None, None)
         assert measure(["a", torch.zeros(6)])[:2] == (6, None)
         assert measure([torch.tensor(1.0), torch.zeros(6)])[:2] == (6, None)
+
+
+@pytest.mark.parametrize("kind", [torch.bool, torch.complex64, torch.float32])
+def test_matrices_of_other_than_whole_numbers_hold_no_tokens(kind):
+    matrix = torch.zeros(4, 16, dtype=kind)
+    for batch in (matrix, [matrix], (matrix, matrix), {"input_ids": matrix}):
+        assert size_of(batch)[:2] == (4, None)
+
+
+def test_a_loader_of_whole_batches_one_at_a_time_tells_their_samples():
+    """batch_size=1 and a dataset that gives batches: a column of numbers has one number a sample, and that is no batch size."""
+    batch = torch.zeros(20, 1), torch.zeros(20, 1)
+    assert reader(batch, 1)(batch)[:2] == (20, None)
+
+
+def test_one_row_beside_as_many_labels_as_it_is_long_may_be_packed_and_says_nothing():
+    batch = torch.zeros(1, 4, 8), torch.zeros(4)
+    assert reader(batch, 4)(batch)[:2] == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("batch", "batch_size"),
+    [
+        ({"input_ids": IDS}, 4),
+        ([torch.zeros(3, 8, 8)] * 5, 5),
+        (((torch.zeros(3, 8, 8),) * 5, ({},) * 5), 5),
+        ([[IMAGES, IMAGES], ["path"] * 6], 6),
+        ([TEXT, TEXT], 4),
+    ],
+    ids=["tokens", "a list of images", "images and targets", "views", "tokens with the time first"],
+)
+def test_an_input_whose_size_no_shape_tells_takes_the_place_of_the_shape_before(monkeypatch, batch, batch_size):
+    inputs = Inputs()
+    monkeypatch.setattr(module, "inputs", inputs)
+    reader(IMAGES)(IMAGES)
+    measure = reader(batch, batch_size)
+    for _ in range(2):
+        measure(batch)
+    assert [shape for _, shape in inputs.changes] == [(3, 8, 8), None]
