@@ -157,6 +157,8 @@ IN_TEXT = [
     ("AuthenticationError: Incorrect API key provided: {}. You can find yours elsewhere", "hunter2secret"),
     ("login failed for user me with password {}", "hunter2secret"),
     ("the password is {}", "hunter2secret"),
+    ("the password for user admin is {}", "hunter2secret"),
+    ("Password for me@host: {}", "hunter2secret"),
     ("the secret is '{}'", "correct horse"),
     ("401: token '{}' was refused", "a1b2c3d4e5f6a7b8c9d0"),
     ("my token is {}", BASE62),

@@ -223,6 +223,7 @@ def _job_key(env: Mapping[str, str], machine: str) -> str | None:
     It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are shared between
     nodes, and so are the locks in them.
     """
+    rank, _, size, _ = _place(env)
     if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
         # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed upwards
         agent = _elastic_agent()
@@ -230,11 +231,15 @@ def _job_key(env: Mapping[str, str], machine: str) -> str | None:
     elif env.get("PMIX_NAMESPACE"):
         parts = ["pmix", env["PMIX_NAMESPACE"]]
     elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
-        parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), str(os.getppid())]
+        # a container for each task (`srun apptainer exec`) hides who started the tasks; their step is the same
+        tasks = slurm.under_srun(env) and slurm.ranks_are_tasks(env, rank, size)
+        starter = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if tasks else str(_starter(_told_by(env, rank, size)))
+        parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), starter]
     elif env.get("SLURM_JOB_ID") and slurm.under_srun(env):
         parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
     elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
-        parts = ["mpi", str(os.getppid()), str(process_start(os.getppid()))]  # one daemon a node starts the ranks there
+        daemon = _starter(_told_by(env, rank, size))  # one a node starts the ranks there
+        parts = ["mpi", str(daemon), str(process_start(daemon))]
     else:
         address = _store_address()
         if address is None:
@@ -267,16 +272,28 @@ def _store_address() -> str | None:
 
 
 def _elastic_agent() -> int:
-    """Pid of the nearest ancestor whose environment has no TORCHELASTIC_RESTART_COUNT: the agent that set it."""
+    """Pid of torchrun's agent, which tells its workers of their restarts."""
+    return _starter(["TORCHELASTIC_RESTART_COUNT"])
+
+
+def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
+    """The variables by which this process was told that it is this rank of so many, but for SLURM's."""
+    return [names[0][0] for names in _LAUNCHERS[:4] if (_first(env, names[0]), _first(env, names[2])) == (rank, size)]
+
+
+def _starter(told: list[str]) -> int:
+    """Pid of what told a rank these variables: the nearest ancestor that was started without them. A script or a program of its
+    own between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is another process for each rank."""
+    names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
     for _ in range(8):
         try:
-            if b"TORCHELASTIC_RESTART_COUNT=" not in Path(f"/proc/{pid}/environ").read_bytes():
+            if not any(variable.startswith(names) for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
                 return pid
             pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
-        except (OSError, ValueError, IndexError):
+        except (OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: none of a rank's own
             break
-    return os.getppid()
+    return pid
 
 
 def process_start(pid: int) -> int:

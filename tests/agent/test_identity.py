@@ -2,8 +2,10 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -155,6 +157,42 @@ def test_nodes_that_share_a_home_have_locks_of_their_own(tmp_path: Path) -> None
         return Identity.from_environment(AgentConfig(state_dir=tmp_path), environ=step, machine=lambda: node).job_key
 
     assert key("node1", 0) == key("node1", 1) != key("node2", 2) == key("node2", 3)
+
+
+JOB_KEY = """
+from perfagent.config import AgentConfig
+from perfagent.identity import Identity
+print(Identity.from_environment(AgentConfig.from_env()).job_key)
+"""
+
+
+def by_hand(number: int) -> dict[str, str]:
+    return {"RANK": str(number), "LOCAL_RANK": str(number), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
+
+
+def by_mpich(number: int) -> dict[str, str]:
+    return {"PMI_RANK": str(number), "PMI_SIZE": "2", "MPI_LOCALRANKID": str(number)}
+
+
+def by_slurm(number: int) -> dict[str, str]:
+    return STEP | {"SLURM_NTASKS": "2", "SLURM_PROCID": str(number), "SLURM_LOCALID": str(number)}
+
+
+RANK_OF_A_TASK = "export RANK=$SLURM_PROCID LOCAL_RANK=$SLURM_LOCALID WORLD_SIZE=2 MASTER_ADDR=a MASTER_PORT=29500\n"
+
+
+@pytest.mark.parametrize(("told", "prelude"), [(by_hand, ""), (by_mpich, ""), (by_slurm, ""), (by_slurm, RANK_OF_A_TASK)])
+def test_ranks_that_have_a_script_of_their_own_each_are_one_job(
+    told: Callable[[int], dict[str, str]], prelude: str, tmp_path: Path
+) -> None:
+    """As with `mpirun sh task.sh`: each rank's parent is a shell of its own."""
+    task = f"{prelude}{shlex.join([sys.executable, '-c', JOB_KEY])}\ntrue"
+    keys = {
+        subprocess.check_output(["sh", "-c", task], env=job_environment(tmp_path, **told(number)), text=True, timeout=60)
+        for number in (0, 1)
+    }
+    assert len(keys) == 1
+    assert keys != {"None\n"}
 
 
 @pytest.mark.parametrize("environ", [{"RANK": "x", "WORLD_SIZE": "2"}, {"RANK": "5", "WORLD_SIZE": "2"}, {"RANK": "0"}])

@@ -134,10 +134,10 @@ class Screen:
 
 
 def _over(old: str, new: str) -> str:
-    """What is written into a line that stands there already, from its beginning on. Shortened at once: a bar that is drawn as
-    fast as it can be would take quadratic time."""
+    """What is written into a line that stands there already, from its beginning on, also where that is yet to come. Shortened at
+    once: a bar that is drawn as fast as it can be would take quadratic time."""
     old = _kept(old)
-    return f"{old}\r{new}" if old and new and not new.startswith("\n") else old + new
+    return f"{old}\r{new}" if old and not new.startswith("\n") else old + new
 
 
 def _kept(line: str) -> str:

@@ -12,11 +12,12 @@ _QUOTED = r"'[^'\n]{1,500}'|\"[^\"\n]{1,500}\"|`[^`\n]{1,500}`"
 _SENTENCE = (
     r"(?i)(?<![\w.-])(?P<name>pass(?:word|phrase|wd)|mot de passe|secret(?:[ _-](?:access[ _-])?key)?"
     r"|(?:api|access|secret|private|auth|account|admin)[ _-](?:key|token)|token|credentials?)"
-    r"(?P<gap>(?:[ \t]{1,3}(?:provided|given|used|supplied))?"
+    r"(?P<gap>[ \t]{1,3}(?:for|of)(?:[ \t]{1,3}[^\s,;:：]{1,100}){1,3}?(?:[ \t]{1,3}(?:is|was)[ \t]{1,3}|[:：][ \t]{1,3})"
+    r"|(?:[ \t]{1,3}(?:provided|given|used|supplied))?"
     r"(?:[ \t]{1,3}(?:is|was)[ \t]{1,3}|[ \t]{0,3}(?:->|=>|→|!=|==|[:：])[ \t]{0,3}|[ \t]{1,3}))"
     rf"(?P<value>{_QUOTED}|[^\s'\"`,;()\[\]{{}}]{{1,500}})"
 )
-"""`invalid api key: X`, `the password is X`, `token 'X' was refused`."""
+"""`invalid api key: X`, `the password is X`, `password for user me: X`, `token 'X' was refused`."""
 _SIGNS_OF_SENTENCES = (
     "passw", "passphrase", "de passe", "secret", "credential", " key", "_key", "-key",
     *("token" + following for following in " \t-=!:"),

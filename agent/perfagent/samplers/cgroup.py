@@ -127,8 +127,8 @@ def find(pid: int | str = "self", *, root: Path = Path("/sys/fs/cgroup"), proc: 
             cpu=_file("cpu.stat", held),
             pressure=_pressure({"cpu": held, "memory": limited, "io": limited}),
         )
-    if "memory" in paths:
-        inner = _existing(root / "memory", paths["memory"])
+    if "memory" in paths or "cpu" in paths:  # either alone: memory's may be off (cgroup_disable=memory), as it is on some boards
+        inner = _existing(root / "memory", paths.get("memory", ""))
         limit, limited = _smallest(inner, root / "memory", _memory_v1)
         cores, held = _smallest(_existing(root / "cpu", paths.get("cpu", "")), root / "cpu", _quota_v1)
         return ControlGroup(

@@ -71,6 +71,12 @@ def test_the_state_of_several_bars_is_told_every_ten_seconds_and_what_stood_stil
     assert not screen.open
 
 
+def test_what_is_printed_after_a_bar_stands_in_place_of_what_the_bar_below_left_there() -> None:
+    screen = Screen()
+    said = [screen.lines(text, 0.0) for text in ("\n\rbatch 5\x1b[A", "\repoch 1\n", "INFO: saved\n")]
+    assert said == [[], ["epoch 1"], ["INFO: saved"]]
+
+
 def test_lines_that_scroll_away_above_the_bars_are_told_at_once() -> None:
     screen = Screen()
     screen.lines("a\nb", 0.0)

@@ -235,6 +235,16 @@ def test_a_limit_further_up_in_version_1_is_told_with_the_groups_own_kills(tmp_p
     assert found.cpu == cpu / "cpu.stat"
 
 
+def test_a_quota_in_version_1_is_told_where_memory_is_not_limited_by_groups(tmp_path: Path) -> None:
+    proc, root = tmp_path / "proc", tmp_path / "one"
+    write(proc / "self", cgroup="3:cpu,cpuacct:/job\n1:name=systemd:/job\n")
+    write(root / "cpu" / "job", cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n", cpu__stat="nr_periods 10\n")
+    found = cgroup.find(root=root, proc=proc)
+    assert found is not None
+    assert (found.limit_bytes, found.used_bytes(), found.oom_kills(), found.cores) == (None, None, None, 1.5)
+    assert found.cpu == root / "cpu" / "job" / "cpu.stat"
+
+
 def test_a_group_tells_kills_since_we_looked_and_how_often_its_quota_was_used_up(tmp_path: Path) -> None:
     (tmp_path / "events").write_text("low 0\nhigh 0\nmax 3\noom 1\noom_kill 4\n")
     (tmp_path / "cpu.stat").write_text("usage_usec 1\nnr_periods 100\nnr_throttled 10\nthrottled_usec 5\n")
