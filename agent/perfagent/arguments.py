@@ -18,13 +18,12 @@ def check_model(model: Any) -> None:
         return
     torch = sys.modules.get("torch")
     if torch is None or not isinstance(model, torch.nn.Module):
-        raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {type(model).__name__} {model!r:.80}")
+        raise ConfigError(f"attach() takes a torch.nn.Module (or no model at all), not {_shown(model)}")
 
 
 def check_optimizer(optimizer: Any) -> None:
     if optimizer is not None and not isinstance(getattr(optimizer, "param_groups", None), list):
-        kind = type(optimizer).__name__
-        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {kind}: {optimizer!r:.60}")
+        raise ConfigError(f"optimizer must be a torch.optim.Optimizer or left out, not {_shown(optimizer)}")
 
 
 def check_texts(**texts: tuple[Any, int]) -> None:
@@ -42,13 +41,15 @@ def check_start_step(start_step: Any) -> None:
 def as_dict(config: Any) -> dict[str, Any]:
     if config is None:
         return {}
+    if type(config).__module__.startswith("omegaconf."):  # as it is written: `???`, or a variable that is not set, would raise
+        config = sys.modules["omegaconf"].OmegaConf.to_container(config, resolve=False)
     if isinstance(config, Mapping):
         return {str(key): value for key, value in config.items()}
     if dataclasses.is_dataclass(config) and not isinstance(config, type):
         return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     if isinstance(config, argparse.Namespace) or type(config).__name__ == "SimpleNamespace":
         return dict(vars(config))
-    raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {type(config).__name__} {config!r:.80}")
+    raise ConfigError(f"config must be a dict, a dataclass or a namespace, not {_shown(config)}")
 
 
 def as_tags(tags: Any) -> list[str]:
@@ -57,3 +58,9 @@ def as_tags(tags: Any) -> list[str]:
     if wrong:
         raise ConfigError(f"tags must be texts, not {wrong[0]!r:.80}")
     return labels
+
+
+def _shown(value: Any) -> str:
+    """A value in one line: an optimizer's or model's own text has many, and begins with its type."""
+    kind, text = type(value).__name__, " ".join(repr(value).split())
+    return f"{text:.80}" if text.startswith(kind) else f"{kind} {text:.80}"
