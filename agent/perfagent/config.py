@@ -200,7 +200,11 @@ def _folder(name: str, value: Any) -> Path:
     if not isinstance(value, (str, os.PathLike)):
         raise ConfigError(f"{name} must be a folder, not {value!r:.80}")
     try:
-        return Path(value).expanduser().absolute()
+        folder = Path(value).expanduser().absolute()
+        in_the_way = next((one for one in (folder, *folder.parents) if one.exists()), folder)
+        if not in_the_way.is_dir():
+            raise ConfigError(f"{name} must be a folder, and {str(in_the_way)!r} is a file")
+        return folder
     except (RuntimeError, OSError) as error:  # "~" of somebody who has no home; a working folder that was deleted
         told = f"{str(value)!r:.80} cannot ({error}): give a whole path"
         raise ConfigError(f"{name} must be a folder that can be found; {told}") from None

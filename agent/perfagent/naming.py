@@ -32,9 +32,12 @@ def _fits_an_address(run: str) -> bool:
     return _NOT_IN_ADDRESSES.isdisjoint(run) and run not in (".", "..")
 
 
-def default_name(run: str) -> str | None:
-    """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. None at a prompt."""
-    script = Path(sys.argv[0] if sys.argv else "")
+def default_name(run: str, started: str | None = None) -> str | None:
+    """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. None at a prompt.
+
+    started: the script, where this process is not yet the one that runs it.
+    """
+    script = Path(started or (sys.argv[0] if sys.argv else ""))
     if script.stem in _KERNELS:
         stem = Path(os.environ.get("JPY_SESSION_NAME") or "").stem  # "/" and "." have none
         script = Path(f"{stem or 'notebook'}.py")

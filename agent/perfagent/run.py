@@ -202,7 +202,11 @@ class Run:
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
-        severity = LEVELS.get(level.lower() if isinstance(level, str) else "", "warning")
+        severity = LEVELS.get(level.lower() if isinstance(level, str) else "")
+        if severity is None:
+            said = f"perfagent: alert() takes the level info, warning or critical, not {level!r:.80}; it is a warning now"
+            self._sender.tell("level", logging.WARNING, said)
+            severity = "warning"
         self._sender.event(
             "alert", {"title": _text(title, 200), "text": _text(text, 4000), "level": severity}, step=self._progress.logged_at()
         )

@@ -144,6 +144,15 @@ def test_a_folder_to_record_into_that_cannot_be_found_is_named(homeless):
         AgentConfig.from_env(record="~nobody9/x")
 
 
+@pytest.mark.parametrize("below", ["", "of/a/run"])
+def test_a_file_is_no_folder_to_record_into(tmp_path: Path, below: str) -> None:
+    file = tmp_path / "train.py"
+    file.write_text("")
+    with pytest.raises(ConfigError, match=rf"record must be a folder, and '{file}' is a file"):
+        AgentConfig.from_env(record=file / below)
+    assert AgentConfig.from_env(record=tmp_path / "new" / "of/a/run").record == tmp_path / "new" / "of/a/run"
+
+
 def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PERFAGENT_SERVER", "monitor:8420")
     monkeypatch.setenv("PERFAGENT_PROJECT", "x" * 300)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+from collections.abc import Callable
 
 import pytest
 
@@ -61,3 +62,84 @@ def test_other_errors_of_the_same_libraries_are_none() -> None:
 def test_memory_that_the_kernel_refused_is_known_by_the_number_of_the_error() -> None:
     assert cause(OSError(errno.ENOMEM, "Cannot allocate memory"))[0] == "oom"
     assert not out_of_memory(OSError(errno.ENOSPC, "No space left on device"))
+
+
+def raised(by: Callable[[], object]) -> BaseException:
+    with pytest.raises(Exception) as caught:
+        by()
+    return caught.value
+
+
+def handles(error: Exception) -> None:
+    """Fails at something else while it deals with that."""
+    try:
+        raise error
+    except Exception:
+        raise LookupError("in the handler")  # noqa: B904 - as a script does
+
+
+def test_memory_that_ran_out_is_why_although_its_handler_failed_at_something_else() -> None:
+    assert cause(raised(lambda: handles(MemoryError("too much"))))[0] == "oom"
+
+
+def test_the_traceback_shows_what_came_first_before_what_came_of_it() -> None:
+    trace = cause(raised(lambda: handles(ValueError("at first"))))[3]
+    first, second = trace.split("\n\nDuring handling of the above exception, another exception occurred:\n\n")
+    assert first.splitlines()[-2:] == ["    raise error", "ValueError: at first"]
+    assert second.splitlines()[-1] == "LookupError: in the handler"
+
+
+def test_what_a_script_says_is_not_why_is_not_shown() -> None:
+    def hides() -> None:
+        try:
+            raise ValueError("at first")
+        except ValueError:
+            raise LookupError("in the handler") from None
+
+    assert "at first" not in cause(raised(hides))[3]
+
+
+@pytest.mark.timeout(20)
+def test_errors_that_are_each_others_cause_are_shown_once() -> None:
+    one, other = ValueError("one"), ValueError("the other")
+    one.__cause__, other.__cause__ = other, one
+    state, _, _, trace = cause(one)
+    assert (state, trace.count("ValueError: one"), trace.count("ValueError: the other")) == ("failed", 1, 1)
+
+
+def test_of_a_long_chain_the_newest_errors_are_shown() -> None:
+    newest = oldest = ValueError("0")
+    for number in range(1, 30):
+        oldest.__cause__ = ValueError(str(number))
+        oldest = oldest.__cause__
+    told = [line for line in cause(newest)[3].splitlines() if "ValueError" in line]
+    assert told == [f"ValueError: {number}" for number in range(7, -1, -1)]
+
+
+def test_of_a_deep_recursion_the_innermost_calls_are_shown() -> None:
+    def descend(depth: int) -> None:
+        if not depth:
+            raise ValueError("at the bottom")
+        descend(depth - 1)
+
+    lines = cause(raised(lambda: descend(200)))[3].splitlines()
+    assert lines[-2:] == ['    raise ValueError("at the bottom")', "ValueError: at the bottom"]
+    assert sum(line.endswith("in descend") for line in lines) == 50
+
+
+def test_of_an_error_of_many_lines_the_first_is_the_reason() -> None:
+    assert cause(ValueError("first line\nsecond line"))[1] == "ValueError: first line"
+
+
+def test_of_a_long_story_the_end_is_kept() -> None:
+    def says_much(depth: int) -> None:
+        if depth:
+            return says_much(depth - 1)
+        raise ValueError("at the bottom") from before
+
+    before: BaseException = ValueError("at first")
+    for _ in range(6):
+        before = raised(lambda: says_much(60))
+    trace = cause(before)[3]
+    assert len(trace) == 20_000
+    assert trace.endswith("ValueError: at the bottom")

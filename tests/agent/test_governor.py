@@ -110,3 +110,18 @@ def test_where_steps_become_longer_the_next_look_at_gradients_comes_sooner(recor
     assert p.measure_at > p.completed + 1, "never in the step in progress"
     assert (p.measure_at < p.completed + 20) == longer
     assert (p.measure_at == planned) != longer
+
+
+def test_each_report_is_of_the_time_since_the_one_before():
+    clock = Clock()
+    governor = Governor(0.5, clock)
+    for clock.now in (10.0, 20.0, 30.0):
+        share = governor.report(own_ns=clock.now * 3e6, pass_ns=clock.now * 2e6, threads_s=clock.now * 1e-3)
+        assert share == pytest.approx(0.4)
+        assert governor.period(pass_ns=1_200_000, step_ns=100_000_000) == 4, "0.3 % are left of the budget: 0.3 ms a step"
+    clock.now = 30.5
+    assert governor.report(1e9, 0, 1.0) is None, "too early again"
+
+
+def test_while_nobody_knows_how_long_a_step_takes_each_may_be_measured():
+    assert Governor(0.5, Clock()).period(pass_ns=1_000_000, step_ns=0) == 1

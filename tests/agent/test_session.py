@@ -39,6 +39,16 @@ def test_attach_refuses_what_is_no_model_at_once(model):
     assert session.current() is None
 
 
+def test_what_was_given_is_told_in_one_line():
+    model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
+    with pytest.raises(ConfigError) as refused:
+        perfagent.attach(torch.optim.SGD(model.parameters(), lr=0.1), model)
+    said = str(refused.value)
+    assert said.startswith("attach() takes a torch.nn.Module (or no model at all), not SGD ( Parameter Group 0 ")
+    assert "\n" not in said
+    assert len(said) < 160
+
+
 @pytest.mark.parametrize(
     ("options", "word"),
     [
@@ -529,3 +539,12 @@ def test_attaching_in_a_child_that_stays_silent_is_answered_by_a_word_once(tmp_p
     )  # fmt: skip
     assert done.stderr.count("attach() records nothing in a child that was forked") == 1
     assert Recording(tmp_path / "record").series("x") == []
+
+
+def test_a_level_that_no_alert_has_is_told_once(tmp_path, caplog):
+    run = perfagent.init(record=tmp_path)
+    for level in ("bad", 3, "info"):
+        run.alert("a", level=level)
+    assert [message for message in caplog.messages if "alert()" in message] == [
+        "perfagent: alert() takes the level info, warning or critical, not 'bad'; it is a warning now"
+    ]

@@ -55,6 +55,22 @@ def test_a_training_shows_where_it_is(tmp_path: Path) -> None:
     assert "<a " not in run._repr_html_()
 
 
+def test_the_loss_that_is_shown_is_of_the_last_step_whatever_else_was_told_of_others(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    run = perfagent.attach(model, optimizer, record=tmp_path / "record", name="mine")
+    for step in range(60):
+        optimizer.zero_grad()
+        loss = model(torch.ones(2, 4)).pow(2).mean()
+        loss.backward()
+        if step % 8 == 0:
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    run.finish()
+    assert f": finished, step 60, loss {loss.item():.6g}, recorded" in repr(run)
+
+
 def test_a_run_that_is_logged_by_hand_shows_its_page(tmp_path: Path) -> None:
     run = perfagent.init(server=f"http://127.0.0.1:{free_port()}", run_id="by-hand")
     run.log({"loss": 2.0}, step=7)

@@ -286,6 +286,34 @@ def test_names_and_messages_of_others_are_text(site: ServerProcess, tab: OpenTab
         assert "taken" not in shown.page.title()[:5]
 
 
+def test_configuration_stands_a_setting_a_row_and_long_ones_across_the_page(
+    site: ServerProcess, tab: OpenTab, run: str
+) -> None:
+    start = Event(
+        kind="state", time=time.time(), step=0,
+        data={
+            "state": "starting", "config": {"optimizer": {"class": "AdamW", "lr": 3e-4, "betas": [0.9, 0.999]}, "layers": {}},
+            "command": ["python", "train.py", "--lr", "3e-4"], "packages": {f"package-{i}": f"1.{i}.0" for i in range(80)},
+        },
+    )  # fmt: skip
+    record_run(site, run, steps=30, events=[start])
+    page = tab(f"/run/{run}")
+    page.drawn(2)
+    page.page.locator("#run-below summary", has_text="Configuration").click()
+    rows = {row.locator("dt").inner_text(): row.locator("dd") for row in page.page.locator(".config > div").all()}
+    texts = {name: row.inner_text() for name, row in rows.items()}
+    assert texts["packages"].startswith("package-0 1.0.0, package-1 1.1.0, ")
+    del texts["packages"]
+    assert texts == {
+        "optimizer.class": "AdamW", "optimizer.lr": "0.0003", "optimizer.betas": "0.9, 0.999", "layers": "{}",
+        "command": "python train.py --lr 3e-4",
+    }  # fmt: skip
+    box, whole = (place.bounding_box() for place in (rows["packages"], page.page.locator(".config")))
+    assert box is not None
+    assert whole is not None
+    assert box["width"] > 0.8 * whole["width"]  # eighty packages in a column were taller than all charts
+
+
 def test_failed_run_shows_exception_and_traceback(site: ServerProcess, tab: OpenTab, run: str) -> None:
     traceback = 'Traceback (most recent call last):\n  File "train.py", line 3, in <module>\nValueError: too wide\n'
     ending = Event(

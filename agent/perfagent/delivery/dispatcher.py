@@ -235,9 +235,10 @@ class Dispatcher:
         if self._all_written:
             self.sender.counters["spooled"] += samples
         self._all_written = True
-        for group in groups:
-            if group.rows and "loss" in group.values:
-                self.sender.newest_loss = group.steps()[-1], group.column("loss")[-1]
+        told = [group for group in groups if group.rows and "loss" in group.values]
+        if told:  # rows with other names besides stand in groups of their own
+            newest = max(told, key=lambda group: group.monotonics()[-1])
+            self.sender.newest_loss = newest.steps()[-1], newest.column("loss")[-1]
         return groups
 
     def _lost(self, row: Any) -> None:  # noqa: ARG002

@@ -30,6 +30,10 @@ class Notices:
         self._sender, self._folder = sender, folder
         self._unreachable_at = 0.0
 
+    def _what(self) -> str:
+        """What the folder is to the user: one that he named, or ours."""
+        return "the spool" if self._sender.config.record is None else "the recording"
+
     def _warn(self, topic: str, message: str, level: int = logging.WARNING) -> None:
         self._sender.tell(topic, level, f"perfagent: {message}")
 
@@ -72,7 +76,7 @@ class Notices:
         self._warn("quarantine", f"the server refused samples ({reason}); they were {where}")
 
     def lost(self, samples: int) -> None:
-        self._warn("lost", f"{samples} samples are lost: the spool cannot be written")
+        self._warn("lost", f"{samples} samples are lost: {self._what()} cannot be written")
 
     def left(self, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered; a warning where none has said so before. by_next_run: whether another process
@@ -91,7 +95,7 @@ class Notices:
     def disk(self, error: OSError) -> None:
         room = self._sender.config.max_memory_bytes >> 20
         cause = error.strerror or str(error)
-        self._warn("disk", f"the spool {self._folder} cannot be written ({cause}); keeping up to {room} MB in memory")
+        self._warn("disk", f"{self._what()} {self._folder} cannot be written ({cause}); keeping up to {room} MiB in memory")
 
     def damaged(self, spool: Spool) -> None:
         """What could not be read of the files of an earlier process, whose other samples were sent."""

@@ -11,11 +11,11 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import IO, Any
 
 import httpx
 
-from perfagent.errors import PerfagentError
+from perfagent.errors import ConfigError, PerfagentError
 
 __all__ = ["DemoServer"]
 
@@ -80,12 +80,21 @@ class DemoServer:
         """The server that was started here has ended by itself."""
         return self._process is not None and self._process.poll() is not None
 
+    def _opened_log(self) -> IO[bytes]:
+        try:
+            self.log.parent.mkdir(parents=True, exist_ok=True)
+            return self.log.open("wb")
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise ConfigError(
+                f"the log of the demo's server, {self.log}, cannot be written ({why}); set XDG_STATE_HOME to a folder that can be"
+            ) from error
+
     def _start(self) -> None:
         command = [sys.executable, "-m", "perfagent", "up", "--host", "127.0.0.1", "--port", str(self._port)]
         if self._data is not None:
             command += ["--data", str(self._data)]
-        self.log.parent.mkdir(parents=True, exist_ok=True)
-        with self.log.open("wb") as log:
+        with self._opened_log() as log:
             # A session of its own: Ctrl-C reaches the demo first, which stops the server when it is done with it.
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, start_new_session=True,

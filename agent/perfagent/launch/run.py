@@ -17,6 +17,7 @@ from perfagent.errors import ConfigError
 from perfagent.identity import Identity
 from perfagent.launch.options import VARIABLE, LaunchOptions
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
+from perfagent.naming import default_name
 
 __all__ = ["command", "start"]
 
@@ -96,7 +97,7 @@ def start(
     if not launcher and (words[0] == "-m" or Path(words[0]).exists()):
         from perfagent.launch.watcher import watch
 
-        options.watched = watch(config, identity, name=name, tags=tags)
+        options.watched = watch(config, identity, name=name or _drawn_name(config, identity, words), tags=tags)
     environment = dict(os.environ)
     environment[VARIABLE] = options.text()
     hook = str(Path(__file__).parent / "startup")
@@ -108,6 +109,14 @@ def start(
         os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
     except OSError as error:
         raise ConfigError(f"python at {sys.executable!r} cannot be started: {error}") from error
+
+
+def _drawn_name(config: AgentConfig, identity: Identity, words: list[str]) -> str | None:
+    """The name that the script's own process would tell, for where it ends before it can. As `Run._default_name`."""
+    if config.run_id is not None or identity.run is None or "-" in identity.run:
+        return None
+    script = f"{words[1].rpartition('.')[2]}.py" if words[0] == "-m" else words[0]
+    return default_name(identity.run, script)
 
 
 def _interpreter_flags(original: list[str]) -> list[str]:

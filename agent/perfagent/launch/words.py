@@ -19,6 +19,7 @@ _LAUNCHERS = (
     "torch.distributed.run", "torch.distributed.launch", "accelerate.commands.launch", "deepspeed.launcher.runner",
     "torchrun", "deepspeed", "accelerate-launch",
 )  # fmt: skip
+_BINARY = "a binary"
 _WITH_A_WORD = ("-W", "-X", "--check-hash-based-pycs")
 
 
@@ -42,9 +43,10 @@ def as_python_takes_them(words: list[str]) -> tuple[list[str], list[str]]:
         return _behind_python(words[1:])
     runner = _runner(found)
     if runner is not None and not runner.startswith("python"):
+        what = "a program of its own" if runner == _BINARY else f"run by {runner}"
         raise ConfigError(
-            f"a Python script, or -m and a module, must follow; {words[0]} is run by {runner}: "
-            "put `perfagent run` in front of the script that trains, inside of it"
+            f"a Python script, or -m and a module, must follow; {words[0]} is {what}: "
+            "put `perfagent run` in front of the Python script that trains, where that is started"
         )
     return [], [found, *words[1:]]
 
@@ -54,7 +56,7 @@ def _runner(path: str) -> str | None:
     with Path(path).open("rb") as file:
         head = file.read(1024)
     if head.startswith(b"\x7fELF"):
-        return "itself"
+        return _BINARY
     if not head.startswith(b"#!"):
         return None
     line, _, rest = head[2:].partition(b"\n")

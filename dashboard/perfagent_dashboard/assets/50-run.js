@@ -6,6 +6,8 @@
   const ENDED = new Set(["finished", "failed", "oom", "killed", "preempted"]);
   const CONSOLE_EVENTS = 60;
   const CONSOLE_LINES = 400;
+  const IN_A_COLUMN = 38; // characters of a setting with its name; a longer one has a line of its own
+  const A_LIST = 30; // settings that stand in one line, rather than in a row each
   const MUTE_S = 3600;
   const FIGURES = ["loss", "grad/norm", "tokens_per_s", "samples_per_s", "step_time_s", "phase/data_s", "process/rss_bytes", "host/cpu_pct",
     "gpu/utilization_pct", "gpu/memory_used_bytes"];
@@ -50,6 +52,19 @@
     return Object.entries(verdict.evidence ?? {})
       .filter(([name, value]) => !SAID.has(name) && !said(value) && (typeof value !== "object" || (Array.isArray(value) && value.length)))
       .map(([name, value]) => evidence(name, value));
+  }
+
+  /** [name, text] of what a run was started with; what stands inside another has the names of both: `optimizer.lr`. */
+  function settings(config, within = "") {
+    return Object.entries(config).flatMap(([key, value]) => {
+      const name = within + key;
+      const inner = value && typeof value === "object" ? Object.entries(value) : [];
+      const plain = inner.every(([, one]) => one === null || typeof one !== "object");
+      if (!inner.length) return [[name, typeof value === "string" ? value : JSON.stringify(value)]];
+      if (Array.isArray(value)) return [[name, plain ? value.map(String).join(key === "command" ? " " : ", ") : JSON.stringify(value)]];
+      if (plain && inner.length > A_LIST) return [[name, inner.map((pair) => pair.join(" ")).join(", ")]]; // packages
+      return settings(value, `${name}.`);
+    });
   }
 
   /** {data: 0.05, forward: ...} as the shares of a step, in the order of the catalogue; null when there is none. */
@@ -857,13 +872,11 @@
       this.console.addEventListener("toggle", () => this.console.open && this.loadConsole());
       this.configHost = pa.el("dl", { class: "config" });
       const configuration = pa.el("details", { class: "card" }, pa.el("summary", null, words.config), this.configHost);
-      const entries = Object.entries({ ...this.summary.config });
-      const meta = Object.entries(this.summary.meta ?? {});
-      for (const [key, value] of [...entries, ...meta]) {
-        const text = typeof value === "string" ? value : JSON.stringify(value);
-        this.configHost.append(pa.el("div", null, pa.el("dt", null, key), pa.el("dd", null, text)));
+      for (const [key, value] of [...settings(this.summary.config ?? {}), ...settings(this.summary.meta ?? {})]) {
+        const long = key.length + value.length > IN_A_COLUMN;
+        this.configHost.append(pa.el("div", long ? { class: "long" } : null, pa.el("dt", null, key), pa.el("dd", null, value)));
       }
-      configuration.hidden = !entries.length && !meta.length;
+      configuration.hidden = !this.configHost.childElementCount;
       pa.put(this.part("below"),
         this.endingHost,
         pa.el("section", { class: "card" }, pa.el("h2", null, words.alerts_title), this.alertHost),

@@ -75,7 +75,7 @@ def crash_remedy(state: str, reason: str, exception: str, traceback: str) -> str
     if exception == "SystemExit" or reason.startswith("exit code"):
         return f"The script ended itself: look at what it printed last, and for sys.exit() in its code; fix the cause, {_AGAIN}"
     if exception or traceback:
-        return f"Read the exception below, fix its cause, {_AGAIN}"
+        return f"Read the exception, fix its cause, {_AGAIN}"
     if "SIGBUS" in reason:
         return (
             "A file that was mapped into memory could not be read or written: most often /dev/shm is full (start the container "

@@ -128,7 +128,8 @@ def _figures(judge: Evaluator, elsewhere: float) -> str:
     """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`."""
     window = judge.window
     if not window.step:
-        return "Nothing to judge yet: no loss, step time or gradient norm has come."
+        yet, came = ("", "came before the end") if window.ended else (" yet", "has come")
+        return f"Nothing to judge{yet}: no loss, step time or gradient norm {came}."
     parts = [f"step {window.step:,}"]
     name = window.loss_name
     losses = _finite_losses(window)

@@ -264,6 +264,21 @@ def test_recording_writes_files_and_never_touches_the_network(tmp_path: Path, tr
     assert not (tmp_path / "state").exists()
 
 
+def test_a_recording_that_cannot_be_written_is_called_so(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "record").write_text("a file of the user's")
+    sender = make(tmp_path, transport, record=tmp_path / "record")
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+        sender.rows.append(row(1))
+        sender.close("finished")
+    written, lost = [record.message for record in caplog.records]
+    assert written.startswith(f"perfagent: the recording {tmp_path / 'record'}/")
+    assert "(Not a directory); keeping up to " in written
+    assert lost.endswith("are lost: the recording cannot be written")
+
+
 def test_samples_wait_until_the_run_is_known(tmp_path: Path, transport: RecordingTransport) -> None:
     settings = config(tmp_path)
     identity = Identity(project="p", rank=1, world_size=2)

@@ -107,6 +107,13 @@ def test_a_port_taken_by_another_program_is_left_alone(tmp_path: Path) -> None:
         found.http.close()
 
 
+def test_a_log_that_cannot_be_written_is_told_in_words_and_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "state").write_text("no folder")
+    log = tmp_path / "state" / "demo-server.log"
+    with pytest.raises(ConfigError, match=r"(?s)demo-server\.log, cannot be written \(.+\); set XDG_STATE_HOME"):
+        server.DemoServer(data=tmp_path, port=0, log=log).__enter__()
+
+
 def test_the_command_refuses_a_number_of_steps_that_is_none() -> None:
     parser = argparse.ArgumentParser()
     command.command(parser)

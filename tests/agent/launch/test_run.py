@@ -101,6 +101,20 @@ def test_modules_and_packages_run_as_with_python_m(tmp_path: Path, server: Inges
     assert ours.stdout == plain.stdout
 
 
+@pytest.mark.parametrize(("words", "stem"), [(["broken.py"], "broken"), (["-m", "pkg.broken"], "broken"), (["-m", "pkg"], "pkg")])
+def test_a_script_that_python_cannot_run_has_a_name_all_the_same(
+    words: list[str], stem: str, tmp_path: Path, server: IngestServer
+) -> None:
+    (tmp_path / "pkg").mkdir()
+    for place in ("broken.py", "pkg/broken.py", "pkg/__main__.py", "pkg/__init__.py"):
+        (tmp_path / place).write_text("" if "init" in place else "def f(:\n    pass")
+    done = subprocess.run([*PERFAGENT, *words], cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, timeout=60)
+    assert done.returncode == 1
+    assert ended(server) == "failed"
+    (run,) = {frame.run for frame in server.frames}
+    assert {data["name"] for data in server.events("state") if "name" in data} == {f"{stem}-{run[:4]}"}
+
+
 @pytest.mark.parametrize("words", [["missing.py"], ["-m", "missing_module"]])
 def test_what_is_missing_is_told_by_python_itself(words: list[str], tmp_path: Path, server: IngestServer) -> None:
     env = environment(tmp_path, server)
@@ -168,7 +182,7 @@ SHELL = "#!/bin/sh\npython script.py\n"
     ("words", "why"),
     [
         (["./train.sh"], "./train.sh is run by sh"),
-        (["sh", "train.sh"], "sh is run by itself"),
+        (["sh", "train.sh"], "sh is a program of its own"),
         (["python", "-c", "pass"], "neither nothing nor - nor -c"),
         (["python", "-I", "script.py"], "perfagent.attach()"),
         (["other/python", "script.py"], "another Python"),

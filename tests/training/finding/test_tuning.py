@@ -157,6 +157,9 @@ def test_files_that_describe_no_training_say_what_is_missing(tmp_path: Path) -> 
         job_from(f"{file}:needs")
     with pytest.raises(ConfigError, match="there is no file"):
         job_from(str(tmp_path / "other.py"))
+    (tmp_path / "script.py").write_text("x = 1")
+    with pytest.raises(ConfigError, match=r"has no function; write `def job\(\):`"):
+        job_from(str(tmp_path / "script.py"))
 
 
 def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(

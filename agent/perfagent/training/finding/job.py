@@ -122,9 +122,9 @@ def job_from(text: str) -> Any:
     make = getattr(module, name, None)
     if not callable(make):
         own = [one for one, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
-        raise ConfigError(
-            f"{path} has no function {name!r:.60}; it has {', '.join(sorted(own)) or 'none'}: write FILE.py:FUNCTION"
-        )
+        if not own:
+            raise ConfigError(f"{path} has no function; write `def {name}():` that answers a TuningJob (`perfagent tune --help`)")
+        raise ConfigError(f"{path} has no function {name!r:.60}; it has {', '.join(sorted(own))}: write FILE.py:FUNCTION")
     if _needs_arguments(make):
         raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
     with _without_arguments(file):
