@@ -3,24 +3,23 @@
 Their calls belong to the forward pass; many at once without gradients are an evaluation, as those of the root (evaluation.py).
 
 Which they are is seen in one step, by torch's hooks for all modules: those that no other module has called, that have parameters
-of their own and share none with the root. It is looked at again now and then, since a discriminator may join late, and when a
-loader begins: the average of the weights (EMA), which no step calls, is evaluated so seldom that it would never be met. Processes
+of their own and share none with the root. It is looked at again now and then, since a discriminator may join late. Processes
 that compile anything are left alone: what is traced while those hooks are on is never compiled.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import sys
-import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
 from perfagent.hooks.account import forward_runs
 from perfagent.hooks.evaluation import evaluated
-from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, untraced
+from perfagent.hooks.guard import keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.progress import Progress, state
 from perfagent.hooks.standing import CALL, Standing, anything_compiled, copy_that_calls
 
@@ -29,38 +28,28 @@ __all__ = ["Beside"]
 _MOST_MODELS = 16
 _MOST_CALLS = 500
 """By the loop itself, in the step that is looked at: an evaluation may be in it."""
-_MOST_ENTERED = 1000
-"""Modules that are entered in a look that a loader began: an evaluation of the root goes on for long."""
-_LOADERS_APART_S, _SAME_LOADER_APART_S = 0.5, 2.0
-"""Between two such looks (2 µs a module that is called); the second: so that a loader of short epochs leaves room for another."""
 
 
 class Beside:
     """A task between two steps (rootcause/investigator.py): it sees who is called from the end of one to the end of the next.
 
-    Those that are found stay watched until `remove`. add: has it called at the end of the step.
+    Those that are found stay watched until `remove`.
     """
 
-    def __init__(self, p: Progress, root: Any, add: Callable[[Any], None]) -> None:
-        self._progress, self._root, self._add = p, weakref.ref(root), add
+    def __init__(self, p: Progress, root: Any) -> None:
+        self._progress, self._root = p, weakref.ref(root)
         self._watched: list[Companion] = []
         self._handles: list[Any] = []
         self._undo_compile: Any = None
         self._found: dict[int, Any] = {}  # id of a module -> weak reference to it
         self._depth = self._calls = 0
-        self._entered = 0  # modules, since a loader began the look
-        self._looking = self._at_once = self._fresh = self._off = False
-        self._loaders: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
-        self._next_at = 0.0  # when another loader may begin a look
-        p.on_loader = self.loader_begins
+        self._looking = self._off = False
 
     def at_boundary(self) -> bool:
         if self._looking:
             self._looking = False
             self._stop()
             self._watch()
-            for each in self._watched:
-                each.settle()
             return False
         if self._off or self._root() is None:
             return False
@@ -70,19 +59,6 @@ class Beside:
             self._start()
         return not compiled
 
-    @guarded
-    def loader_begins(self, loader: Any) -> None:
-        """What it feeds may be another model: looked at at once, so that its evaluation is seen from the first batch on."""
-        at = time.monotonic()
-        if self._looking or self._off or at < self._next_at or at < self._loaders.get(loader, 0.0):
-            return
-        self._next_at, self._loaders[loader] = at + _LOADERS_APART_S, at + _SAME_LOADER_APART_S
-        if self._root() is None or anything_compiled() is not False:
-            return
-        self._looking = self._at_once = True
-        self._start()
-        self._add(self)
-
     def has_lost_one(self) -> bool:
         """Whether one that was watched is no more: another may have taken its place. Any thread."""
         return any(each.is_gone() for each in self._watched)
@@ -90,8 +66,6 @@ class Beside:
     def remove(self) -> None:
         self._off = True
         self._looking = False
-        if self._progress.on_loader == self.loader_begins:
-            self._progress.on_loader = None
         self._stop()
         for each in self._watched:
             each.take_off()
@@ -102,7 +76,7 @@ class Beside:
     def _start(self) -> None:
         torch = sys.modules["torch"]
         hooks: Any = torch.nn.modules.module
-        self._found, self._depth, self._calls, self._entered = {}, 0, 0, 0
+        self._found, self._depth, self._calls = {}, 0, 0
         self._handles = [hooks.register_module_forward_pre_hook(self._enters)]
         self._handles.append(hooks.register_module_forward_hook(self._leaves, always_call=True))
         original = torch.compile
@@ -119,7 +93,6 @@ class Beside:
         torch.compile, self._undo_compile = stop_and_compile, undo  # type: ignore[attr-defined]
 
     def _stop(self) -> None:
-        self._at_once = False
         handles, self._handles = self._handles, []
         for handle in handles:
             handle.remove()
@@ -133,17 +106,12 @@ class Beside:
 
     @untraced
     def _enters(self, module: Any, _arguments: Any) -> None:
-        if self._at_once:
-            self._entered += 1
-            if self._entered > _MOST_ENTERED:
-                self._stop()
         if not self._counts():
             return
         if not self._depth:
             known = self._found.get(id(module))
-            if (known is None or known() is not module) and next(module.parameters(), None) is not None:
+            if (known is None or known() is not module) and any(_ids(module, "parameters")):
                 self._found[id(module)] = weakref.ref(module)
-                self._fresh = True
             self._calls += 1
             if self._calls >= _MOST_CALLS:
                 self._stop()
@@ -153,23 +121,19 @@ class Beside:
     def _leaves(self, _module: Any, _arguments: Any, _output: Any) -> None:
         if self._depth and self._counts():
             self._depth -= 1
-            if self._at_once and not self._depth and self._fresh:
-                self._fresh = False
-                self._watch(evaluated=not sys.modules["torch"].is_grad_enabled())
 
     # ---- what was found
 
-    def _watch(self, *, evaluated: bool = False) -> None:
-        """evaluated: so that those are, in this step, which nobody has met before."""
+    def _watch(self) -> None:
         self._watched = [each for each in self._watched if not each.is_gone()]
         root: Any = self._root()
-        found = [module for one in self._found.values() if (module := one()) is not None]
+        found, self._found = [module for one in self._found.values() if (module := one()) is not None], {}
         if root is None or anything_compiled():
             return
-        own = {id(parameter) for parameter in root.parameters()}
-        inner = {id(part) for module in found for part in module.modules() if part is not module}
-        apart = [module for module in found if id(module) not in inner and not own & set(map(id, module.parameters()))]
-        new = [Companion(module, evaluated=evaluated) for module in filter(_may_be_watched, apart)]
+        own = set(_ids(root, "parameters"))
+        inner = {part for module in found for part in _ids(module, "modules") if part != id(module)}
+        apart = [module for module in found if id(module) not in inner and own.isdisjoint(_ids(module, "parameters"))]
+        new = [Companion(module) for module in filter(_may_be_watched, apart)]
         if not new or len(self._watched) + len(new) > _MOST_MODELS:
             return
         for companion in new:
@@ -177,6 +141,13 @@ class Beside:
         self._watched += new
         self._progress.account.evaluations.usual_from(self._progress.completed + 1)
         keep_out_of_frames()
+
+
+def _ids(module: Any, of: str) -> Iterator[int]:
+    """By id() its "parameters" or "modules", as torch gives them: a script's own function of that name may want arguments, answer
+    a list, or raise."""
+    with contextlib.suppress(Exception):
+        yield from map(id, getattr(sys.modules["torch"].nn.Module, of)(module))
 
 
 def _may_be_watched(module: Any) -> bool:
@@ -188,19 +159,12 @@ def _may_be_watched(module: Any) -> bool:
 class Companion(Standing):
     """Stands in the call of such a model, as `Watched` stands in that of a root."""
 
-    __slots__ = ("_grad_enabled", "_mode", "_unsettled")
+    __slots__ = ("_grad_enabled", "_mode")
 
-    def __init__(self, module: Any, *, evaluated: bool) -> None:
-        """evaluated: it is until the step ends; the mode that it has by then is that of training."""
+    def __init__(self, module: Any) -> None:
         super().__init__(module)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
-        self._mode = bool(module.training) is not evaluated  # that it has in training; in the other it is evaluated
-        self._unsettled = evaluated
-
-    def settle(self) -> None:
-        module: Any = self._module()
-        if self._unsettled and module is not None:
-            self._mode, self._unsettled = bool(module.training), False
+        self._mode = bool(module.training)  # that it has in training; in the other it is evaluated
 
     def is_gone(self) -> bool:
         return self._module() is None

@@ -77,8 +77,6 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
         p = state.current
         if p is None or p.data_depth or p.phase_depth or p.thread != get_ident():
             return original(self)
-        if p.on_loader is not None:
-            p.on_loader(self)
         p.data_depth = 1
         began = now()
         try:

@@ -91,7 +91,6 @@ class Progress(_EveryStep):
         "newcomer",
         "on_event",
         "on_first_step",
-        "on_loader",
         "on_next_model",
         "on_next_optimizer",
         "overtaken",
@@ -181,7 +180,6 @@ class Progress(_EveryStep):
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
-        self.on_loader: Callable[[Any], None] | None = None  # shown each loader that begins
         self.on_next_model: Callable[[], None] | None = None
         self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle

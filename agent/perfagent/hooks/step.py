@@ -68,7 +68,7 @@ def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -
 
 
 def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callable[..., Any]:
-    me, trace, at, roots, first = id(optimizer), p.trace, len(p.trace), p.roots, True
+    me, at, roots, first = id(optimizer), len(p.trace), p.roots, True
     if not p.primary_id:
         _appoint_safely(p, optimizer)
     if p.primary_id == me:
@@ -80,7 +80,7 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
         try:
             loss = closure(*args, **kwargs)
         except BaseException:
-            if p.entered == me and p.trace is trace:
+            if p.entered == me:
                 _forget_attempt(p, at, roots, counts=p.primary_id == me)
             raise
         if first and p.entered == me:
@@ -97,9 +97,11 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
 
 @guarded
 def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
-    """A step's closure has raised: its losses and gradients are not those of the step that comes of the next attempt."""
-    del p.trace[at:]
-    p.roots, p.inside_roots = roots, False
+    """A step's closure has raised: its losses and gradients are not those of the step that comes of the next attempt. at: behind
+    the entry by which the step began."""
+    if p.trace[at - 1 : at] == [OPTIMIZER]:  # else an evaluation has folded what came before
+        del p.trace[at:]
+        p.roots, p.inside_roots = roots, False
     if counts:
         p.clips, p.clip_norm, p.looked = None, [], False
         p.gradients = p.grad_scale = None

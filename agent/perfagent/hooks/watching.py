@@ -44,7 +44,7 @@ class Watching:
             watched = watch_forward(model)
             if watched is not None:
                 self._undo_forward = watched.take_off
-                self._uncalled, self._beside = Uncalled(model, watched), Beside(self._progress, model, self._add)
+                self._uncalled, self._beside = Uncalled(model, watched), Beside(self._progress, model)
                 self._progress.account.evaluations.usual_from(self._progress.completed)
                 self._add(self._uncalled)
                 self._add(self._beside)

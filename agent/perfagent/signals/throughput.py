@@ -4,8 +4,9 @@ Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rule
 sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
 that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
 samples; where all tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each
-label holds views of one batch. An object of the script's own (a dataclass) is what its attributes are, unless it would have more
-samples than the loader puts together: then they are points or nodes. What remains unclear is None: never a guess.
+label holds views of one batch. An object of the script's own (a dataclass) is what its attributes are, where it has as many
+samples as the loader puts together, or all of its tensors as many rows: else they may be points or nodes. What remains unclear
+is None: never a guess.
 Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
 reads a tensor's values.
 
@@ -72,32 +73,49 @@ def _integers(tensor: Any) -> bool:
 
 def size_of(batch: Any) -> Size:
     """Samples and tokens of one batch. 3 to 15 µs: `reader` makes it cheap for a loader's later batches."""
-    graphs = getattr(batch, "num_graphs", None)
+    graphs = _asked(batch, "num_graphs")
     if isinstance(graphs, int):
         return graphs, None, False
     if _tensor(batch):
         if batch.dim() == 0:
             return NOTHING
         return int(batch.size(0)), int(batch.numel()) if batch.dim() == 2 and _integers(batch) else None, True
-    sizes = getattr(batch, "batch_sizes", None)
-    if sizes is not None and hasattr(batch, "sorted_indices") and _tensor(sizes):
+    sizes = _asked(batch, "batch_sizes")
+    if sizes is not None and hasattr(type(batch), "sorted_indices") and _tensor(sizes):
         return int(sizes.max()), None, False  # a packed sequence keeps its batch sizes on the CPU
     if isinstance(batch, Mapping):
         return _of_mapping(batch)
     if isinstance(batch, (list, tuple)) and batch:
         return _of_sequence(batch)
     attributes = _attributes(batch)
-    return _of_mapping(attributes) if attributes else NOTHING
+    size = _of_mapping(attributes) if attributes else NOTHING
+    return size if size[1] is not None or (attributes and _have_as_many_rows(attributes)) else NOTHING
+
+
+def _have_as_many_rows(attributes: Mapping[str, Any]) -> bool:
+    return len({_rows(one) for one in attributes.values() if _tensor(one) and one.dim()}) == 1
 
 
 def _attributes(batch: Any) -> Mapping[str, Any] | None:
     """Those of an object in which a batch's tensors are; None where there are no such ones."""
     if isinstance(batch, (Mapping, list, tuple, type)) or _tensor(batch):
         return None
-    attributes = getattr(batch, "__dict__", None) or {}
-    if not attributes:  # one with slots
-        attributes = {name: getattr(batch, name, None) for name in getattr(type(batch), "__dataclass_fields__", ())}
+    attributes = _own(batch) or {name: _asked(batch, name) for name in getattr(type(batch), "__dataclass_fields__", ())}  # slots
     return attributes if any(map(_tensor, attributes.values())) else None
+
+
+def _own(batch: Any) -> dict[str, Any]:
+    found = getattr(batch, "__dict__", None)
+    return found if type(found) is dict else {}
+
+
+def _asked(batch: Any, name: str) -> Any:
+    """What a batch has under a name; None where it has nothing there, or a function of its own, which may do anything, raises. A
+    `__getattr__` of its own is not asked."""
+    try:
+        return getattr(batch, name) if hasattr(type(batch), name) or name in _own(batch) else None
+    except Exception:  # noqa: BLE001 - see above
+        return None
 
 
 def _of_mapping(batch: Mapping[Any, Any]) -> Size:
@@ -163,11 +181,9 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
     it decides where the shapes say something else and the batch holds as many entries.
     """
     samples, tokens, embedded = size_of(batch)
-    attributes = _attributes(batch)
-    if attributes and not isinstance(getattr(batch, "num_graphs", None), int):
-        if samples is not None and type(batch_size) is int and samples > batch_size:
-            return _nothing
-        return _of_attributes(type(batch), reader(attributes, batch_size))
+    attributes = None if isinstance(_asked(batch, "num_graphs"), int) else _attributes(batch)
+    if attributes:
+        return _of_object(type(batch), attributes, batch_size)
     if samples != batch_size and isinstance(batch, (list, tuple)) and batch:
         if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # that one may be a whole batch
             return _of_entries(type(batch))
@@ -287,12 +303,20 @@ def _of_first_views(kind: Any) -> Measure:
     return measure
 
 
-def _of_attributes(kind: Any, of_them: Measure) -> Measure:
-    """For a loader whose batch is an object that holds tensors."""
+def _of_object(kind: Any, first: Mapping[str, Any], batch_size: Any) -> Measure:
+    """For a loader whose batch is an object that holds tensors. first: the attributes of one."""
+    of_attributes, most = reader(first, batch_size), batch_size if type(batch_size) is int else None
+    samples, tokens, _ = of_attributes(first)
+    sure = samples in (None, most) if most is not None else tokens is not None or _have_as_many_rows(first)
+    if not sure:
+        return _nothing
 
     def measure(later: Any) -> Size:
         attributes = _attributes(later) if type(later) is kind else None
-        return of_them(attributes) if attributes else _unclear(later)
+        if not attributes:
+            return _unclear(later)
+        size = of_attributes(attributes)
+        return _nothing(later) if most is not None and size[0] is not None and size[0] > most else size
 
     return measure
 

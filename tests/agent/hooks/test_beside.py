@@ -11,9 +11,7 @@ import types
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader
 
-import perfagent.hooks.beside
 import perfagent.signals.compiled  # as the sender's thread does
 
 pytestmark = pytest.mark.usefixtures("nothing_compiled")
@@ -477,73 +475,29 @@ def test_another_in_the_place_of_one_that_is_gone_is_looked_for(record):
     assert is_watched(teachers[0])
 
 
-@pytest.mark.parametrize("restores", [True, False], ids=["set back to training", "in evaluation mode for good"])
-def test_an_average_of_the_weights_that_no_step_calls_is_evaluated_from_its_first_batch_on(record, restores):
-    model, average = student(), Slow(4, 4).train(restores)
-    took = {}
+@pytest.mark.parametrize("own", ["a list", "with arguments", "raises"])
+def test_a_models_own_ways_to_its_parameters_are_not_called(record, own):
+    class Teacher(Slow):
+        if own == "a list":
 
-    def evaluate(number):
-        if number not in (5, 8):
-            return
-        average.eval()
-        began = time.perf_counter()
-        with torch.no_grad():
-            for x in DataLoader(torch.ones(6, 4), batch_size=2):
-                average(x)
-        took[number] = time.perf_counter() - began
-        average.train(restores)
+            def parameters(self, recurse=True):
+                return list(super().parameters(recurse))
 
-    recorded = train(record, lambda: model(torch.ones(2, 4)).square().mean(), model, steps=9, before=evaluate)
-    assert not any(HOOKS)
-    recorded.finish()
-    evaluated = told(recorded, "phase/eval_s")
-    assert list(evaluated) == [5, 8]
-    for step, seconds in evaluated.items():
-        assert 3 * NAP_S <= seconds <= took[step]
-    assert max(told(recorded, "phase/forward_s").values()) < NAP_S
+        elif own == "with arguments":
 
+            def parameters(self, lr):
+                return [{"params": super().parameters(), "lr": lr}]
 
-def test_what_joins_with_a_new_loader_is_part_of_the_training(record):
-    model, teacher = student(), Slow(4, 4).eval()
-    distilled, optimizer = distill(model, teacher), torch.optim.SGD(model.parameters(), lr=0.01)
-    recorded = record(model, optimizer=optimizer)
-    for epoch in range(3):
-        for x in DataLoader(torch.ones(8, 4), batch_size=2):
-            optimizer.zero_grad()
-            (distilled() if epoch else model(x).square().mean()).backward()
-            optimizer.step()
-    assert is_watched(teacher)
+        else:
+
+            def named_parameters(self, *_args, **_kwargs):
+                raise RuntimeError("the script's own")
+
+            def modules(self):
+                raise RuntimeError("the script's own")
+
+    model, teacher = student(), Teacher(4, 4)
+    recorded = train(record, distill(model, teacher), model)
     recorded.finish()
     forward = told(recorded, "phase/forward_s")
-    assert min(forward[step] for step in range(6, 13)) >= NAP_S, "it is met in the first of these"
-    assert not told(recorded, "phase/eval_s")
-
-
-def test_of_a_long_evaluation_of_the_root_itself_the_beginning_is_looked_at(record, monkeypatch):
-    monkeypatch.setattr(perfagent.hooks.beside, "_MOST_ENTERED", 20)
-    model, looked = student(), []
-
-    def evaluate(number):
-        if number == 2:  # the third step is looked at in any case
-            model.eval()
-            with torch.no_grad():
-                for x in DataLoader(torch.ones(40, 4), batch_size=2):
-                    looked.append(any(HOOKS))
-                    model(x)
-            model.train()
-
-    train(record, lambda: model(torch.ones(2, 4)).square().mean(), model, before=evaluate)
-    assert looked == [True] * 7 + [False] * 13, "three modules a call"
-
-
-def test_a_loader_that_begins_in_every_step_is_seldom_looked_at(record):
-    model, looked = student(), []
-    began = time.monotonic()
-
-    def step():
-        (x,) = DataLoader(torch.ones(2, 4), batch_size=2)
-        looked.append(any(HOOKS))
-        return model(x).square().mean()
-
-    train(record, step, model, steps=200)
-    assert 1 <= sum(looked) <= 2 + (time.monotonic() - began) / 0.5
+    assert (min(forward[step] for step in range(4, 9)) >= NAP_S) is (own != "raises")

@@ -135,6 +135,32 @@ def test_of_a_step_whose_closure_raised_nothing_is_told_with_the_next(record, cl
     assert [n for n, _ in recorded.of("grad_norm/0.weight")] == [1, 2, 3, 4, 5]
 
 
+def test_nor_where_a_teacher_is_called_in_the_closure(record):
+    model, teacher = small(), small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer, overhead_budget_pct=1e9)
+    told = []
+
+    def closure(*, breaks=False):
+        optimizer.zero_grad()
+        with torch.no_grad():
+            wanted = teacher(torch.ones(2, 8)) + 1
+        loss = (model(torch.ones(2, 8)) - wanted).square().mean() * (1 + breaks)
+        loss.backward()
+        if breaks:
+            raise KeyError("from the script")
+        told.append(loss.item())
+        return loss
+
+    for _ in range(6):
+        optimizer.step(closure)
+    with pytest.raises(KeyError, match="from the script"):
+        optimizer.step(lambda: closure(breaks=True))
+    for _ in range(3):
+        optimizer.step(closure)
+    assert [loss for _, loss in recorded.of("loss")] == told
+
+
 @pytest.mark.parametrize("kind", [torch.optim.LBFGS, torch.optim.SGD, torch.optim.Adam])
 def test_weights_are_the_same_bits(record, kind):
     def weights(watched: bool) -> list[torch.Tensor]:

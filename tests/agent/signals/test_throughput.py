@@ -95,6 +95,30 @@ def test_an_object_with_more_rows_than_the_loader_has_samples_holds_points_or_no
     assert reader(points)(points)[:2] == (500, None)
 
 
+def test_of_an_object_nothing_is_told_where_its_rows_may_be_something_else_than_samples():
+    few, many = (SimpleNamespace(points=torch.zeros(count, 3)) for count in (5, 100))
+    statistics = SimpleNamespace(x=torch.zeros(8, 3), mean=torch.zeros(3), std=torch.zeros(3))
+    nodes = SimpleNamespace(x=torch.zeros(100, 5), edges=torch.zeros(2, 300), graph=torch.zeros(100))
+    for batch, later, batch_size in ((few, many, 8), (statistics, statistics, 8), (nodes, nodes, None)):
+        assert reader(batch, batch_size)(later)[:2] == (None, None)
+
+
+class Raises:
+    def __init__(self):
+        self.x = IMAGES
+
+    @property
+    def num_graphs(self):
+        raise RuntimeError("the script's own")
+
+    def __getattr__(self, name):
+        raise RuntimeError(f"the script's own: {name}")
+
+
+def test_functions_of_a_batch_s_own_are_in_nobodys_way():
+    assert reader(Raises(), len(IMAGES))(Raises())[0] == len(IMAGES)
+
+
 def test_the_shape_of_what_is_in_an_object_is_known(monkeypatch):
     monkeypatch.setattr(module, "inputs", Inputs())
     measure = reader(Images(IMAGES, torch.zeros(6)))
