@@ -202,8 +202,8 @@ class Run:
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
-        severity = LEVELS.get(level.lower() if isinstance(level, str) else "")
-        if severity is None:
+        severity = LEVELS.get(level.lower()) if isinstance(level, str) else "warning"
+        if severity is None:  # a slip
             said = f"perfagent: alert() takes the level info, warning or critical, not {level!r:.80}; it is a warning now"
             self._sender.tell("level", logging.WARNING, said)
             severity = "warning"

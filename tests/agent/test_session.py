@@ -543,7 +543,7 @@ def test_attaching_in_a_child_that_stays_silent_is_answered_by_a_word_once(tmp_p
 
 def test_a_level_that_no_alert_has_is_told_once(tmp_path, caplog):
     run = perfagent.init(record=tmp_path)
-    for level in ("bad", 3, "info"):
+    for level in ("bad", 3, "worse", "info"):
         run.alert("a", level=level)
     assert [message for message in caplog.messages if "alert()" in message] == [
         "perfagent: alert() takes the level info, warning or critical, not 'bad'; it is a warning now"

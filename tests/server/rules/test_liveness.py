@@ -35,7 +35,7 @@ def test_an_exception_is_a_crash_with_the_last_lines_of_its_traceback() -> None:
 @pytest.mark.parametrize(
     ("name", "data", "says"),
     [
-        ("failed", {"reason": "ValueError: bad shape", "exception": "ValueError", "traceback": TRACE}, "exception below"),
+        ("failed", {"reason": "ValueError: bad shape", "exception": "ValueError", "traceback": TRACE}, "Read the exception"),
         ("failed", {"reason": "exit code 3"}, "The script ended itself"),
         ("failed", {"reason": "SystemExit: 3", "exception": "SystemExit", "traceback": TRACE}, "The script ended itself"),
         ("failed", {"reason": "the disk is full"}, "Look at what the script printed last"),
@@ -48,7 +48,7 @@ def test_what_to_do_follows_from_what_is_known_of_the_end(name: str, data: dict[
     [change] = _end(_trained(), name, **data)
     assert says in change.finding.fix
     assert "last checkpoint" in change.finding.fix
-    assert "exception below" not in change.finding.fix or "exception" in data
+    assert "Read the exception" not in change.finding.fix or "exception" in data
 
 
 @pytest.mark.parametrize(
