@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+import statistics
+import time
 import types
 
 import pytest
 import torch
 from torch import nn
 from truth import norm_of
+
+NAP_S = 0.02
 
 
 def small() -> nn.Module:
@@ -202,3 +206,54 @@ def test_the_closure_of_an_optimizer_with_a_scheduler_is_seen_too(record, by_nam
     assert "step" in optimizer.__dict__, "else this tests nothing"
     assert dict(recorded.of("grad/norm")) == {n: pytest.approx(step[0][1], rel=1e-5) for n, step in enumerate(seen, 1)}
     assert scheduler.last_epoch == 0
+
+
+class Slow(nn.Linear):
+    """Takes NAP_S in its forward pass, and as much in backward's."""
+
+    def forward(self, x):
+        time.sleep(NAP_S)
+        out = super().forward(x)
+        out.register_hook(lambda _gradient: time.sleep(NAP_S))
+        return out
+
+
+def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers(record):
+    model = Slow(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        with recorded.run.phase("rewards"):
+            time.sleep(NAP_S)
+
+    for _ in range(7):
+        optimizer.step(closure)
+    recorded.finish()
+    for name in ("forward", "backward", "rewards"):
+        seconds = [value for step, value in recorded.of(f"phase/{name}_s") if step > 1]
+        assert min(seconds) >= NAP_S
+        assert statistics.median(seconds) < 2 * NAP_S
+    assert statistics.median(value for step, value in recorded.of("phase/optimizer_s") if step > 1) < NAP_S
+
+
+def test_a_phase_inside_of_the_backward_pass_is_told_once(record):
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+
+    def naps(_gradient):
+        with recorded.run.phase("exchange"):
+            time.sleep(NAP_S)
+
+    for _ in range(7):
+        optimizer.zero_grad()
+        out = model(torch.ones(2, 4))
+        out.register_hook(naps)
+        out.square().mean().backward()
+        optimizer.step()
+    recorded.finish()
+    assert min(value for _, value in recorded.of("phase/exchange_s")) >= NAP_S
+    assert statistics.median(value for _, value in recorded.of("phase/backward_s")) < NAP_S
