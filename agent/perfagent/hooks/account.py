@@ -268,6 +268,11 @@ class Account:
         self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in entries)
         return self._training_only
 
+    @property
+    def fed(self) -> bool:
+        """Whether batches of loaders are followed by backward passes."""
+        return bool(self._fed)
+
     def has_waiting(self, loader: int | None) -> bool:
         """Whether batches of a loader wait for their backward pass, as they do where some are fetched ahead. None: of the one
         that was asked last."""
@@ -286,11 +291,12 @@ class Account:
             self._begins = True
             for one in [one for one in self._waiting if one not in self._fed and one not in self._fetched]:
                 del self._waiting[one]
-        elif loader in self._fed:
+        elif loader in self._fed or self._fetched == {loader: 1}:  # of one batch, its end is found by looking ahead
             self._over.add(loader)  # what was fetched ahead of it is yet to come
         else:
             self._waiting.pop(loader, None)
             self._fetched.pop(loader, None)
+            self._loader = next(reversed(self._fetched), self._loader)  # a batch of another one waits since before
 
     def _skip(self, entries: Sequence[Entry], first: Entry) -> None:
         """Before the first backward pass of a step: leaves out the batches that the loop skipped. They are those by which more
@@ -312,6 +318,10 @@ class Account:
 
     def _queue(self, loader: int, size: Size) -> None:
         self._loader = loader
+        for other in self._over - self._fed - {loader}:  # its one batch was no training's
+            self._over.discard(other)
+            self._waiting.pop(other, None)
+            self._fetched.pop(other, None)
         if self._begins or loader in self._over:  # another one with the id of one that is gone
             if loader in self._waiting and loader not in self._over:
                 self._waiting[loader].clear()  # the loop broke off

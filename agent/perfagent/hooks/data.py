@@ -14,9 +14,11 @@ from threading import get_ident
 from typing import Any, TypeVar
 
 from perfagent.hooks.account import DATA, MOST_ITEMS, shorten
+from perfagent.hooks.evaluation import interrupted
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
+from perfagent.hooks.unseen import read_on
 from perfagent.signals.throughput import Measure, reader
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
@@ -46,6 +48,8 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         except BaseException as error:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
             p.readers.pop(id(self), None)  # the next iterator may get its id
+            if read_on(p.trace, id(self)):
+                interrupted(p)
             p.trace.extend((began, now(), id(self), None, DATA))
             if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)

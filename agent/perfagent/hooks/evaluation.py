@@ -3,7 +3,8 @@
 A plain loop is recognised afterwards, on the sender's thread, from the order of what was noted: calls of the root model without
 gradients, and calls in evaluation mode, together with the fetches from the loader that feeds them, are one span from the first
 of them to the last. Calls without gradients in training mode count only as an interruption: what every step does (a rollout,
-a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass.
+a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass. What a model
+is asked that nobody watches is told by its loader (unseen.py).
 
 An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
 """
@@ -41,6 +42,7 @@ from perfagent.hooks.guard import guarded, not_traced
 from perfagent.hooks.phases import device_mark, tell, watch_phase
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.row import StepRow
+from perfagent.hooks.unseen import unseen_evaluations
 
 __all__ = ["EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
 
@@ -184,9 +186,13 @@ class Evaluations:
         """From here on calls without gradients are seen: few that begin now are what each step does. Any thread."""
         self._habit.begins(step)
 
-    def fold(self, p: Progress, step: int, trace: Trace) -> Trace:
-        """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of."""
-        folded = self._folded(p.account, step, entries_of(trace))
+    def fold(self, p: Progress, step: int, trace: Trace, *, first: bool) -> Trace:
+        """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of.
+
+        first: it is the run's first step, before which data is read for all kinds of reasons.
+        """
+        entries = entries_of(trace)
+        folded = self._folded(p.account, step, entries if first else self._with_unseen(p.account, entries))
         self._tell(p, step - 1, step)
         return trace_of(folded)
 
@@ -195,10 +201,17 @@ class Evaluations:
         again: what is far apart is not one evaluation."""
         if p.last is not None:
             p.account.trains(entries_of(p.last.trace))  # nothing in this trace tells how the model was trained
-        folded = self._folded(p.account, step + 1, entries_of(trace), apart_ns=_APART_NS)
+        folded = self._folded(p.account, step + 1, self._with_unseen(p.account, entries_of(trace)), apart_ns=_APART_NS)
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
         return spent_ns / 1e9
+
+    def _with_unseen(self, account: Account, entries: list[Entry]) -> list[Entry]:
+        for places in reversed(unseen_evaluations(entries, fed=account.fed)):
+            began, ended = entries[places[0]][1], entries[places[-1]][2]
+            self._found.insert(0, (ended - began) / 1e9)
+            entries[places.start : places.stop] = [(PHASE, began, ended, "eval", None, None)]
+        return entries
 
     def _folded(self, account: Account, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
         trains = account.trains(entries)

@@ -212,7 +212,7 @@ class StepRow(NamedTuple):
         """The finished row; once, when ready. For what cannot be written down before."""
         note = self.note(p)
         if type(self.trace) is not list:
-            note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace))
+            note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace, first=not self.began))
         return p.reader.row(note, p.clock)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -75,6 +76,21 @@ def test_an_evaluation_after_each_step_adds_no_samples(record, graded):
             for batch in evaluation:
                 job.model(batch)
         job.model.train()
+    assert job.samples() == [MANY] * (STEPS - 1)
+
+
+@pytest.mark.parametrize("used", [False, True], ids=["collected", "evaluated"])
+def test_nor_does_an_epoch_of_one_batch_that_no_model_is_seen_to_get(record, used):
+    """What is known of it so far could also be an epoch of the training, by a loop that looks one batch ahead."""
+    job = Job(record)
+    unseen = torch.nn.Linear(3, 3)
+    evaluation = DataLoader([torch.ones(3)] * EVALUATED, EVALUATED)
+    for unlabeled in job.many:
+        for batch in evaluation:
+            if used:
+                time.sleep(0.003)
+                unseen.weight @ batch.T
+        job.step(job.model(unlabeled))
     assert job.samples() == [MANY] * (STEPS - 1)
 
 
