@@ -147,10 +147,11 @@ class Run:
         sends = self.settings.record is None and not self.settings.disabled
         return f"{self.settings.server}/run/{self.id}" if self.id and sends else None
 
-    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+    def log(self, metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
         """Records numbers under names. Without a step they belong to the step in progress.
 
-        A value on a GPU is not waited for; what is no number is left out and counted.
+        A value on a GPU is not waited for; what is no number is left out and counted. commit: False where the next call is of
+        the same step, in a process that never steps an optimizer, where else each call is a step of its own.
         """
         p = self._progress
         if p.off:
@@ -184,7 +185,7 @@ class Run:
                 self._explicit_loss(step, values["loss"])
         elif p.seen_backward:
             if p.last is None and p.unstepped():
-                self._log_unstepped(values)
+                self._log_unstepped(values, commit)
                 return
             step = p.completed + p.opened
             loss = values.get("loss")
@@ -193,7 +194,7 @@ class Run:
             elif "loss" in values:
                 self._explicit_loss(step, loss)
         else:
-            p.log_early(EarlyLog(time.time(), time.monotonic(), values))
+            p.log_early(EarlyLog(time.time(), time.monotonic(), values, commit))
             return
         if later:
             p.rows.append(LoggedLater(step, time.time(), time.monotonic(), values))
@@ -243,9 +244,10 @@ class Run:
         except (httpx.HTTPError, msgspec.MsgspecError):
             return None
 
-    def finish(self, status: str | int | None = None) -> None:
-        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code."""
-        reason = ""
+    def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:
+        """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code.
+        exit_code: the same, under the name that other trackers have for it."""
+        status, reason = exit_code if status is None else status, ""
         if isinstance(status, int):
             ending = "failed" if status else "finished"
             reason = f"exit code {int(status)}" if status else ""
@@ -488,11 +490,11 @@ class Run:
 
     # ---- details
 
-    def _log_unstepped(self, values: dict[str, Any]) -> None:
+    def _log_unstepped(self, values: dict[str, Any], commit: bool | None) -> None:
         p = self._progress
         if "loss" in values and not p.by_log:
             self._explicit_loss(p.completed + 1, values["loss"])
-        p.log_unstepped(EarlyLog(time.time(), time.monotonic(), values))
+        p.log_unstepped(EarlyLog(time.time(), time.monotonic(), values, commit))
 
     def _explicit_loss(self, step: int, value: Any) -> None:
         """The user's own loss stands for its step; a number that is still on its way cannot be compared with ours."""

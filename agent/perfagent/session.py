@@ -119,8 +119,8 @@ def attach(
 
 
 def init(
-    *,
     project: str | None = None,
+    *,
     name: str | None = None,
     config: Any = None,
     tags: Iterable[str] = (),
@@ -146,10 +146,10 @@ def init(
     )
 
 
-def log(metrics: Mapping[str, Any], step: int | None = None) -> None:
+def log(metrics: Mapping[str, Any], step: int | None = None, commit: bool | None = None) -> None:
     """`Run.log` of the current run."""
     if _current is not None:
-        _current.log(metrics, step)
+        _current.log(metrics, step, commit)
     else:
         _no_run("log")
 
@@ -162,10 +162,10 @@ def alert(title: str, text: str = "", level: str = "warning") -> None:
         _no_run("alert")
 
 
-def finish(status: str | int | None = None) -> None:
+def finish(status: str | int | None = None, *, exit_code: int | None = None) -> None:
     """`Run.finish` of the current run; nothing when there is none."""
     if _current is not None:
-        _current.finish(status)
+        _current.finish(status, exit_code=exit_code)
 
 
 def current() -> Run | None:

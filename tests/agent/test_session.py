@@ -39,6 +39,19 @@ def test_attach_refuses_what_is_no_model_at_once(model):
     assert session.current() is None
 
 
+def test_the_calls_of_other_trackers_are_taken(tmp_path):
+    run = perfagent.init("mine", name="first", config={"lr": 0.1}, record=tmp_path / "record")
+    assert run.settings.project == "mine"
+    for step in range(3):
+        perfagent.log({"loss": step}, commit=False)
+        perfagent.log({"accuracy": step})
+    perfagent.finish(exit_code=3)
+    recorded = Recording(tmp_path / "record")
+    assert recorded.series("loss") == recorded.series("accuracy") == [(0, 0.0), (1, 1.0), (2, 2.0)]
+    assert recorded.events("state")[-1]["state"] == "failed"
+    assert recorded.events("state")[-1]["reason"] == "exit code 3"
+
+
 def test_what_was_given_is_told_in_one_line():
     model = nn.Sequential(nn.Linear(1, 1), nn.ReLU())
     with pytest.raises(ConfigError) as refused:

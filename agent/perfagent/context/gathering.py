@@ -98,7 +98,7 @@ class Context:
         begun = self._clock()
         repository = find()
         git: dict[str, Any] = dict(repository.describe()) if repository is not None else {}
-        self._tell(git=git, git_commit=git.get("commit"), environment=environment())
+        self._tell(git=git, environment=environment())
         packages: dict[str, str] = {}
         for packages in installed():  # noqa: B007 - each time as many as are known so far
             yield False

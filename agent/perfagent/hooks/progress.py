@@ -265,7 +265,7 @@ class Progress(_EveryStep):
         """The step of the newest log() call, where those are what counts steps; else the step in progress."""
         if self.last is not None or (self.seen_backward and not self.by_log):
             return self.in_progress()
-        return max(0, self.early_step + len(self.early) - 1)
+        return max(0, self.early_step + _steps_of(self.early) - 1)
 
     # log() before the first backward pass --------------------------------------------------------------------------------------
 
@@ -284,14 +284,14 @@ class Progress(_EveryStep):
         for log in waiting:
             if step is None:
                 log.settle(self.early_step)
-                self.early_step += 1
+                self.early_step += not log.goes_on
             else:
                 log.settle(step)
 
     def step_of_early(self, place: int) -> int:
         """The step of the waiting log at that place, should this process end before an optimizer steps. After a backward pass
         that is the first one, as of micro-steps; a loop without an optimizer is not known for one yet. Any thread."""
-        return self.completed + 1 if self.awaits_optimizer() else self.early_step + place
+        return self.completed + 1 if self.awaits_optimizer() else self.early_step + _steps_of(self.early[:place])
 
     # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
 
@@ -312,7 +312,7 @@ class Progress(_EveryStep):
     def log_unstepped(self, log: EarlyLog) -> None:
         if self.by_log:
             log.settle(self.early_step)
-            self.early_step += 1
+            self.early_step += not log.goes_on
         else:
             self.early.append(log)
         self.rows.append(log)
@@ -322,6 +322,11 @@ class Progress(_EveryStep):
         self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
+
+
+def _steps_of(logs: list[EarlyLog]) -> int:
+    """How many steps they are, where each call is one."""
+    return sum(not log.goes_on for log in logs)
 
 
 class Mark:

@@ -242,12 +242,13 @@ class LoggedLater:
 
 
 class EarlyLog:
-    """A log() call before the first backward pass: its step is not known yet."""
+    """A log() call before the first backward pass: its step is not known yet. goes_on: the next call is of the same step."""
 
-    __slots__ = ("_metrics", "_monotonic", "_step", "_time")
+    __slots__ = ("_metrics", "_monotonic", "_step", "_time", "goes_on")
 
-    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
+    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any], commit: bool | None = None) -> None:
         self._time, self._monotonic, self._metrics = wall, monotonic, metrics
+        self.goes_on = not (commit is None or commit)
         self._step: int | None = None
 
     @property

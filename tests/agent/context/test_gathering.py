@@ -40,7 +40,7 @@ def test_what_files_tell_is_told_early_and_the_rest_after_the_first_step(tmp_pat
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     gathered = Gathered(tmp_path, {"depth": 3})
     first, files = gathered.told()
-    assert sorted(first) == ["config", "environment", "git", "git_commit"]
+    assert sorted(first) == ["config", "environment", "git"]
     assert files["packages"]["torch"]
     assert files["git"]["dirty"] in (True, False)
     assert gathered.told() == []

@@ -258,6 +258,49 @@ def test_an_evaluation_process_with_a_loader_advances_with_each_log(record):
     assert recorded.of("score") == [(0, 0), (1, 1), (2, 2), (3, 99)]
 
 
+@pytest.mark.parametrize("loads", [False, True], ids=["at once", "once it is known that nothing steps"])
+def test_a_call_without_a_commit_is_of_the_step_of_the_next(record, loads):
+    recorded = record()
+    if loads:
+        next(iter(torch.utils.data.DataLoader(torch.randn(6, 2))))
+    for index in range(3):
+        recorded.run.log({"score": index}, commit=False)
+        recorded.run.log({"rate": index}, commit=False)
+        recorded.run.log({"best": index}, commit=index != 1 or None)
+    progress = recorded.run._progress
+    waiting = len(progress.early)
+    assert [progress.step_of_early(place) for place in range(waiting)] == [0, 0, 0, 1, 1, 1, 2, 2, 2][-waiting:]
+    for name in ("score", "rate", "best"):
+        assert recorded.of(name) == [(0, 0), (1, 1), (2, 2)]
+
+
+def test_where_an_optimizer_counts_a_commit_says_nothing(record):
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for index in range(3):
+        model(torch.ones(1, 2)).mean().backward()
+        optimizer.step()
+        recorded.run.log({"score": index}, None, index % 2 == 0)
+        recorded.run.log({"best": index})
+    assert recorded.of("score") == recorded.of("best") == [(1, 0), (2, 1), (3, 2)]
+
+
+def test_a_loop_without_an_optimizer_goes_on_in_its_step_too(record):
+    weight = nn.Parameter(torch.ones(2))
+    recorded = record(nn.ParameterList([weight]))
+    for index in range(4):
+        weight.square().sum().backward()
+        with torch.no_grad():
+            weight -= 0.1 * weight.grad
+        weight.grad = None
+        recorded.run.log({"score": index}, commit=False)
+        recorded.run.log({"best": index})
+    after = [recorded.of(name) for name in ("score", "best")]
+    assert after[0] == after[1]
+    assert [value for _, value in after[0]] == [0, 1, 2, 3]
+
+
 def test_a_steps_own_number_is_kept(record):
     recorded = record()
     recorded.run.log({"score": 1}, step=40)
