@@ -47,11 +47,13 @@ class Early:
         if not new or new[0].age_s(time.monotonic()) < _AGE_S:
             return
         rows = []
-        for place, log in enumerate(new, self._kept):
+        before = sum(not log.goes_on for log in waiting[: self._kept])
+        for log in new:
             try:
                 if not log.can_be_read():
                     break
-                rows.append(_plain(log.row() if log.settled else log.row_at(progress.step_of_early(place))))
+                rows.append(_plain(log.row() if log.settled else log.row_at(progress.step_of_early(before))))
+                before += not log.goes_on
             except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
                 break
         if rows and self._write(Draft(context, rows), 0):

@@ -128,7 +128,7 @@ class Spool:
         self._inflight: Outgoing | None = None
         self._inflight_upto = 0
         self._not_on_disk = 0
-        """The last tick that the disk did not take."""
+        """The last tick that the disk did not take, or that was taken off it."""
 
     @property
     def header(self) -> Header:
@@ -456,6 +456,7 @@ class Spool:
             for path, _ in self.files.old_ticks:
                 self.files.delete(path)
             self.files.old_ticks.clear()
+            self._not_on_disk = self.header.next_tick - 1
 
     # ---- files that are no longer needed
 

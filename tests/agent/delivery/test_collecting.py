@@ -9,19 +9,30 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from builders import RecordingSender
 
 from perfagent.cost import log_ns
 from perfagent.delivery.collecting import DEFERRED_S, Collector, Taken
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
+from perfagent.device import Reading
 from perfagent.governor import Governor
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 from perfagent.hooks.evaluation import Evaluations, Interrupted
 from perfagent.hooks.layout import StepPacker, Steps, count, notes_in
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.reading import Note
-from perfagent.hooks.row import LoggedLater, StepRow
+from perfagent.hooks.row import EarlyLog, LoggedLater, StepRow
+
+
+class Event:
+    """Of a device, as of torch."""
+
+    over = False
+
+    def query(self) -> bool:
+        return self.over
 
 
 class Waits:
@@ -351,3 +362,42 @@ def test_calls_right_behind_another_are_counted_apart(sender: Any, collector: Co
     collector.collect(2.0, last=False)
     assert sender.logged == (2, 4, 3, 6)
     assert log_ns(1, 2, 199, 398) < log_ns(200, 400) / 3
+
+
+def test_the_newest_step_is_the_highest_that_came_and_stays_so(sender: Any, collector: Collector) -> None:
+    sender.rows.extend([(7, 5.0, 6.0, {"x": 1.0}), (5, 5.0, 6.0, {"x": 1.0})])
+    collector.collect(0.0, last=False)
+    assert collector.newest == 7
+    sender.rows.append((3, 5.0, 6.0, {"x": 1.0}))
+    collector.collect(0.1, last=False)
+    assert collector.newest == 7
+    sender.rows.append(LoggedLater(9, 5.0, 6.0, {"x": 1.0}))
+    collector.collect(0.2, last=False)
+    assert collector.newest == 9
+
+
+def test_at_the_end_a_log_without_its_step_is_counted_and_one_that_has_it_is_taken(sender: Any, collector: Collector) -> None:
+    settled, waits, comes_last = (EarlyLog(5.0, 6.0, {"x": 1.0}) for _ in range(3))
+    sender.rows.extend([settled, waits])
+    assert collector.collect(0.0, last=False).total == 0
+    settled.settle(3)
+    sender.rows.append(comes_last)
+    taken = collector.collect(0.1, last=True)
+    assert [row[0] for block in taken.packed for row in rows_in(block)] == [3]
+    assert sender.counters["dropped"] == 2
+    assert not collector.aside
+
+
+def test_a_log_whose_value_is_not_there_yet_waits_behind_one_that_rejoins(sender: Any, collector: Collector) -> None:
+    event = Event()
+    first = EarlyLog(5.0, 6.0, {"x": 1.0})
+    second = EarlyLog(5.0, 6.0, {"x": Reading(torch.tensor([2.0]), event, [])})
+    sender.rows.extend([first, second])
+    collector.collect(0.0, last=False)
+    first.settle(1)
+    second.settle(1)
+    assert collector.collect(0.1, last=False).total == 1
+    event.over = True
+    taken = collector.collect(0.2, last=False)
+    assert [(row[0], *row[4]) for block in taken.packed for row in rows_in(block)] == [(1, 2.0)]
+    assert not sender.counters["dropped"]

@@ -11,9 +11,11 @@ import textwrap
 import pytest
 from builders import job_environment
 
-from perfagent.delivery.drafts import Draft, is_pressing, left_behind
+from perfagent.delivery.columns import Columns
+from perfagent.delivery.drafts import Draft, is_pressing, left_behind, read
 from perfagent.delivery.spool import Header, Spool
 from perfagent.hooks.account import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
+from perfagent.hooks.layout import StepPacker, Steps, count
 from perfagent.hooks.reading import Note, StepReader
 
 MS = 1_000_000
@@ -95,6 +97,40 @@ def test_what_was_sent_before_a_kill_keeps_its_number_and_the_rest_gets_the_next
     assert rest is not None
     assert rest.seq == first.seq + 1
     assert [step for group in rest.groups for step in group.steps()] == [2]
+
+
+def packed(steps: range) -> Steps:
+    rows: list[Steps] = []
+    packer = StepPacker()
+    packer.add(note(0), [])  # by the first of a kind it learns what they share
+    for step in steps:
+        packer.add(note(step), rows)
+    packer.take(rows)
+    (block,) = rows
+    assert count(block) == len(steps)
+    return block
+
+
+def test_a_step_alone_and_those_packed_behind_it_are_all_read():
+    groups = left_behind([Draft(StepReader().context(), [note(1, rare={"grad/norm": 2.5}), packed(range(2, 8))])])
+    assert sorted(step for group in groups if "loss" in group.values for step in group.steps()) == [*range(1, 8)]
+
+
+def test_of_packed_steps_a_damaged_block_costs_itself_and_each_of_its_steps_is_told():
+    lost: list[object] = []
+    before, between, after = (packed(range(first, first + 5)) for first in (1, 6, 11))
+    damaged = between._replace(data=between.data[:-1])
+    groups = read([Draft([], [before, damaged, after])], StepReader(), Columns(), lost.append)
+    assert sorted(step for group in groups for step in group.steps()) == [*range(1, 6), *range(11, 16)]
+    assert len(lost) == count(damaged) > 1
+
+
+def test_each_draft_of_a_dead_process_is_read_with_what_was_known_when_it_was_noted():
+    """That the user logs the loss under steps of an own count, so that ours is left out."""
+    told, ours = StepReader(), StepReader()
+    told.loss_by_user = True
+    drafts = [Draft(ours.context(), [note(1)]), Draft(told.context(), [note(2)])]
+    assert [step for group in left_behind(drafts) if "loss" in group.values for step in group.steps()] == [1]
 
 
 def test_what_is_no_plain_data_is_refused_and_leaves_nothing(tmp_path):

@@ -138,6 +138,32 @@ def test_files_that_the_script_has_closed_are_forgotten_as_well(spool: Spool, pr
     assert not files(spool)
 
 
+def test_what_a_tick_holds_is_not_found_again_where_its_file_could_not_go_and_another_log_waits(
+    spool: Spool, progress: Progress, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    one, two = log(0.5), log(0.25)
+    spool.early.keep([one], progress, CONTEXT)
+    assert spool.early.joins(spool.header.next_tick, CONTEXT)
+    write(spool, settled(one, 1))
+    with monkeypatch.context() as failing:
+        failing.setattr(os, "unlink", fails)
+        spool.early.forget()
+    assert files(spool)
+    spool.early.keep([two], progress, CONTEXT)
+    assert left(spool) == [(0, 0.25), (1, 0.5)]
+
+
+def test_logs_of_one_step_are_left_under_it(spool: Spool, progress: Progress) -> None:
+    logs = [log(0.5), log(0.25), log(0.125)]
+    logs[0].goes_on = True
+    spool.early.keep(logs[:1], progress, CONTEXT)
+    spool.early.keep(logs, progress, CONTEXT)
+    assert left(spool) == [(0, 0.25), (0, 0.5), (1, 0.125)]
+
+
 def test_what_is_no_number_is_left_to_the_tick_that_counts_it(spool: Spool, progress: Progress) -> None:
     odd = EarlyLog(time.time(), time.monotonic() - 1.0, {"x": 1.0, "text": "no", 3: 4.0})
     huge = EarlyLog(time.time(), time.monotonic() - 1.0, {"x": 2**70})

@@ -13,24 +13,25 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from builders import until
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
 from perfagent.delivery import courier, segments
-from perfagent.delivery.columns import DROPPED
+from perfagent.delivery.columns import DROPPED, pack
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.segments import HEADER, TICK, Segments, decode_header, records
 from perfagent.delivery.sender import MAX_ROWS, Sender
-from perfagent.delivery.spool import Spool
+from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.governor import Governor
 from perfagent.hooks.progress import Progress
 from perfagent.hooks.row import LoggedLater
 from perfagent.identity import Identity
-from perfagent.wire import Frame
+from perfagent.wire import Frame, Group
 
 NAMES = ("loss", "lr")
 
@@ -482,6 +483,7 @@ def test_a21_an_error_anywhere_in_the_loop_is_survived_once_and_loses_nothing_sp
     assert sender.counters["errors"] == 1
     stored = steps(list(transport.stored.values()))
     assert stored == ([2] if method == "draft" else [1, 2])  # what was drained into a failing draft never was on the disk
+    assert sender.counters["lost_samples"] == (2 if method == "draft" else 0)
     sender.close("finished")
 
 
@@ -572,6 +574,37 @@ def test_a22_a_source_that_comes_back_is_polled_again_by_the_thread_that_took_ov
         sender.close("finished")
 
 
+class ToTheDead(RecordingTransport):
+    """Has a command for whoever asks as the dead process, and says that no page shows its run."""
+
+    def post(self, body: bytes, **more: Any) -> Reply:
+        reply = super().post(body, **more)
+        if self.frames[-1].source != "dead":
+            return reply
+        told = {**msgspec.json.decode(reply.body), "commands": [{"kind": "flush"}]}
+        return Reply(200, {"perfagent-watched": "0"}, msgspec.json.encode(told))
+
+
+def test_what_the_server_tells_a_dead_process_is_not_obeyed_by_the_one_that_sends_for_it(tmp_path: Path) -> None:
+    transport = ToTheDead()
+    settings = config(tmp_path)
+    header = Header(source="dead", project="p", rank=0, server=settings.server, run="q", attempt=1)
+    left = Spool(settings.sources / "dead", header)
+    times = [1.0]
+    left.append([Group(step=[1], time=times, monotonic=times, values={"loss": pack([0.5])})], [], now=0.0)
+    left.abandon()
+    obeyed: list[Any] = []
+    sender = make(tmp_path, transport)
+    sender.on_command.append(obeyed.append)
+    sender.start()
+    sender.rows.append(row(1))
+    until(lambda: not left.folder.exists(), why="what the dead process left was not sent")
+    dispatcher = sender._dispatch()
+    assert ("dead", 1) in transport.stored
+    assert (obeyed, dispatcher._watched) == ([], True)
+    sender.close("finished")
+
+
 @pytest.mark.fault
 def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     looks, release = threading.Event(), threading.Event()
@@ -593,6 +626,31 @@ def test_a15_an_orphan_on_a_disk_that_hangs_is_left_and_delivery_goes_on(tmp_pat
         assert "unreachable" not in sender.told, "the server has nothing to do with it"
         release.set()
         sender.close("finished")
+
+
+class NeverAnswers(RecordingTransport):
+    def __init__(self) -> None:
+        super().__init__()
+        self.over = threading.Event()
+
+    def post(self, body: bytes, **more: Any) -> Reply:
+        self.over.wait(60)
+        return super().post(body, **more)
+
+
+def test_what_no_answer_came_for_until_the_end_is_told_though_nothing_failed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    transport = NeverAnswers()
+    sender = make(tmp_path, transport)
+    sender.start()
+    sender.rows.append(row(1))
+    sender.close("finished", timeout_s=0.3)
+    until(sender.closed.is_set, why="the sender's thread did not end")
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "not all of this run has reached server" in told
+    assert str(sender.folder) in told
+    transport.over.set()
 
 
 @pytest.mark.fault

@@ -14,6 +14,7 @@ import time
 import zlib
 from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -203,6 +204,17 @@ def test_a08_what_the_server_refuses_is_set_aside_up_to_the_limit(tmp_path: Path
     assert sizes[-1] == sizes[sum(kept) - 1] <= 16 * 2**20
     assert sizes[-1] + sizes[0] > 16 * 2**20
     assert spool.next() is None
+
+
+def test_each_frame_that_was_refused_can_be_read_in_the_quarantine_with_its_reason(tmp_path: Path) -> None:
+    spool = Spool(tmp_path / "s", header())
+    for first, reason in ((0, "no"), (3, "nor this")):
+        spool.append(rows(first), [], now=0.0)
+        frame = spool.next()
+        assert frame is not None
+        assert spool.quarantine(frame.seq, reason)
+    found = [payload for _, kind, payload in segments.records((spool.folder / "quarantine").read_bytes()) if kind == b"R"]
+    assert [msgspec.msgpack.decode(payload)["reason"] for payload in found] == ["no", "nor this"]
 
 
 # ---- A16: corruption
@@ -480,6 +492,31 @@ def test_a15_memory_is_bounded_while_the_disk_is_full_and_events_outlive_samples
 
 
 @pytest.mark.fault
+def test_a15_the_frame_on_its_way_is_kept_in_memory_whatever_else_goes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would count as dropped, and be stored."""
+    disk = FullDisk(monkeypatch)
+    spool = Spool(tmp_path / "s", header(), max_memory_bytes=100_000)
+    disk.left = 0
+    noise = random.Random(0)
+    for tick in range(8):
+        column = [noise.random() for _ in range(2000)]
+        group = Group(step=[*range(2000 * tick, 2000 * tick + 2000)], time=column, monotonic=column, values={"x": column})
+        spool.append([group], [event("".join(noise.choices("abcdefghijklmnopqrstuvwxyz", k=40_000)))], now=0.0)
+        spool.files.retry_at = 0.0
+        spool.hold(now=1e9)
+        if not tick:
+            sent = spool.next()
+            assert sent is not None
+    assert spool.counters["dropped_events"] > 0
+    assert spool.next() is sent
+    frames = drain(spool)
+    assert steps_of(*frames)[:2000] == [*range(2000)]
+    assert len(steps_of(*frames)) + spool.counters["dropped"] == 16_000
+    assert sum(len(frame.events) for frame in frames) + spool.counters["dropped_events"] == 8
+    assert spool.in_memory == 0
+
+
+@pytest.mark.fault
 def test_a15_too_many_open_files_is_survived(tmp_path: Path) -> None:
     spool = Spool(tmp_path / "s", header())
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -510,6 +547,31 @@ def test_a15_a_mark_that_cannot_be_written_takes_its_ticks_off_the_disk(tmp_path
     monkeypatch.undo()
     with pytest.raises(FileNotFoundError):  # else the successor would send them a second time, under another number
         Spool.open(tmp_path / "s")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("disk", ["is better", "stays as it is"])
+def test_a15_what_was_taken_off_the_disk_with_its_mark_is_on_it_again_at_the_end_or_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, disk: str
+) -> None:
+    spool = Spool(tmp_path / "s", header())
+    assert spool.append(rows(0), [event()], now=0.0)
+
+    def fails(*_: object) -> int:
+        raise OSError(errno.EIO, "Input/output error")
+
+    monkeypatch.setattr(os, "pwrite", fails)
+    frame = spool.next()
+    assert frame is not None
+    if disk == "is better":
+        monkeypatch.undo()
+        spool.close(final="finished")
+        (left,) = drain(Spool.open(tmp_path / "s"))
+        assert (left.seq, steps_of(left), len(left.events)) == (frame.seq, [0, 1, 2], 1)
+    else:
+        monkeypatch.setattr(os, "write", fails)
+        spool.close(final="finished")
+        assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (3, 1)
 
 
 @pytest.mark.fault
@@ -675,6 +737,28 @@ def test_a05_a_frame_that_was_sent_before_keeps_its_content_when_all_else_is_thi
     assert spool.counters["thinned"] > 0
 
 
+@pytest.mark.fault
+def test_a05_halves_of_a_frame_that_is_thinned_are_both_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They stood in one record, and stand in one each then."""
+    monkeypatch.setattr(segments, "SEGMENT_BYTES", 10_000)
+    spool = Spool(tmp_path / "s", header(), max_bytes=120_000)
+    noise = random.Random(0)
+    for number in range(12):
+        values = [noise.random() for _ in range(1000)]
+        steps = list(range(1000 * number, 1000 * number + 1000))
+        spool.append([Group(step=steps, time=values, monotonic=values, values={"loss": pack(values)})], [event()], now=0.0)
+        if not number:
+            frame = spool.next()
+            assert frame is not None
+            assert spool.split(frame.seq)
+        spool.hold(now=0.0, force=True)
+    assert spool.counters["thinned"] > 0
+    frames = drain(spool)
+    assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (0, 0)
+    assert len(steps_of(*frames)) + spool.counters["thinned"] == 12_000
+    assert sum(len(frame.events) for frame in frames) == 12
+
+
 def _copy(spool: Spool, folder: Path) -> Path:
     shutil.copytree(spool.folder, folder)
     return folder
@@ -748,6 +832,8 @@ def test_only_young_folders_with_samples_are_found(tmp_path: Path) -> None:
     assert [folder.name for folder in folders(tmp_path, max_age_s=7 * 86400)] == ["young"]
     assert {folder.name for folder in folders(tmp_path)} == {"old", "young"}
     assert folders(tmp_path / "missing") == []
+    os.utime(tmp_path / "young", (week, week))  # a folder is as old as the last file that was made in it
+    assert [folder.name for folder in folders(tmp_path, max_age_s=7 * 86400)] == ["young"]
 
 
 def test_a_recording_is_kept_after_it_was_sent_and_goes_to_another_server_under_the_same_numbers(tmp_path: Path) -> None:

@@ -1,9 +1,10 @@
 """A11: killed at any system call that changes a file, its successor at another one: each sample that the spool had taken reaches
-the server, under one number and no other."""
+the server, under one number and no other. A15: the same of a disk on which any of these calls fails, where nobody is killed."""
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import random
 import time
@@ -29,6 +30,9 @@ pytestmark = pytest.mark.fault
 SEEDS = (0, 7)
 """Between them: a file that goes with its last frame, ticks that were left beside the frame of them, an end at which all goes."""
 CALLS = ("open", "write", "pwrite", "ftruncate", "truncate", "unlink", "rename", "replace", "link", "mkdir", "rmdir", "close")
+FULL = ("open", "write", "truncate", "rename", "replace", "link", "mkdir")
+"""What fails on a full disk: files can go, and the state is written in place."""
+FAILING = (*FULL, "pwrite", "unlink")
 
 
 class Killed(BaseException):
@@ -71,6 +75,32 @@ class Process:
         return call
 
 
+class Disk:
+    """Fails `count` calls from the `first` on; a full one takes a part of what is written first."""
+
+    def __init__(self, first: int, count: int, error: int) -> None:
+        self.first, self.count, self.error = first, count, error
+        self.calls = 0
+
+    @contextlib.contextmanager
+    def fails(self) -> Iterator[None]:
+        with pytest.MonkeyPatch.context() as patch:
+            for name in FULL if self.error == errno.ENOSPC else FAILING:
+                patch.setattr(os, name, self._fallible(name, getattr(os, name)))
+            yield
+
+    def _fallible(self, name: str, real: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **named: Any) -> Any:
+            self.calls += 1
+            if not self.first <= self.calls < self.first + self.count:
+                return real(*args, **named)
+            if name == "write" and self.error == errno.ENOSPC and self.calls == self.first:
+                return real(args[0], bytes(args[1])[: len(args[1]) // 2])
+            raise OSError(self.error, os.strerror(self.error))
+
+        return call
+
+
 class Books:
     """What the spool took and what the server has: its ledger drops a number that it knows."""
 
@@ -107,12 +137,13 @@ def grouped(steps: range) -> list[Group]:
     return [Group(step=list(steps), time=times, monotonic=times, values={"loss": pack([1.0 / (1 + step) for step in steps])})]
 
 
-def live(folder: Path, books: Books, chance: random.Random) -> None:
+def live(folder: Path, books: Books, chance: random.Random) -> Spool:
     """What an agent does with its spool: a server that comes and goes, halves of frames, refusals, an end."""
     spool = Spool(folder, header())
     now, step = 0.0, 0
     for _ in range(40):
         now += chance.choice([0.1, 0.5, 70.0])
+        spool.files.retry_at = 0.0  # as late as that
         what = chance.choice(["draft", "draft", "draft", "append", "hold", "identify", "send", "send", "cut", "split", "refuse"])
         if what in ("draft", "append"):
             steps = range(step, step + chance.randrange(1, 6))
@@ -138,6 +169,7 @@ def live(folder: Path, books: Books, chance: random.Random) -> None:
             else:
                 spool.ack(frame.seq)
     spool.close(final="finished")
+    return spool
 
 
 def live_early(folder: Path, books: Books, chance: random.Random) -> None:
@@ -221,3 +253,26 @@ def test_a11_killed_at_any_call_and_its_successor_at_another_all_arrives_once(
                     succeed(folder, books)
             books.check()
             last += 1
+
+
+@pytest.mark.parametrize(
+    ("error", "count"),
+    [(errno.ENOSPC, 1), (errno.ENOSPC, 5), (errno.ENOSPC, 10**9), (errno.EIO, 1), (errno.EIO, 5)],
+    ids=["full once", "full for a while", "full for good", "one error", "errors for a while"],
+)
+def test_a15_whichever_call_fails_what_is_not_sent_is_on_the_disk_at_the_end_or_counted(
+    tmp_path: Path, error: int, count: int
+) -> None:
+    first, reached = 1, True
+    while reached:
+        folder, books = tmp_path / str(first), Books()
+        disk = Disk(first, count, error)
+        with disk.fails():
+            spool = live(folder, books, random.Random(first))
+        succeed(folder, books)
+        stored = [step for steps in books.ledger.values() for step in steps]
+        assert len(stored) == len({*stored}), f"counted twice, call {first}"
+        gone = len(books.tried) - len(stored)  # the server may have what was counted as gone, where its answer was lost
+        assert gone <= spool.counters["dropped"], f"lost without a word, call {first}"
+        reached = disk.calls >= first
+        first += 1
