@@ -148,7 +148,7 @@ class Account:
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
         fetches = passes = 0
-        for entry in entries:
+        for place, entry in enumerate(entries):
             kind, at = entry[0], entry[1]
             if kind == DATA:
                 wait = entry[2] - at
@@ -240,12 +240,16 @@ class Account:
                     continue
                 if step.phases_ns is _NOTHING:
                     step.phases_ns = {}
-                spent = entry[2] - at
+                named, begins = _named_within(entries, place, training_only=self._training_only)
+                spent = entry[2] - at - named
                 step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + spent
                 if backward_at:
                     step.backward_ns -= spent
                 else:
-                    forward.pause(at, entry[2])
+                    if named and not begins:
+                        forward.pause(entry[2], entry[2] + spent)  # behind the calls in it, which have a name
+                    elif not begins:
+                        forward.pause(at, entry[2])
                     if optimizer_depth:
                         inside_ns += spent
         return step
@@ -371,6 +375,54 @@ class Account:
 def _is_part(size: Size | None, batch: Size) -> bool:
     """Whether a call's size tells of tokens, or of samples, what the batch that it is a part of does."""
     return size is not None and (size[1] is None) == (batch[1] is None)
+
+
+def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) -> tuple[int, bool]:
+    """Of a phase (its place) the ns that have a name of their own: waits, other phases and passes of the step that lie in it, not
+    calls without gradients alone (a rollout); and whether the forward pass that runs at its end began in it."""
+    began, ended = entries[phase][1:3]
+    if not phase or entries[phase - 1][1] < began:
+        return 0, False  # as most: what lies in it stands before it
+    spans: list[tuple[int, int]] = []
+    ungraded: list[tuple[int, int]] = []
+    root = forward = backward = optimizer = 0
+    for entry in entries[:phase]:
+        kind, at = entry[0], entry[1]
+        if kind == DATA or (kind == PHASE and entry[4] is None):
+            spans.append((at, entry[2]))
+        elif kind == EVALUATED:
+            ungraded.append((at, entry[2]))
+        elif kind == BESIDE:
+            spans.append((at, entry[3]))
+            forward = root or entry[3]  # the pass goes on until backward
+        elif kind == FORWARD and not backward and (entry[3] or not training_only):
+            forward = root = root or at
+        elif kind == BACKWARD or (kind == RETURNED and entry[3] and not backward):
+            if forward:
+                spans.append((forward, at))
+            root = forward = 0
+            backward = at if kind == BACKWARD else 0
+        elif kind == BACKWARD_END:
+            spans.append((backward or at, at))
+            backward = 0
+        elif kind == OPTIMIZER:
+            optimizer = at
+        elif kind == OPTIMIZER_END:
+            spans.append((optimizer or at, at))
+    begins = forward >= began
+    if begins:
+        spans.append((forward, ended))
+    named = _covered(spans, began)
+    return (_covered(spans + ungraded, began) if named else 0), begins
+
+
+def _covered(spans: list[tuple[int, int]], since: int) -> int:
+    """What some spans cover together."""
+    covered = 0
+    for begin, end in sorted(spans):
+        covered += max(0, end - max(begin, since))
+        since = max(since, end)
+    return covered
 
 
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:

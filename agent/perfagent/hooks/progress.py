@@ -265,7 +265,7 @@ class Progress(_EveryStep):
         """The step of the newest log() call, where those are what counts steps; else the step in progress."""
         if self.last is not None or (self.seen_backward and not self.by_log):
             return self.in_progress()
-        return max(0, self.early_step + _steps_of(self.early) - 1)
+        return max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
 
     # log() before the first backward pass --------------------------------------------------------------------------------------
 
@@ -288,10 +288,11 @@ class Progress(_EveryStep):
             else:
                 log.settle(step)
 
-    def step_of_early(self, place: int) -> int:
-        """The step of the waiting log at that place, should this process end before an optimizer steps. After a backward pass
-        that is the first one, as of micro-steps; a loop without an optimizer is not known for one yet. Any thread."""
-        return self.completed + 1 if self.awaits_optimizer() else self.early_step + _steps_of(self.early[:place])
+    def step_of_early(self, before: int) -> int:
+        """The step of a waiting log, should this process end before an optimizer steps; before: how many steps those that wait
+        before it are. After a backward pass that is the first one, as of micro-steps; a loop without an optimizer is not known
+        for one yet. Any thread."""
+        return self.completed + 1 if self.awaits_optimizer() else self.early_step + before
 
     # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
 
@@ -322,11 +323,6 @@ class Progress(_EveryStep):
         self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
-
-
-def _steps_of(logs: list[EarlyLog]) -> int:
-    """How many steps they are, where each call is one."""
-    return sum(not log.goes_on for log in logs)
 
 
 class Mark:

@@ -3,10 +3,10 @@
 Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
 sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
 that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
-samples; where all tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each
-label holds views of one batch. An object of the script's own (a dataclass) is what its attributes are, where it has as many
-samples as the loader puts together, or all of its tensors as many rows: else they may be points or nodes. What remains unclear
-is None: never a guess.
+samples; where its entries are mappings with as many rows (inputs and targets, two sides of a pair), those rows are; where all
+tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each label holds views
+of one batch. An object of the script's own (a dataclass) is what its attributes are, where it has as many samples as the loader
+puts together, or all of its tensors as many rows: else they may be points or nodes. What remains unclear is None: never a guess.
 Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
 reads a tensor's values.
 
@@ -191,6 +191,10 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
             return _of_first_entries(type(batch), type(batch[0]))
         if isinstance(batch[0], list) and batch[0] and _rows_of_views(batch[0]) == batch_size:
             return _of_first_views(type(batch))
+        if all(isinstance(part, Mapping) for part in batch):
+            sizes = [_of_mapping(part) for part in batch]
+            if {size[0] for size in sizes} - {None} == {batch_size}:
+                return _of_mappings(batch, sizes, batch_size)
     if samples != batch_size and isinstance(batch, (Mapping, list, tuple)):
         behind_time = _behind_time(batch, batch_size)
         if behind_time is not None:
@@ -299,6 +303,23 @@ def _of_first_views(kind: Any) -> Measure:
         if inputs.latest is not None:
             inputs.turn_to(None)
         return _rows_of_views(later[0]), None, False
+
+    return measure
+
+
+def _of_mappings(first: Any, sizes: list[Size], batch_size: Any) -> Measure:
+    """For a loader whose batch is several mappings with a row for each sample: of inputs and of targets, of both sides of a pair.
+    Looks at one of them only, and tells tokens where that alone has some. first: a batch; sizes: of its mappings."""
+    with_tokens = [place for place, size in enumerate(sizes) if size[1] is not None]
+    with_rows = [place for place, size in enumerate(sizes) if size[0] is not None]
+    place = max(with_tokens or with_rows, key=lambda place: _numbers(first[place]))
+    kind, alone, of_one = type(first), len(with_tokens) == 1, reader(first[place], batch_size)
+
+    def measure(later: Any) -> Size:
+        if type(later) is not kind or len(later) <= place:
+            return _unclear(later)
+        size = of_one(later[place])
+        return size if alone or size[1] is None else (size[0], None, False)
 
     return measure
 

@@ -156,6 +156,93 @@ def test_a_copy_inside_the_forward_pass_is_taken_off_it(record, device):
             assert values["phase/forward_s"] == pytest.approx(0.03)
 
 
+def test_a_target_that_is_computed_without_gradients_is_forward_on_the_device_too(record, device):
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for _ in range(4):
+        with torch.no_grad():
+            wanted = model(torch.ones(2, 4))
+        device.work(0.005)  # neither of the two
+        (model(torch.zeros(2, 4)) - wanted).square().mean().backward()
+        optimizer.step()
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 1:
+            assert values["phase/forward_s"] == pytest.approx(2 * 0.03)
+
+
+def test_a_copy_inside_the_backward_pass_is_taken_off_it(record, device):
+    copy = watch_copy(to_device)
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    model.weight.register_hook(lambda _: copy(Batch(device, torch.ones(1)), "cuda") and None)
+    for _ in range(3):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 1:
+            assert values["phase/h2d_s"] == pytest.approx(0.02)
+            assert values["phase/backward_s"] == pytest.approx(0.06)
+
+
+class Steps(torch.optim.SGD):
+    """Its step keeps the device busy."""
+
+    device: Device
+
+    def step(self, closure=None):
+        self.device.work(0.01)
+        return super().step(closure)
+
+
+def test_the_optimizer_s_phase_is_the_device_s_time_and_a_copy_inside_of_its_step_is_taken_off_it(record, device):
+    copy = watch_copy(to_device)
+
+    class Offloaded(Steps):
+        def step(self, closure=None):
+            copy(Batch(device, torch.ones(1)), "cuda")
+            return super().step(closure)
+
+    model = Net(device)
+    optimizer = Offloaded(model.parameters(), lr=0.1)
+    optimizer.device = device
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+    for _ in range(4):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 2:  # from then on the whole call is timed
+            assert values["phase/h2d_s"] == pytest.approx(0.02)
+            assert values["phase/optimizer_s"] == pytest.approx(0.01)
+            assert values["phase/backward_s"] == pytest.approx(0.06)
+
+
+@pytest.mark.parametrize("width", [1, 4], ids=["beside the one that counts", "the one that counts"])
+def test_an_optimizer_that_steps_inside_of_the_backward_pass_is_no_part_of_that_on_the_device(record, device, width):
+    model, inner = Net(device), nn.Linear(width, 4, bias=False)
+    little, optimizer = Steps(inner.parameters(), lr=0.1), torch.optim.SGD(model.parameters(), lr=0.1)
+    little.device = device
+    recorded = record(model, optimizer=optimizer)
+    state.current.clock, state.current.stream = device, MAIN
+    steps = inner.weight.register_post_accumulate_grad_hook(lambda _: little.step())
+    for _ in range(4):
+        model(inner(torch.ones(2, width))).square().mean().backward()
+        optimizer.step()
+    steps.remove()
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 2:
+            assert values["phase/backward_s"] == pytest.approx(0.06)
+            assert values["phase/optimizer_s"] == pytest.approx(0.01)
+
+
 def test_a_copy_on_another_stream_overlaps_and_is_not_counted(record, device):
     copy = watch_copy(to_device)
 

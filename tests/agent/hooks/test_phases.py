@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib
 import io
 import time
 import weakref
@@ -184,6 +185,99 @@ def test_a_named_phase_is_an_event_and_no_other(record):
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert [data["begin_step"] for data in events] == [1, 2, 3]
     assert all(data["name"] == "checkpoint" and data["duration_s"] >= LONG_S for data in events)
+
+
+def adds_up(values) -> bool:
+    phases = [seconds for name, seconds in values.items() if name.startswith("phase/")]
+    return min(phases) >= 0 and abs(sum(phases) - values["step_time_s"]) < 1e-6
+
+
+@pytest.mark.parametrize("kind", [SlowForward, WithLoss])
+@pytest.mark.parametrize("within", ["the call", "the call and backward", "two micro-steps"])
+def test_a_named_phase_around_the_step_s_own_passes_is_what_is_left_of_it(record, kind, within):
+    model = kind(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+
+    def loss():
+        nap(LONG_S)
+        out = model(torch.ones(2, 8))
+        return out["loss"] if isinstance(out, dict) else out.square().mean()
+
+    micro_steps = 1 + (within == "two micro-steps")
+    for _ in range(3):
+        with recorded.run.phase("mine"):
+            for _ in range(micro_steps):
+                found = loss()
+                if within != "the call":
+                    found.backward()
+        if within == "the call":
+            found.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for number, values in recorded.steps()[1:]:
+        naps = napped[2 * micro_steps * (number - 1) : 2 * micro_steps * number]
+        assert about(values["phase/mine_s"], *naps[::2])
+        assert about(values["phase/forward_s"], *naps[1::2])
+        assert adds_up(values)
+
+
+def test_of_phases_in_each_other_each_has_its_own_time(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    loader = iter(DataLoader(Slow(3, LONG_S), batch_size=1))
+    for _ in range(3):
+        with recorded.run.phase("outer"):
+            x = next(loader)
+            nap(LONG_S)
+        out = model(x)
+        with recorded.run.phase("outer"):
+            with recorded.run.phase("inner"):
+                nap(2 * LONG_S)
+            nap(LONG_S)
+        out.square().mean().backward()
+        optimizer.step()
+    for number, values in recorded.steps()[1:]:
+        fetched, before, called, inner, after = napped[5 * number - 5 : 5 * number]
+        assert about(values["phase/data_s"], fetched)
+        assert about(values["phase/outer_s"], before, after)
+        assert about(values["phase/forward_s"], called)
+        assert about(values["phase/inner_s"], inner)
+        assert adds_up(values)
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+@pytest.mark.parametrize("graded", [False, True], ids=["a teacher", "a discriminator"])
+@pytest.mark.parametrize("root_too", [False, True], ids=["alone", "beside the root"])
+def test_another_model_in_a_named_phase_leaves_no_time_below_zero(record, graded, root_too):
+    importlib.import_module("perfagent.signals.compiled")  # as the sender's thread does
+    model, other = SlowForward(8, 1), SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(6):
+        with recorded.run.phase("mine"):
+            nap(LONG_S)
+            with torch.set_grad_enabled(graded):
+                loss = other(torch.ones(2, 8)).mean()
+            if root_too:
+                loss = loss + model(torch.ones(2, 8)).mean()
+        if graded and not root_too:
+            loss.backward()
+        if not root_too:
+            loss = model(torch.ones(2, 8)).mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    for number, values in recorded.steps()[4:]:
+        before, called, own = napped[3 * number - 3 : 3 * number]
+        assert adds_up(values)
+        if graded or root_too:
+            assert about(values["phase/mine_s"], before)
+            assert about(values["phase/forward_s"], called, own)
+        else:
+            assert about(values["phase/mine_s"], before, called)
+            assert about(values["phase/forward_s"], own)
 
 
 def test_evaluation_loaders_and_forwards_inside_a_phase_stay_in_it(record):

@@ -267,9 +267,6 @@ def test_a_call_without_a_commit_is_of_the_step_of_the_next(record, loads):
         recorded.run.log({"score": index}, commit=False)
         recorded.run.log({"rate": index}, commit=False)
         recorded.run.log({"best": index}, commit=index != 1 or None)
-    progress = recorded.run._progress
-    waiting = len(progress.early)
-    assert [progress.step_of_early(place) for place in range(waiting)] == [0, 0, 0, 1, 1, 1, 2, 2, 2][-waiting:]
     for name in ("score", "rate", "best"):
         assert recorded.of(name) == [(0, 0), (1, 1), (2, 2)]
 

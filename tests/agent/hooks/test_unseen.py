@@ -14,7 +14,7 @@ from perfagent.hooks.account import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, 
 from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.unseen import unseen_evaluations
 
-NAP_S = 0.02
+NAP_S = 0.05
 DATASET = torch.arange(8.0).reshape(4, 2)
 
 

@@ -33,6 +33,7 @@ BATCHES = {
     "two matrices of tokens": ((IDS, IDS), (4, 64)),
     "a named tuple": (Pair(IMAGES, torch.zeros(6)), (6, None)),
     "a dict in a tuple": (({"input_ids": IDS}, "meta"), (4, 64)),
+    "a dict alone in a tuple": (({"input_ids": IDS},), (4, 64)),
     "a dataclass": (Images(IMAGES, torch.zeros(6)), (6, None)),
     "an object with tokens": (SimpleNamespace(input_ids=IDS, attention_mask=None), (4, 64)),
     "an object that says what it is": (SimpleNamespace(kind="batch", of=[IMAGES]), (None, None)),
@@ -156,6 +157,26 @@ def test_where_a_batch_lists_its_samples_the_loaders_batch_size_says_so(name):
     smaller = tuple(part[:3] for part in batch) if name.startswith("images and") else batch[:3]
     assert measure(smaller)[:2] == (3, None), "the last batch of an epoch"
     assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None) or type(batch) is tuple
+
+
+PAIRS = {
+    "inputs and targets": (lambda rows: [{"image": IMAGES[:rows]}, {"label": torch.zeros(rows), "path": ["a"] * rows}], None),
+    "tokens and targets": (lambda rows: ({"input_ids": IDS[:1].expand(rows, 16)}, {"label": torch.zeros(rows)}), 16),
+    "both sides of a pair": (lambda rows: [{"input_ids": IDS[:1].expand(rows, 16)}] * 2, None),
+    "what it is made of beside it": (lambda rows: ({"path": ["a"] * rows}, {"x": IMAGES[:rows]}, {"y": torch.zeros(rows)}), None),
+}
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_several_mappings_with_a_row_for_each_sample_are_told_by_the_loaders_batch_size(name):
+    batch, each = PAIRS[name]
+    measure = reader(batch(6), 6)
+    for rows in (6, 4):  # the last batch of an epoch
+        assert measure(batch(rows))[:2] == (rows, each and each * rows)
+    assert measure([{"x": torch.zeros(2)}, {"x": torch.zeros(3)}])[0] != 6, "batches of another kind"
+    assert measure((IMAGES[:3], torch.zeros(3)))[:2] == (3, None)
+    entries = [{"boxes": torch.zeros(found, 4)} for found in (1, 6, 2)]
+    assert reader(entries, 6)(entries)[:2] == (3, None), "a sample an entry"
 
 
 @pytest.mark.parametrize("batch_size", [None, 1, 2, 4, 6, 99])
