@@ -127,7 +127,7 @@ class AskedRank:
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired; of several processes that of the
+    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (not answered in time); of several processes that of the
     one furthest from done. asked: whom it is for, until it expires."""
 
     id: str
@@ -344,7 +344,10 @@ _FURTHEST = ("refused", "handed", "accepted", "done")
 
 def _order(row: Mapping[Any, Any], each: Sequence[Any], now: float) -> Order:
     states = {one.state for one in each}
-    state = next((one for one in _FURTHEST if one in states), "expired" if now >= row["expires"] else "waiting")
+    state = next((one for one in _FURTHEST if one in states), "waiting")
+    # one that has accepted is given as long again: a profile waits for its first step
+    if state in ("waiting", "handed", "accepted") and now >= row["expires"] + (EXPIRES_S if state == "accepted" else 0.0):
+        state = "expired"
     return Order(
         id=row["id"], kind=row["kind"], params=json.loads(row["params"]), who=row["who"], why=row["why"],
         ranks=None if row["ranks"] is None else json.loads(row["ranks"]), created=rfc3339(row["created"]),

@@ -131,7 +131,7 @@ class Investigator:
 
         loss, frame = bad_loss_in(left_by(where) if isinstance(where, TracebackType) else calling(where))
         if loss is not None:
-            inquiry = Inquiry(self, self.progress.completed + 1)
+            inquiry = Inquiry(self, self.progress.completed + 1, at_end=True)
             inquiry.before_backward(loss, frame)
             self._open(inquiry)
 

@@ -41,13 +41,26 @@ WAIT_AT_END_S = 0.25
 SHOWN = 16
 MOST_FRAMES = 20
 _ITSELF = "(the model itself)"
+_BACK = "If the run still trains, its weights are damaged: stop it and go back to the last checkpoint before this step."
+_FIXES = {
+    "batch": "Look at the samples of that batch (its fingerprint and range are in the evidence) and at what reads and transforms "
+    f"them; leave bad ones out, or mend them where they are loaded. {_BACK}",
+    "buffer": "Look at what wrote that buffer: one batch with a value that is no number spoils running statistics for good, also "
+    f"where the loss stays finite. Take the buffer from a good checkpoint, or reset it. {_BACK}",
+}
+_LOADED = (
+    "No step of this run made it: look at the checkpoint that the weights were loaded from (torch.isfinite over its state_dict), "
+    "take an older one, or look at what initializes them."
+)
 
 
 class Inquiry:
     """One look into one bad step."""
 
-    def __init__(self, investigator: Investigator, step: int) -> None:
+    def __init__(self, investigator: Investigator, step: int, *, at_end: bool = False) -> None:
         self._investigator, self.step = investigator, step
+        # of a loss that a guard raised at no row may tell: what it explains is then the crash
+        self._explains = ["nonfinite_loss", "nonfinite_gradient", *(("process_crash",) if at_end else ())]
         self._progress = investigator.progress
         self._since = time.monotonic()
         self._before: _Nonfinite | None = None
@@ -188,10 +201,17 @@ class Inquiry:
         evidence = self._evidence()
         message = _sentence(evidence)
         data = {
-            "rule": "nonfinite_loss", "explains": ["nonfinite_loss", "nonfinite_gradient"], "severity": "critical",
-            "message": message, "since_step": self.step, "evidence": Evidence(evidence, self._when_sent),
+            "rule": "nonfinite_loss", "explains": self._explains, "severity": "critical", "message": message,
+            "since_step": self.step, "evidence": Evidence(evidence, self._when_sent), "fix": self._fix(evidence),
         }  # fmt: skip
         self._investigator.sender.event("finding", data, step=self.step)
+
+    def _fix(self, found: dict[str, Any]) -> str:
+        """What to do where the cause alone says it; "" where the rule's own advice fits."""
+        first_step = self._investigator.sender.identity.start_step or 1
+        if self.step == first_step and found.get("parameters_before", {}).get("nonfinite"):
+            return _LOADED
+        return _FIXES.get(found["cause"], "")
 
     @contained
     def _when_sent(self) -> dict[str, Any]:

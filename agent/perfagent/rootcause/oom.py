@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["forensics", "remedies"]
 
 _TRIED = re.compile(r"(?:[Tt]ried|[Uu]nable) to (?:allocate|mmap) ([\d.]+) ?([KMGT]i?B|bytes)")
+_WORKER = re.compile(r"^Caught \w+ in DataLoader worker process (\d+)")
 _UNITS = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40, "KB": 1000, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _STATS = (
     "allocated_bytes.all.current", "allocated_bytes.all.peak", "reserved_bytes.all.current", "active_bytes.all.current",
@@ -33,6 +34,12 @@ _OF_PROCESS = {"VmRSS": "rss_bytes", "VmSize": "virtual_bytes", "VmHWM": "peak_r
 _OF_HOST = {"MemTotal": "total_bytes", "MemAvailable": "available_bytes"}
 _NEARLY = 0.9
 """Of the limit of addresses: torch's message may say less than its allocator asked for."""
+_OF_WORKERS = (
+    "Look at what the dataset keeps and what one sample takes: read it piece by piece (memory-mapped files), keep it in arrays, "
+    "which workers share, instead of lists of Python objects.",
+    "Use fewer DataLoader workers (num_workers) and a lower prefetch_factor.",
+    "Halve the batch size and double gradient accumulation.",
+)
 LAST_STEPS = 8
 MOST_TEXT = 4000
 
@@ -50,6 +57,9 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
     tried = _tried(text)
     if tried is not None:
         evidence["tried_bytes"] = tried
+    worker = _WORKER.search(text)
+    if worker is not None:  # torch raises it again here, with the worker's traceback as its text
+        evidence["worker"] = int(worker[1])
     categories = _categories(investigator, device)
     allocator = _allocator(device) if device.startswith("cuda") else {}
     host = _host() if not allocator else {}  # an MPS device has its memory from the host
@@ -66,7 +76,7 @@ def forensics(investigator: Investigator, error: BaseException, number: int) -> 
         evidence["categories"], dtypes=_dtypes(investigator), world_size=investigator.sender.identity.world_size,
         unused=allocator.get("reserved_bytes.all.current", 0) - allocator.get("allocated_bytes.all.current", 0), tried=tried,
         on_device=device.startswith("cuda"), capacity=evidence.get("capacity_bytes") or host.get("total_bytes"),
-        address_limit=_is_address_limit(host, tried),
+        address_limit=_is_address_limit(host, tried), in_worker=worker is not None,
     )  # fmt: skip
     data = {
         "rule": "oom_observed", "explains": ["oom_observed"], "severity": "critical", "message": _sentence(evidence),
@@ -83,14 +93,14 @@ def _last_steps(investigator: Investigator) -> dict[str, Any]:
 
 def remedies(
     categories: dict[str, int], *, dtypes: Iterable[str] = (), world_size: int = 1, unused: int = 0, tried: int | None = None,
-    on_device: bool = True, capacity: int | None = None, address_limit: bool = False,
+    on_device: bool = True, capacity: int | None = None, address_limit: bool = False, in_worker: bool = False,
 ) -> list[dict[str, Any]]:  # fmt: skip
     """[{"do", "saves_bytes"?, "enough"?}]: what is enough for the allocation that failed first, and of equals the least change.
 
     Savings are estimates from the categories: halving the batch halves the activations; bf16 halves those of a float32 model;
     checkpointing keeps about a third; AdamW in 8 bits a quarter of its state; FSDP or ZeRO an n-th of parameters, gradients and
     state. saves_bytes is absent where nothing is known to estimate from. capacity: all memory that there is; address_limit:
-    the process is held to fewer addresses.
+    the process is held to fewer addresses; in_worker: a DataLoader's worker asked for it, so that nothing of the model helps.
     """
     activations, state = categories.get("activations_and_other", 0), categories.get("optimizer_state", 0)
     parameters, gradients = categories.get("parameters", 0), categories.get("gradients", 0)
@@ -102,6 +112,9 @@ def remedies(
     if on_device and unused > 0.1 * (sum(categories.values()) or 1):
         pieces = "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True: what is reserved is in pieces that fit nothing."
         plans.append((pieces, unused))
+    if in_worker:
+        plans += [(do, None) for do in _OF_WORKERS]
+        return [{"do": do} for do, _ in plans]
     plans.append(("Halve the batch size and double gradient accumulation.", activations // 2 if activations else None))
     if not dtypes or "float32" in dtypes:
         plans.append(("Train in mixed precision (torch.autocast, bf16).", activations // 2 if activations else None))
@@ -265,32 +278,39 @@ def _host() -> dict[str, int]:
 
 
 def _sentence(evidence: dict[str, Any]) -> str:
-    device = evidence["device"]
-    what = "Host memory" if device == "cpu" else "GPU memory"
-    tried = evidence.get("tried_bytes")
-    asked = f" for an allocation of {_spell(tried)}" if tried is not None else ""
+    """Ends the rule's message, which says that memory ran out."""
+    device, tried = evidence["device"], evidence.get("tried_bytes")
+    asked = f"an allocation of {_spell(tried)} of" if tried is not None else "an allocation of"
+    kind = "host memory" if device == "cpu" else "GPU memory"
     where = f" in {evidence['where']}" if evidence["where"] != "between steps" else ""
-    taken = _taken(evidence.get("host", {}), tried) if device == "cpu" else ""
+    if "worker" in evidence:
+        where = f" in DataLoader worker {evidence['worker']}"
+    taken = _taken(evidence.get("host", {}), tried, "the training process" if "worker" in evidence else "this process")
+    taken = taken if device == "cpu" else ""
     holds = ", ".join(f"{name.replace('_', ' ')} {_spell(size)}" for name, size in list(evidence["categories"].items())[:4])
-    named = (f"; of it {holds}" if taken else f"; it holds {holds}") if holds else ""
-    return f"{what} ran out in step {evidence['step']}{where}{asked}{taken}{named}."
+    named = (f"; of it {holds}" if taken else f"; {kind} holds {holds}") if holds else ""
+    return f"In step {evidence['step']} {asked} {kind} failed{where}{taken}{named}."
 
 
 def _is_address_limit(host: dict[str, int], tried: int | None) -> bool:
     """Whether it was the limit of addresses that the process came up against: some have one that is never reached."""
-    limit = host.get("address_limit_bytes")
-    return limit is not None and host.get("virtual_bytes", 0) + (tried or 0) > _NEARLY * limit
+    limit, taken = host.get("address_limit_bytes"), host.get("virtual_bytes", 0)
+    if limit is None:
+        return False
+    if tried is None:  # Python's own error does not say how much: the limit comes first where the host has more to give
+        return limit - taken < max(host.get("available_bytes", 0), limit - _NEARLY * limit)
+    return taken + tried > _NEARLY * limit
 
 
-def _taken(host: dict[str, int], tried: int | None) -> str:
+def _taken(host: dict[str, int], tried: int | None, who: str) -> str:
     """What this process has of the host's memory, and which limit it came up against."""
     if _is_address_limit(host, tried) and "virtual_bytes" in host:
         limit = _spell(host["address_limit_bytes"])
-        return f"; this process has {_spell(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
+        return f"; {who} has {_spell(host['virtual_bytes'])} of the {limit} of addresses that it may have (ulimit -v)"
     if "rss_bytes" not in host:
         return ""
     room = [_spell(host[name]) for name in ("limit_bytes", "total_bytes") if name in host][:1]
-    return f"; this process has {_spell(host['rss_bytes'])}" + (f" of {room[0]}" if room else "")
+    return f"; {who} has {_spell(host['rss_bytes'])}" + (f" of {room[0]}" if room else "")
 
 
 def _fix(plans: list[dict[str, Any]]) -> str:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from perfagent.wire import SEVERITIES, Finding
+from perfagent_server.diagnosis.causes import and_then
 
 __all__ = ["Change", "Life", "Machine", "worse"]
 
@@ -142,7 +143,12 @@ class Machine:
         """One more finding of an open alert. What it changes stands in the alert's row, and nobody is told twice."""
         if self.finding is None:
             return None
-        grown = self._restate(life, found, step, now) if self.rule in _RESTATED else self._widen(self.finding, found)
+        if self.rule in _RESTATED:
+            grown = self._restate(life, found, step, now)
+        elif _is_of_an_earlier_step(found, self.finding, life.cooldown_steps):
+            grown = self._begin_earlier(self.finding, found)
+        else:
+            grown = self._widen(self.finding, found)
         if not grown or self.absorbed:
             return None
         self.written = now
@@ -171,6 +177,14 @@ class Machine:
         if step - self.milder_step < life.clear_steps or now - self.milder < life.clear_s:
             return False
         self.milder_step = None
+        return True
+
+    def _begin_earlier(self, known: Finding, found: Finding) -> bool:
+        """A rank whose frame came later tells that it began there, before what the first frame told: in DDP the loss is NaN on
+        every rank one step after one rank's gradients spoilt the weights."""
+        found.ranks = sorted({*known.ranks, *found.ranks})
+        _keep_what_joined(known, found)
+        self.finding = found
         return True
 
     @staticmethod
@@ -204,13 +218,21 @@ class Machine:
 _SAVED = tuple(name for name in Machine.__dataclass_fields__ if name != "finding")
 
 
+def _is_of_an_earlier_step(found: Finding, known: Finding, near: int) -> bool:
+    """Whether it tells of the same series, a little before: a loss that the script logs under another name may count from 0."""
+    if found.since_step is None or known.since_step is None or worse(known.severity, found.severity):
+        return False
+    same = found.evidence.get("series") == known.evidence.get("series")
+    return same and 0 < known.since_step - found.since_step <= near
+
+
 def _keep_what_joined(known: Finding, found: Finding) -> None:
     """Hands on what is not of the rule: the follower's words (grouping.py), and causes with their sentence and their cure
     (diagnosis/causes.py)."""
     found.evidence = {**found.evidence, **{key: known.evidence[key] for key in ("also", "causes") if key in known.evidence}}
     causes = known.evidence.get("causes")
     if isinstance(causes, list) and causes and isinstance(causes[0], dict):
-        found.message, found.fix = f"{found.message} {causes[0].get('message', '')}".strip(), known.fix
+        found.message, found.fix = and_then(found.message, str(causes[0].get("message", ""))), known.fix
 
 
 def worse(one: str, other: str) -> bool:

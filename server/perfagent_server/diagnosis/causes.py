@@ -11,7 +11,7 @@ from typing import Any
 
 from perfagent.wire import Finding
 
-__all__ = ["MOST", "cause_of", "join"]
+__all__ = ["MOST", "and_then", "cause_of", "join"]
 
 MOST = 16
 """Causes that wait for their finding, of one run."""
@@ -35,7 +35,8 @@ def cause_of(data: Mapping[str, Any], rank: int, step: int) -> dict[str, Any] | 
 
 
 def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
-    """Puts what explains a finding into its evidence as `causes`, the earliest step first, whose sentence ends the message.
+    """Puts what explains a finding into its evidence as `causes`, the earliest step first, whose sentence ends the message, also
+    where one of a later step had come before it.
 
     False when there was nothing to add.
     """
@@ -54,11 +55,20 @@ def join(causes: Iterable[Mapping[str, Any]], finding: Finding) -> bool:
         return False
     said = [{**cause["evidence"], "rank": cause["rank"], "message": cause["message"]} for cause in newest.values()]
     finding.evidence = {**finding.evidence, "causes": sorted([*known, *said], key=_order)[:MOST_JOINED]}
-    if not known:
-        first = finding.evidence["causes"][0]
-        finding.message = f"{finding.message} {first['message']}".strip()
-        finding.fix = next((cause["fix"] for cause in newest.values() if cause["fix"]), finding.fix)
+    first = finding.evidence["causes"][0]
+    if not known or _order(first)[0] < _order(known[0])[0]:
+        before = known[0]["message"] if known else ""
+        finding.message = and_then(finding.message.removesuffix(before).rstrip(), first["message"])
+        fixes = [newest[first["rank"]]["fix"], *(cause["fix"] for cause in newest.values())]
+        finding.fix = next((fix for fix in fixes if fix), finding.fix)
     return True
+
+
+def and_then(said: str, cause: str) -> str:
+    """A message and what explains it. What a rule quotes at its end, an exception's text, mostly lacks the full stop."""
+    if cause and (said[-1:].isalnum() or said.endswith((")", "]", "}", "'", '"'))):
+        said += "."
+    return f"{said} {cause}".strip()
 
 
 def _known(finding: Finding) -> list[Mapping[str, Any]]:

@@ -19,7 +19,8 @@ from sqlalchemy.dialects.sqlite import insert as sqlite_insert
 
 from perfagent.wire import Event, Frame
 from perfagent_server.database import Database
-from perfagent_server.store.tables import command_source, event, profile, profile_part
+from perfagent_server.lifecycle import ENDED
+from perfagent_server.store.tables import command, command_source, event, profile, profile_part, source
 
 __all__ = ["ANSWERS", "Profiles", "Stacks", "StoredProfile", "lasting", "stacks_of", "take"]
 
@@ -122,13 +123,15 @@ class Profiles:
         """All of a run, newest first, with the five largest operators of each."""
         with self._database.read() as connection:
             rows = connection.execute(_with_arrived.where(profile.c.run == run).order_by(profile.c.time.desc())).mappings().all()
-        return [_shown(row, operators=5) for row in rows]
+            ends = _Ends(connection, run)
+        return [_shown(row, ends, operators=5) for row in rows]
 
     def get(self, run: str, identity: str) -> StoredProfile | None:
         """One, with all its operators."""
         with self._database.read() as connection:
             row = connection.execute(_with_arrived.where(profile.c.run == run, profile.c.id == identity)).mappings().first()
-        return None if row is None else _shown(row, operators=None)
+            ends = _Ends(connection, run)
+        return None if row is None else _shown(row, ends, operators=None)
 
     def trace(self, run: str, identity: str) -> Iterator[bytes]:
         """The gzip file of a complete trace, in pieces."""
@@ -155,7 +158,27 @@ _with_arrived = select(
 )
 
 
-def _shown(row: Mapping[Any, Any], *, operators: int | None) -> StoredProfile:
+class _Ends:
+    """Why pieces of a run's traces that have not come will not come any more: given up by the agent, or the agent is gone."""
+
+    def __init__(self, connection: Connection, run: str) -> None:
+        refused = select(command_source.c.command, command_source.c.rank, command_source.c.message).where(
+            command_source.c.state == "refused",
+            command_source.c.command.in_(select(command.c.id).where(command.c.run == run)),
+        )
+        self._refused = {(one.command, one.rank): one.message for one in connection.execute(refused)}
+        here = select(source.c.attempt, source.c.rank, source.c.state).where(source.c.run == run, source.c.state.in_(ENDED))
+        self._ended = {(one.attempt, one.rank): one.state for one in connection.execute(here)}
+
+    def why(self, asked: str, attempt: int, rank: int) -> str:
+        """Empty while they may come."""
+        if (asked, rank) in self._refused:
+            return self._refused[asked, rank]
+        ended = self._ended.get((attempt, rank))
+        return f"its process ended ({ended}) before the trace was sent" if ended is not None else ""
+
+
+def _shown(row: Mapping[Any, Any], ends: _Ends, *, operators: int | None) -> StoredProfile:
     summary: dict[str, Any] = msgspec.msgpack.decode(row["summary"])
 
     def whole(name: str) -> int | None:
@@ -163,14 +186,17 @@ def _shown(row: Mapping[Any, Any], *, operators: int | None) -> StoredProfile:
         return value if isinstance(value, int) else None
 
     listed, idle, took = summary.get("operators"), summary.get("gaps"), summary.get("duration_s")
+    asked, note = str(summary.get("command") or ""), str(summary.get("trace_left_out") or "")
     trace = "none" if not row["parts"] else "complete" if row["arrived"] >= row["parts"] else "arriving"
+    if trace == "arriving" and (why := ends.why(asked, row["attempt"], row["rank"])):
+        trace, note = "none", why
     return StoredProfile(
-        id=row["id"], command=str(summary.get("command") or ""), rank=row["rank"], attempt=row["attempt"],
+        id=row["id"], command=asked, rank=row["rank"], attempt=row["attempt"],
         first_step=whole("first_step"), last_step=whole("last_step"), time=row["time"], trace=trace,
         trace_bytes=int(row["bytes"]),
         duration_s=took if isinstance(took, float) else None,
         operators=listed[:operators] if isinstance(listed, list) else [], gaps=idle if isinstance(idle, dict) else {},
-        note=str(summary.get("trace_left_out") or ""),
+        note=note,
     )  # fmt: skip
 
 

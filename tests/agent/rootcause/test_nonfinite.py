@@ -19,9 +19,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 
-def evidence(training: Any) -> dict[str, Any]:
+def evidence(training: Any, *, of_crash: bool = False) -> dict[str, Any]:
     found = training.finding()
-    assert found["explains"] == ["nonfinite_loss", "nonfinite_gradient"]
+    assert found["explains"] == ["nonfinite_loss", "nonfinite_gradient", *(["process_crash"] if of_crash else [])]
     data: dict[str, Any] = found["evidence"]
     return data
 
@@ -887,11 +887,30 @@ def test_a_loss_that_a_guard_raises_at_is_found_in_the_function_that_raised(trai
     with pytest.raises(FloatingPointError) as raised:
         guarded_step(torch.ones(6, 8))
     job.run.fail(raised.value)
-    found = evidence(job)
+    found = evidence(job, of_crash=True)  # no row holds that loss: no other alert may say why it ended
     assert (found["step"], found["cause"], found["operator"]["operator"]) == (6, "operator", "Div")
     assert found["lr"] == 0.01
     assert [tensor["name"] for tensor in found["batch"]["tensors"]] == ["x"]
     assert all(torch.equal(one, other) for one, other in zip(before, job.model.parameters(), strict=True))
+
+
+def test_what_to_do_fits_the_cause(train, make_net):
+    """The learning rate has no part in a sample that is no number, nor in weights that were loaded so."""
+    job = train()
+    job.steps(5)
+    job.step(torch.full((6, 8), math.nan))
+    job.steps(4)
+    assert evidence(job)["cause"] == "batch"
+    assert "samples of that batch" in job.finding()["fix"]
+    model = make_net()
+    with torch.no_grad():
+        model.head.weight[0, 0] = math.nan
+    loaded = train(model)
+    loaded.steps(4)
+    assert (evidence(loaded)["cause"], evidence(loaded)["step"]) == ("parameter", 1)
+    assert "the checkpoint that the weights were loaded from" in loaded.finding()["fix"]
+    for told in (job, loaded):
+        assert "learning rate" not in told.finding()["fix"]
 
 
 @pytest.mark.parametrize("leave", ["sys.exit(1)", "sys.exit('Loss is nan, stopping training')", "exit(1)"])

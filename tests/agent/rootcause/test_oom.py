@@ -61,7 +61,8 @@ def test_an_allocation_that_fails_is_looked_into_and_raised_unchanged(train, whe
     assert [entry["step"] for entry in evidence["last_steps"]][:4] == [1, 2, 3, 4]
     assert evidence["remedies"][0]["do"].startswith("Look at the line that asks for 4 PiB: in all there are ")
     assert evidence["remedies"][1]["do"].startswith("Halve the batch size")
-    assert "for an allocation of 4 PiB; this process has " in found["message"], "what is known by name is a small part on a CPU"
+    told = f"In step 6 an allocation of 4 PiB of host memory failed in {where}; this process has "
+    assert found["message"].startswith(told), "what is known by name is a small part on a CPU"
 
 
 def test_one_that_is_caught_lets_training_go_on(train):
@@ -288,6 +289,49 @@ def test_a_limit_of_addresses_is_told_where_it_was_what_ran_out(train, near):
     assert found["fix"].startswith("1. Lift the limit of addresses") == near
 
 
+def test_a_limit_of_addresses_is_told_where_the_host_had_more_to_give_than_it_left(train):
+    """A `bytearray` of half a gigabyte: Python does not say how much it asked for."""
+    import resource
+
+    job = train(Model())
+    job.steps(2)
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    [taken] = (int(line.split()[1]) for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmSize:"))
+    resource.setrlimit(resource.RLIMIT_AS, (1024 * taken + 2**28, before[1]))
+    try:
+        with pytest.raises(MemoryError) as raised:
+            bytearray(2**29)
+        job.run._investigator.passing(raised.value)
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    found = job.finding()
+    assert found["message"].startswith("In step 3 an allocation of host memory failed; this process has ")
+    assert "of addresses that it may have (ulimit -v)" in found["message"]
+    assert found["fix"].startswith("1. Lift the limit of addresses")
+
+
+class Heavy(torch.utils.data.Dataset[torch.Tensor]):
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, place: int) -> torch.Tensor:
+        return torch.empty(TOO_MUCH if place == 5 else 4)
+
+
+def test_what_a_loader_worker_asked_for_is_not_laid_at_the_model(train):
+    job = train(Model())
+    job.steps(2)
+    with pytest.raises(RuntimeError, match="Caught RuntimeError in DataLoader worker process 1") as raised:
+        list(torch.utils.data.DataLoader(Heavy(), batch_size=1, num_workers=2))
+    job.run.fail(raised.value)
+    found = job.finding()
+    assert "4 PiB of host memory failed in DataLoader worker 1; the training process has " in found["message"]
+    assert found["evidence"]["worker"] == 1
+    assert "num_workers" in found["fix"]
+    assert "mixed precision" not in found["fix"]
+    assert "Checkpoint activations" not in found["fix"]
+
+
 def test_remedies_that_are_enough_come_first_and_name_only_what_applies():
     from perfagent.rootcause.oom import remedies
 
@@ -322,8 +366,8 @@ def test_an_exception_that_was_raised_because_memory_ran_out_is_looked_into_at_t
     [
         (RuntimeError("MPS backend out of memory (MPS allocated: 1 GB). Tried to allocate 256.00 MB"), "mps", 256_000_000, "GPU"),
         (torch.OutOfMemoryError("XPU out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total"), "xpu:1", 2**31, "GPU"),
-        (MemoryError("unable to mmap 400001605 bytes from file </w.pt>: Cannot allocate memory"), "cpu", 400_001_605, "Host"),
-        (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29, "Host"),
+        (MemoryError("unable to mmap 400001605 bytes from file </w.pt>: Cannot allocate memory"), "cpu", 400_001_605, "host"),
+        (MemoryError("Unable to allocate 7.50 GiB for an array with shape (1,)"), "cpu", 15 * 2**29, "host"),
     ],
 )
 def test_what_each_allocator_says_is_understood(train, error, device, tried, said):
@@ -332,4 +376,5 @@ def test_what_each_allocator_says_is_understood(train, error, device, tried, sai
     job.run._investigator.passing(error)
     evidence = job.finding()["evidence"]
     assert (evidence["device"], evidence["tried_bytes"]) == (device, tried)
-    assert job.finding()["message"].startswith(f"{said} memory ran out in step 3")
+    size = {256_000_000: "244 MiB", 2**31: "2 GiB", 400_001_605: "381 MiB", 15 * 2**29: "7.5 GiB"}[tried]
+    assert job.finding()["message"].startswith(f"In step 3 an allocation of {size} of {said} memory failed")

@@ -314,6 +314,55 @@ def test_a_profile_without_a_trace_says_why(client: TestClient) -> None:
     assert (answer.status_code, answer.json()["error"]["message"]) == (404, "the trace has 80 MiB")
 
 
+def test_a_trace_that_its_agent_gave_up_is_not_waited_for(client: TestClient) -> None:
+    start(client)
+    order = ask(client, kind="profile")
+    next_frame(client, 2)
+    *events, last = profile_events(b"x" * 300)
+    events[0].data["command"] = order["id"]
+    path = "/api/v1/runs/r1/profiles"
+    next_frame(client, 3, 0, *events, answered(order["id"], "accepted"))
+    assert client.get(f"{path}/ab12").status_code == 409
+    why = "the training ended before its trace (3 pieces) was sent; 2 were"
+    next_frame(client, 4, 0, answered(order["id"], "refused", message=why))
+    assert [(one["trace"], one["note"]) for one in client.get(path).json()["profiles"]] == [("none", why)]
+    answer = client.get(f"{path}/ab12")
+    assert (answer.status_code, answer.json()["error"]["message"]) == (404, why)
+
+
+def test_a_trace_whose_process_is_gone_is_not_waited_for_and_comes_with_its_spool_all_the_same(client: TestClient) -> None:
+    start(client)
+    *events, last = profile_events(b"x" * 300)
+    next_frame(client, 2, 0, *events)
+    next_frame(client, 3, 0, state("killed"))
+    path = "/api/v1/runs/r1/profiles"
+    (listed,) = client.get(path).json()["profiles"]
+    assert (listed["trace"], listed["note"]) == ("none", "its process ended (killed) before the trace was sent")
+    next_frame(client, 4, 0, last)  # sent by who finds it on the disk
+    (listed,) = client.get(path).json()["profiles"]
+    assert (listed["trace"], listed["note"]) == ("complete", "")
+    assert client.get(f"{path}/ab12").content == b"x" * 300
+
+
+@pytest.mark.parametrize(("answer", "after_s"), [(None, 601.0), ("accepted", 1201.0)])
+def test_what_a_process_was_given_and_never_did_expires(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch, answer: str | None, after_s: float
+) -> None:
+    """It was killed before it could say a word."""
+    start(client)
+    order = ask(client, kind="profile")
+    next_frame(client, 2)
+    if answer is not None:
+        next_frame(client, 3, 0, answered(order["id"], answer))
+    of_all = client.app.state.services.orders  # type: ignore[attr-defined]
+    monkeypatch.setattr(of_all, "_clock", lambda: time.time() + after_s - 10.0)
+    assert orders(client)[0]["state"] == (answer or "handed")
+    monkeypatch.setattr(of_all, "_clock", lambda: time.time() + after_s)
+    assert orders(client)[0]["state"] == "expired"
+    next_frame(client, 4, 0, answered(order["id"], "done"))
+    assert orders(client)[0]["state"] == "done", "its spool was found"
+
+
 ODD: list[dict[str, Any]] = [
     {"profile": "../x", "part": 1, "payload": b"x"},
     {"profile": "ok", "part": 10**6, "payload": b"x"},

@@ -105,3 +105,51 @@ def test_a_cause_is_of_the_rank_that_sent_it_whatever_its_evidence_says(rank: An
     assert sorted((cause["rank"], cause["message"]) for cause in found.evidence["causes"]) == [
         (0, "Rank 0 saw it."), (1, "Rank 1 saw it."),
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_the_rank_on_which_a_nan_began_is_told_whichever_ranks_frame_comes_first(first: int) -> None:
+    """DDP: rank 1's loss is NaN in step 30; its gradients spoil the weights of both, and rank 0's follows in step 31."""
+    judge = Evaluator("r")
+    judge.take(frame({}, [], events=[state("starting", world_size=2)]))
+    steps = range(1, 33)
+    began = {0: 31, 1: 30}
+    said = {0: "Every parameter was bad before step 31.", 1: "The batch of step 30 itself is bad."}
+    changes: list[Change] = []
+    for ident, rank in enumerate((first, 1 - first), 2):
+        loss = [math.nan if step >= began[rank] else 1.0 for step in steps]
+        changes += judge.take(frame({"loss": loss}, steps, rank=rank, ident=ident))
+    for ident, rank in enumerate((first, 1 - first), 4):
+        changes += judge.take(frame({}, [], rank=rank, ident=ident, events=[finding(began[rank], said[rank])]))
+    assert len(fired(changes)) == 1
+    assert len({change.alert for change in changes}) == 1
+    for found in (*judge.findings(), changes[-1].finding):
+        assert found.message == f"The loss became NaN in step 30 on rank 1; the last finite value was 1. {said[1]}"
+        assert (found.since_step, found.evidence["step"], found.ranks) == (30, 30, [0, 1])
+        assert [cause["rank"] for cause in found.evidence["causes"]] == [1, 0]
+
+
+def test_a_loss_that_a_script_counts_from_0_does_not_take_over_the_alert_of_the_agents() -> None:
+    _, judge = judge_series({"loss": [1.0] * 19 + [math.nan]})
+    judge.take(frame({"train/loss": [1.0] * 19 + [math.nan]}, range(20), ident=70))
+    (found,) = judge.findings()
+    assert (found.since_step, found.evidence["series"]) == (20, "loss")
+
+
+def test_what_explains_a_crash_is_a_sentence_of_its_own_behind_the_exception() -> None:
+    """`if not torch.isfinite(loss): raise`: no row holds that loss."""
+    _, judge = judge_series({"loss": [1.0] * 19})
+    judge.take(frame({}, [], ident=50, events=[finding(20, "It began in 'head'.", rules=(*NAN, "process_crash"))]))
+    end = state("failed", step=19, exception="RuntimeError", reason="RuntimeError: loss is NaN")
+    changes = judge.take(frame({}, [], ident=51, events=[end]))
+    (alert,) = fired(changes, "process_crash")
+    assert alert.finding.message == "Rank 0 failed after step 19: RuntimeError: loss is NaN. It began in 'head'."
+
+
+def test_what_filled_the_memory_is_a_sentence_of_its_own_behind_what_the_allocator_said() -> None:
+    _, judge = judge_series({"loss": [1.0] * 19})
+    cause = finding(20, "In step 20 an allocation failed.", rules=("oom_observed",))
+    end = state("oom", step=19, exception="RuntimeError", reason="RuntimeError: can't allocate memory (error 12)")
+    changes = judge.take(frame({}, [], ident=51, events=[cause, end]))
+    (alert,) = fired(changes, "oom_observed")
+    assert alert.finding.message.endswith("RuntimeError: can't allocate memory (error 12). In step 20 an allocation failed.")
