@@ -127,8 +127,8 @@ class AskedRank:
 
 @dataclass(slots=True, kw_only=True)
 class Order:
-    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (not answered in time); of several processes that of the
-    one furthest from done. asked: whom it is for, until it expires."""
+    """One command. state: waiting (nobody got it yet), handed, accepted, done, refused, expired (no answer in time); of several
+    processes that of the one furthest from done. asked: whom it is for, until it expires."""
 
     id: str
     kind: str

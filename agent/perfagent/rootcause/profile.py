@@ -18,10 +18,11 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from threading import get_ident
+from threading import Event, get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import keep_out_of_frames
+from perfagent.hooks.moving import lives
 from perfagent.hooks.progress import state
 from perfagent.rootcause import other_profilers
 from perfagent.rootcause.replacing import replace
@@ -41,6 +42,8 @@ MOST_GROWTH_BYTES = 128 * 2**20
 """So much may the process grow meanwhile. Measured with torch 2.13: 230 bytes an operator while it is recorded, and seven times
 that once it is stopped: 1 GB then, and the training stands still for 2 s. (1 GB of records became 6.6 GB, and 28 s.)"""
 WAIT_S = 600.0
+GIVE_WAY_S = 1.0
+"""So long a profiler of the script's, started on another thread, waits until ours has ended on its own."""
 _OF_STEPS = ("comm", "h2d")
 """Phases in the middle of a step: what the process is larger by there are the step's own tensors."""
 _GROWTH_EVERY_S = 0.1  # reading it takes some 10 µs, and an evaluation passes here ten thousand times a second
@@ -71,7 +74,9 @@ class Profile:
         self._annotation: Any = None
         self._first = self._last = 0
         self._began = self._ended = 0
-        self._thread = 0
+        self._thread = self._native = 0
+        self._left = self._overtaken = False
+        self._gone = Event()
         self._until = self._look_at = 0.0
         self._size: int | None = None
         self._began_anew = self._evaluates = False
@@ -83,7 +88,13 @@ class Profile:
 
     def at_boundary(self) -> bool:
         """Starts at the first boundary, ends `steps` later."""
+        here = get_ident() == self._thread
+        if self._left and here:
+            self._end_left()
         if self.done or self._recorded:
+            return False
+        if self._profiler is not None and not here:
+            self._leave("the training went on on another thread, and a profiler can only be ended by the one that it began on")
             return False
         try:
             if self._profiler is None:
@@ -112,7 +123,7 @@ class Profile:
             with_stack=self._options.get("python", False),
         )  # fmt: skip
         self._first = self._investigator.progress.completed + 1
-        self._thread = get_ident()
+        self._thread, self._native = get_ident(), get_native_id()
         self._give_way()
         self._watch_the_way()
         self._profiler = profiler
@@ -166,8 +177,12 @@ class Profile:
 
     def _told_by(self, evaluates: Callable[..., bool | None]) -> Callable[..., None]:
         def passing(*args: Any, **_: Any) -> None:
-            if state.current is not self._investigator.progress or get_ident() != self._thread:
-                return  # a forked child, or another thread: theirs is no profiler
+            if get_ident() != self._thread:
+                return  # another thread, which has no profiler
+            if self._left:
+                self._end_left()
+            if state.current is not self._investigator.progress:
+                return  # a forked child
             evaluation = evaluates(*args)
             if evaluation is not None and self._began and not self._recorded and not self.done:
                 self._passing(evaluates=evaluation)
@@ -228,12 +243,19 @@ class Profile:
             self._undo.append(replace(module, name, self._yield_to_user))
 
     def _yield_to_user(self, *_: Any, **__: Any) -> None:
-        if self._profiler is None or self._recorded or self.done or self._ours_is_starting():
+        if self._profiler is None or self._recorded or self._ours_is_starting():
             return
-        with contextlib.suppress(Exception):
-            self._mark()
-            self._profiler.stop()
-        self._abandon("the script started a torch profiler of its own, and only one can run in a process")
+        here = get_ident() == self._thread
+        if self._left and here:
+            self._end_left()
+        if not self.done:
+            why = "the script started a torch profiler of its own, and only one can run in a process"
+            if here:
+                self._end_now(why)
+            else:
+                self._leave(why)
+        if self._left and not self._overtaken and not self._gone.wait(GIVE_WAY_S):
+            self._overtaken = True
 
     def _ours_is_starting(self) -> bool:
         return not self._began
@@ -247,14 +269,57 @@ class Profile:
         self.problem = why
         self.done = True
 
+    def _end_now(self, why: str) -> None:
+        with contextlib.suppress(Exception):
+            self._mark()
+            self._profiler.stop()
+        self._abandon(why)
+
     def close(self) -> None:
-        """The training ends. On its thread: what is running is stopped."""
-        if self._profiler is not None and not self._recorded and not self.done:
-            with contextlib.suppress(Exception):
-                self._mark()
-                self._profiler.stop()
-        if not self.done and not self._recorded:
-            self._abandon(f"the training ended before its {self._steps} steps were over")
+        """The training ends. On its thread: what is running is stopped; on another: see `_leave`."""
+        if self.done or self._recorded:
+            return
+        why = f"the training ended before its {self._steps} steps were over"
+        if self._profiler is None:
+            self._abandon(why)
+        elif get_ident() == self._thread:
+            self._end_now(why)
+        else:
+            self._leave(why)
+
+    # ---- on another thread than the one that it began on
+
+    def _leave(self, why: str) -> None:
+        """To be ended by its own thread, where that passes next: on any other, torch 2.13 says that nothing runs, goes on
+        recording, and what it gives ends the process when it is read."""
+        self.problem = why
+        self._left = True
+        self.done = True
+        if lives(self._thread):
+            autograd = sys.modules["torch"].autograd
+            if hasattr(autograd, "_engine_run_backward"):  # of the places that pass, the one that is there after the run's end
+                self._undo.append(replace(autograd, "_engine_run_backward", self._told_by(lambda *_: None)))
+        else:
+            self._let_go()
+
+    def _end_left(self) -> None:
+        """On its own thread, at last."""
+        if get_native_id() != self._native:  # a forked child's, or a new thread of the same ident
+            return
+        profiler = self._profiler
+        with contextlib.suppress(Exception):
+            self._mark()
+            if self._overtaken:  # stopping it now would end the process (other_profilers.py): it is kept from recording
+                profiler.profiler.toggle_collection_dynamic(False, [sys.modules["torch"].profiler.ProfilerActivity.CPU])
+            else:
+                profiler.stop()
+        self._let_go()
+
+    def _let_go(self) -> None:
+        self._left = False
+        self._profiler = None
+        self._take_back()
+        self._gone.set()
 
     # ---- on the sender's thread
 
@@ -280,8 +345,6 @@ class Profile:
         from perfagent.rootcause import trace
 
         profiler, self._profiler = self._profiler, None
-        folder = _folder(self._investigator.sender.config.state_dir)
-        plain, packed = folder / f"{self.id}.json", folder / f"{self.id}.json.gz"
         summary: dict[str, Any] = {
             "profile": self.id, "command": self.command, "first_step": self._first, "last_step": self._last,
             "duration_s": (self._ended - self._began) / 1e9,
@@ -300,18 +363,37 @@ class Profile:
                 summary["gaps"] = trace.gaps(inside, [one for one in device if one[0] >= began], steps[0].thread, began, ended)
         summary["events"] = len(events)
         del events
+        sender = self._investigator.sender
         try:
-            profiler.export_chrome_trace(str(plain))
-            sizes = trace.compress(plain, packed)
-        finally:
-            plain.unlink(missing_ok=True)
+            packed, sizes = self._write(profiler)
+        except OSError as error:  # a full disk: the operators do not need it
+            summary["trace_left_out"] = f"the trace could not be written: {error.strerror or error}"
+            return Upload(sender, summary, None, step=self._last)
         if sizes[1] > MOST_TRACE_BYTES:
             packed.unlink()
             most = MOST_TRACE_BYTES >> 20
             summary["trace_left_out"] = f"the trace has {sizes[1] >> 20} MiB; up to {most} are sent: ask for fewer steps"
-            return Upload(self._investigator.sender, summary, None, step=self._last)
+            return Upload(sender, summary, None, step=self._last)
         summary["trace_bytes"], summary["plain_bytes"] = sizes[1], sizes[0]
-        return Upload(self._investigator.sender, summary, packed, step=self._last)
+        return Upload(sender, summary, packed, step=self._last)
+
+    def _write(self, profiler: Any) -> tuple[Path, tuple[int, int]]:
+        """The trace as a compressed file, and its bytes before and after. Raises OSError, and leaves nothing then."""
+        from perfagent.rootcause import trace
+
+        folder = _folder(self._investigator.sender.config.state_dir)
+        plain, packed = folder / f"{self.id}.json", folder / f"{self.id}.json.gz"
+        try:
+            profiler.export_chrome_trace(str(plain))
+            if not plain.exists():  # Kineto raises nothing
+                raise OSError("the disk is full, or cannot be written to")
+            return packed, trace.compress(plain, packed)
+        except OSError:
+            packed.unlink(missing_ok=True)
+            raise
+        finally:
+            plain.unlink(missing_ok=True)
+            plain.with_name(f"{plain.name}.tmp").unlink(missing_ok=True)  # where Kineto writes until it is whole
 
 
 def _folder(state_dir: Path) -> Path:

@@ -60,8 +60,9 @@ def _frames(frame: FrameType | None) -> list[str]:
     while frame is not None:
         if len(lines) < MOST_FRAMES:
             code = frame.f_code
-            source = linecache.getline(code.co_filename, frame.f_lineno).strip()[:200]
-            lines.append(f"{code.co_filename}:{frame.f_lineno} in {code.co_qualname}" + (f": {source}" if source else ""))
+            line = frame.f_lineno or 0  # None where an instruction belongs to no line, as in code that was generated
+            source = linecache.getline(code.co_filename, line).strip()[:200]
+            lines.append(f"{code.co_filename}:{line} in {code.co_qualname}" + (f": {source}" if source else ""))
         else:
             left_out += 1
         frame = frame.f_back

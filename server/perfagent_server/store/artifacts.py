@@ -173,7 +173,7 @@ class _Ends:
     def why(self, asked: str, attempt: int, rank: int) -> str:
         """Empty while they may come."""
         if (asked, rank) in self._refused:
-            return self._refused[asked, rank]
+            return str(self._refused[asked, rank])
         ended = self._ended.get((attempt, rank))
         return f"its process ended ({ended}) before the trace was sent" if ended is not None else ""
 

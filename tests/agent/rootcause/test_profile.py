@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import json
+import resource
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from torch import nn
 
 from perfagent.hooks import evaluation, forward
 from perfagent.rootcause import trace
-from perfagent.rootcause.profile import Profile
+from perfagent.rootcause.profile import Profile, _rss_bytes
 from perfagent.rootcause.upload import Upload
 
 OPTIONS = ("shapes", "memory", "python")
@@ -562,3 +563,106 @@ def test_pieces_wait_for_the_frames_before_them_and_a_file_too_large_for_the_end
     assert upload.poll()
     assert "the training ended before its trace (14 pieces) was sent" in upload.problem
     assert not file.exists()
+
+
+def test_a_training_that_moves_to_another_thread_ends_its_profile_and_not_its_process(train):
+    """Only the thread that began it can end it: what another one ends goes on recording, and kills who reads it."""
+    with ThreadPoolExecutor(1) as first, ThreadPoolExecutor(1) as second:
+        job = first.submit(train).result()
+        for trainer in (first, second, first, second):
+            trainer.submit(job.step).result()
+        job.command("profile", steps=3)
+        first.submit(job.step).result()
+        assert first.submit(torch.autograd._profiler_enabled).result()
+        second.submit(job.steps, 6).result()
+        assert [state for state, _ in answers(job)] == ["accepted", "refused"]
+        assert "the training went on on another thread" in answers(job)[1][1]
+        first.submit(job.step).result()
+        assert not first.submit(torch.autograd._profiler_enabled).result(), "where it passes next"
+        assert not job.events("profile")
+        job.command("profile", "c2", steps=2)
+        first.submit(job.steps, 5).result()
+    assert [state for state, _ in answers(job, "c2")] == ["accepted", "done"]
+
+
+def test_where_another_thread_ends_the_run_the_profile_ends_where_its_own_trains_on(train):
+    with ThreadPoolExecutor(1) as trainer:
+        job = trainer.submit(train).result()
+        trainer.submit(job.steps, 2).result()
+        job.command("profile", steps=50)
+        trainer.submit(job.steps, 3).result()
+        job.recorded.finish()
+        assert answers(job)[-1] == ("refused", "the training ended before its 50 steps were over")
+        trainer.submit(lambda: job.model(torch.randn(6, 8)).sum().backward()).result()
+        assert not trainer.submit(torch.autograd._profiler_enabled).result()
+    assert not hasattr(torch.autograd._engine_run_backward, "__wrapped__"), "nothing of it is left"
+
+
+def test_a_profiler_of_the_scripts_on_another_thread_waits_until_ours_has_ended(train):
+    """Had it not waited, the end of ours would kill the process, or ours would record for ever."""
+    stopped = threading.Event()
+
+    def train_on() -> None:
+        while not stopped.is_set():
+            job.step()
+
+    with ThreadPoolExecutor(1) as trainer:
+        job = trainer.submit(train).result()
+        trainer.submit(job.steps, 2).result()
+        job.command("profile", steps=50)
+        trainer.submit(job.steps, 2).result()
+        training = trainer.submit(train_on)
+        try:
+            with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+                torch.dot(torch.randn(3), torch.randn(3))
+        finally:
+            stopped.set()
+        training.result()
+        assert not trainer.submit(torch.autograd._profiler_enabled).result()
+    assert [row.count for row in own.key_averages() if row.key == "aten::dot"] == [1]
+    assert "the script started a torch profiler of its own" in answers(job)[-1][1]
+
+
+def test_where_its_thread_does_nothing_ours_is_kept_from_recording_beside_the_scripts(train):
+    with ThreadPoolExecutor(1) as trainer:
+        job = trainer.submit(train).result()
+        trainer.submit(job.steps, 2).result()
+        job.command("profile", steps=50)
+        trainer.submit(job.steps, 2).result()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as own:
+            torch.dot(torch.randn(3), torch.randn(3))
+        trainer.submit(job.steps, 3).result()
+        before = _rss_bytes()
+        trainer.submit(lambda: [torch.ones(1) + 1 for _ in range(50_000)]).result()
+        assert _rss_bytes() - before < 30 * 2**20, "80 MiB where it goes on recording"
+    assert [row.count for row in own.key_averages() if row.key == "aten::dot"] == [1]
+    assert "the script started a torch profiler of its own" in answers(job)[-1][1]
+
+
+def test_where_the_disk_takes_no_trace_the_operators_come_and_nothing_is_left_on_it(train):
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=2)
+    job.steps(2)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64 * 1024, before[1]))
+    try:
+        job.steps(3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    summary = summary_of(job)
+    assert summary["trace_left_out"] == "the trace could not be written: the disk is full, or cannot be written to"
+    assert "aten::addmm" in {row["name"] for row in summary["operators"]}
+    assert [*(job.sender.config.state_dir / "profiles").iterdir()] == []
+
+
+def test_where_the_folder_for_traces_cannot_be_made_the_operators_come(train):
+    job = train()
+    job.steps(2)
+    job.sender.config.state_dir.mkdir(parents=True, exist_ok=True)
+    (job.sender.config.state_dir / "profiles").write_text("in the way")
+    job.command("profile", steps=2)
+    job.steps(5)
+    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    assert summary_of(job)["trace_left_out"] == "the trace could not be written: File exists"

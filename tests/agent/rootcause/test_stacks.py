@@ -62,6 +62,22 @@ def test_a_thread_that_waits_in_c_is_shown_too():
         hanging.thread.join()
 
 
+def test_code_without_line_numbers_is_named_and_takes_no_other_stack_along():
+    queue: SimpleQueue[int] = SimpleQueue()
+
+    def generated() -> None:
+        queue.get()
+
+    generated.__code__ = generated.__code__.replace(co_linetable=b"")
+    hanging = Hanging(generated)
+    try:
+        stack = until(lambda: (one := hanging.stack()) and "generated" in one["frames"][-1] and one)
+        assert stack["frames"][-1] == f"{__file__}:0 in {generated.__qualname__}"
+    finally:
+        queue.put(1)
+        hanging.thread.join()
+
+
 def test_the_main_thread_comes_next_and_deep_stacks_are_cut():
     def deep(left: int) -> list[dict[str, Any]]:
         return deep(left - 1) if left else all_stacks(0)

@@ -318,7 +318,7 @@ def test_a_trace_that_its_agent_gave_up_is_not_waited_for(client: TestClient) ->
     start(client)
     order = ask(client, kind="profile")
     next_frame(client, 2)
-    *events, last = profile_events(b"x" * 300)
+    *events, _last = profile_events(b"x" * 300)
     events[0].data["command"] = order["id"]
     path = "/api/v1/runs/r1/profiles"
     next_frame(client, 3, 0, *events, answered(order["id"], "accepted"))
