@@ -381,12 +381,15 @@ def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) 
     """Of a phase (its place) the ns that have a name of their own: waits, other phases and passes of the step that lie in it, not
     calls without gradients alone (a rollout); and whether the forward pass that runs at its end began in it."""
     began, ended = entries[phase][1:3]
-    if not phase or entries[phase - 1][1] < began:
-        return 0, False  # as most: what lies in it stands before it
+    first = phase
+    while first and entries[first - 1][1] >= began:  # what lies in it stands before it
+        first -= 1
+    if first == phase:
+        return 0, False  # as most
     spans: list[tuple[int, int]] = []
     ungraded: list[tuple[int, int]] = []
     root = forward = backward = optimizer = 0
-    for entry in entries[:phase]:
+    for entry in entries[max(0, first - _NEWEST) : phase]:
         kind, at = entry[0], entry[1]
         if kind == DATA or (kind == PHASE and entry[4] is None):
             spans.append((at, entry[2]))
