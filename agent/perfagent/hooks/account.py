@@ -272,11 +272,6 @@ class Account:
         self._training_only = self._training_only or any(entry[0] == FORWARD and entry[3] for entry in entries)
         return self._training_only
 
-    @property
-    def fed(self) -> bool:
-        """Whether batches of loaders are followed by backward passes."""
-        return bool(self._fed)
-
     def has_waiting(self, loader: int | None) -> bool:
         """Whether batches of a loader wait for their backward pass, as they do where some are fetched ahead. None: of the one
         that was asked last."""

@@ -176,11 +176,12 @@ def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
-    __slots__ = ("_found", "_habit")
+    __slots__ = ("_found", "_habit", "_unseen_at")
 
     def __init__(self) -> None:
         self._habit = _Habit()
         self._found: list[float] = []
+        self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
         """From here on calls without gradients are seen: few that begin now are what each step does. Any thread."""
@@ -191,8 +192,7 @@ class Evaluations:
 
         first: it is the run's first step, before which data is read for all kinds of reasons.
         """
-        entries = entries_of(trace)
-        folded = self._folded(p.account, step, entries if first else self._with_unseen(p.account, entries))
+        folded = self._folded(p.account, step, self._with_unseen(step, entries_of(trace), first=first))
         self._tell(p, step - 1, step)
         return trace_of(folded)
 
@@ -201,13 +201,18 @@ class Evaluations:
         again: what is far apart is not one evaluation."""
         if p.last is not None:
             p.account.trains(entries_of(p.last.trace))  # nothing in this trace tells how the model was trained
-        folded = self._folded(p.account, step + 1, self._with_unseen(p.account, entries_of(trace)), apart_ns=_APART_NS)
+        folded = self._folded(p.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS)
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
         return spent_ns / 1e9
 
-    def _with_unseen(self, account: Account, entries: list[Entry]) -> list[Entry]:
-        for places in reversed(unseen_evaluations(entries, fed=account.fed)):
+    def _with_unseen(self, step: int, entries: list[Entry], *, first: bool = False) -> list[Entry]:
+        """What each step does, or nearly, is part of the training: the samples that an episode is given to learn from."""
+        found = unseen_evaluations(entries)
+        if not found:
+            return entries
+        own, self._unseen_at = first or step - self._unseen_at <= _QUIET_STEPS, step
+        for places in reversed([] if own else found):
             began, ended = entries[places[0]][1], entries[places[-1]][2]
             self._found.insert(0, (ended - began) / 1e9)
             entries[places.start : places.stop] = [(PHASE, began, ended, "eval", None, None)]

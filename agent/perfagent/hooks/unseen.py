@@ -15,8 +15,7 @@ __all__ = ["read_on", "unseen_evaluations"]
 
 _OWN_SHARE = 0.1
 """What the loop does with the batches takes so much of the time at least: of `list(loader)` it is 1 to 2 %."""
-_CALLS = (FORWARD, EVALUATED, BESIDE)
-_TRAINED = (BACKWARD, OPTIMIZER)
+_TRAINS = (FORWARD, EVALUATED, BESIDE, BACKWARD, OPTIMIZER)
 
 
 def read_on(trace: Trace, loader: int) -> bool:
@@ -24,11 +23,11 @@ def read_on(trace: Trace, loader: int) -> bool:
     return trace[-1:] == [DATA] and trace[-3] == loader and trace[-2] is not None
 
 
-def unseen_evaluations(entries: Sequence[Entry], *, fed: bool) -> list[range]:
-    """Places of the entries of each, in order. fed: loaders feed the training."""
+def unseen_evaluations(entries: Sequence[Entry]) -> list[range]:
+    """Places of the entries of each, in order."""
     passes = [places for places in _whole_passes(entries) if _uses_batches(entries, places)]
     within = {place for places in passes for place in places}
-    return [places for places in passes if not _is_trained_on(entries, places.stop, within, fed=fed)]
+    return [places for places in passes if not _is_trained_on(entries, places.stop, within)]
 
 
 def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
@@ -54,13 +53,13 @@ def _uses_batches(entries: Sequence[Entry], places: range) -> bool:
     return bool(took - waited >= _OWN_SHARE * took)
 
 
-def _is_trained_on(entries: Sequence[Entry], place: int, within: set[int], *, fed: bool) -> bool:
-    """Whether the training goes on without asking a loader again, but for other such passes. Where loaders feed it, a call is of
-    a batch that was fetched before, with a loop that looks one batch ahead of the last one, too."""
+def _is_trained_on(entries: Sequence[Entry], place: int, within: set[int]) -> bool:
+    """Whether the training goes on without asking another loader, but for other such passes: with batches that were kept, or the
+    last one of a loop that looks one ahead."""
     for later in range(place, len(entries)):
         kind = entries[later][0]
         if kind == DATA and entries[later][4] is not None and later not in within:
             return False
-        if kind in _CALLS or kind in _TRAINED:
-            return fed or kind in _TRAINED
+        if kind in _TRAINS:
+            return True
     return False
