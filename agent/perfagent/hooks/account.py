@@ -317,7 +317,7 @@ class Account:
 
     def _queue(self, loader: int, size: Size) -> None:
         self._loader = loader
-        for other in self._over - self._fed - {loader}:  # its one batch was no training's
+        for other in self._over - self._fed:  # its one batch was no training's
             self._over.discard(other)
             self._waiting.pop(other, None)
             self._fetched.pop(other, None)

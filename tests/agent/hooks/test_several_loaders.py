@@ -94,6 +94,15 @@ def test_nor_does_an_epoch_of_one_batch_that_no_model_is_seen_to_get(record, use
     assert job.samples() == [MANY] * (STEPS - 1)
 
 
+def test_nor_does_one_batch_whose_loader_is_gone_when_the_next_one_gets_its_id(record):
+    job = Job(record)
+    for _ in range(12):
+        assert len(list(DataLoader([torch.ones(3)] * EVALUATED, EVALUATED))) == 1
+        for labeled in DataLoader([torch.ones(3)] * 3 * FEW, FEW):
+            job.step(job.model(labeled))
+    assert job.samples() == [FEW] * 35
+
+
 @pytest.mark.parametrize("several", [False, True], ids=["one loader", "two loaders"])
 @pytest.mark.parametrize("mode", [False, True], ids=["in evaluation mode", "in training mode"])
 def test_nor_does_one_that_breaks_off(record, mode, several):
