@@ -25,9 +25,14 @@ def read_on(trace: Trace, loader: int) -> bool:
 
 def unseen_evaluations(entries: Sequence[Entry]) -> list[range]:
     """Places of the entries of each, in order."""
-    passes = [places for places in _whole_passes(entries) if _uses_batches(entries, places)]
-    within = {place for places in passes for place in places}
-    return [places for places in passes if not _is_trained_on(entries, places.stop, within)]
+    found = []
+    end, is_trained_on = len(entries), False
+    for places in reversed([places for places in _whole_passes(entries) if _uses_batches(entries, places)]):
+        is_trained_on = _trains(entries, range(places.stop, end), otherwise=is_trained_on)
+        end = places.start
+        if not is_trained_on:
+            found.append(places)
+    return found[::-1]
 
 
 def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
@@ -53,13 +58,11 @@ def _uses_batches(entries: Sequence[Entry], places: range) -> bool:
     return bool(took - waited >= _OWN_SHARE * took)
 
 
-def _is_trained_on(entries: Sequence[Entry], place: int, within: set[int]) -> bool:
-    """Whether the training goes on without asking another loader, but for other such passes: with batches that were kept, or the
-    last one of a loop that looks one ahead."""
-    for later in range(place, len(entries)):
-        kind = entries[later][0]
-        if kind == DATA and entries[later][4] is not None and later not in within:
-            return False
-        if kind in _TRAINS:
-            return True
-    return False
+def _trains(entries: Sequence[Entry], behind: range, *, otherwise: bool) -> bool:
+    """Whether the training goes on without asking another loader: with batches that were kept, or the last one of a loop that
+    looks one ahead. otherwise: where that is not to be seen before the next such pass."""
+    for place in behind:
+        kind = entries[place][0]
+        if kind in _TRAINS or (kind == DATA and entries[place][4] is not None):
+            return bool(kind != DATA)
+    return otherwise

@@ -14,11 +14,6 @@ REMEDIES: dict[str, str] = {
         "Do not step on these gradients: clip_grad_norm_(..., error_if_nonfinite=True) or GradScaler skips such a step. If it "
         "repeats, lower the learning rate, use bf16 instead of fp16, and look at the layer and the batch named in the evidence."
     ),
-    "loss_scale_collapse": (
-        "No scale helps against a gradient that is NaN or infinite by itself: train some steps without GradScaler and autocast, "
-        "under torch.autograd.detect_anomaly(), to see the operator; keep in float32 what overflows in fp16 (norms, softmax, "
-        "losses), or use bf16, which needs no scale."
-    ),
     "loss_spike": (
         "Often it heals by itself. If the loss is not back within 200 steps, go back about 100 steps and skip the next 200 to "
         "500 batches. If spikes come again, lower the learning rate, clip the gradient norm at 1.0, and look at the data there."

@@ -18,19 +18,17 @@ __all__ = ["NonfiniteGradient"]
 class NonfiniteGradient:
     """A gradient of a step is NaN or infinite on any rank, and the step was taken.
 
-    With a GradScaler, overflow is how it looks for its scale: a step that it skipped is no fault, while not more than
-    excused_steps in a row are skipped (its search from 65536 takes 16 halvings at most), or excused_at_lowest where the scale is
-    below lowest_scale: some trainings begin at 1. Each step that it counts as skipped is one, whether or not its gradient was
-    measured. The counter of skipped steps may follow one step later, so that such a run is judged wait_steps behind its newest.
+    With a GradScaler, overflow is how it looks for its scale: a step that it skipped is no fault, while the scale is above
+    lowest_scale and not more than excused_steps in a row are skipped (its search from 65536 takes 16 halvings at most). The
+    counter of skipped steps may follow one step later, so that such a run is judged wait_steps behind its newest step.
     """
 
     excused_steps: int = 20
     lowest_scale: float = 1.0
-    excused_at_lowest: int = 2
     wait_steps: int = 1
 
     id: ClassVar[str] = "nonfinite_gradient"
-    on: ClassVar[tuple[str, ...]] = ("grad/norm", "grad/nonfinite", "amp/skipped")
+    on: ClassVar[tuple[str, ...]] = ("grad/norm", "grad/nonfinite")
     urgent: ClassVar[str] = "gradient"
     life: ClassVar[Life] = Life(clear_steps=50, outlives_run=True)
 
@@ -44,10 +42,8 @@ class NonfiniteGradient:
             row = 0
             while row <= self.excused_steps and window.bad_at("gradient", window.at - row) is not None:
                 row += 1
-            now = next(iter(scale.before(window.at, 1)), self.lowest_scale)  # of this step: a frame may have brought later ones
-            if row <= (self.excused_steps if now >= self.lowest_scale else self.excused_at_lowest):
+            if row <= self.excused_steps and scale.values[-1] >= self.lowest_scale:
                 return None
-            return self._collapsed(window, bad.ranks, row, now)
         where = f" on {named_ranks(bad.ranks, window.world_size)}" if window.world_size > 1 else ""
         counts = window.tracks.get("grad/nonfinite")
         count = (
@@ -65,17 +61,4 @@ class NonfiniteGradient:
             ranks=list(bad.ranks),
             evidence={"step": window.at, "tensors": count, **surroundings(window), "last_losses": losses},
             fix=REMEDIES[self.id],
-        )
-
-    def _collapsed(self, window: Window, ranks: list[int], row: int, scale: float) -> Finding:
-        since = window.at - row + 1
-        return Finding(
-            rule=self.id,
-            severity="critical",
-            message=f"The GradScaler skipped {row} steps in a row, from step {since} on: their gradients were NaN or infinite at "
-            f"every scale down to {scale:.3g}, and no weight has changed since.",
-            since_step=since,
-            ranks=list(ranks),
-            evidence={"step": window.at, "skipped_in_a_row": row, **surroundings(window)},
-            fix=REMEDIES["loss_scale_collapse"],
         )

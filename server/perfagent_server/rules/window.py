@@ -377,10 +377,7 @@ class Window:
                 self._note_busy(group.column(UTILIZATION), times)
                 touched.add(UTILIZATION)
         for shown, found in parts.items():
-            columns = _in_step_order(found)
-            if shown == "amp/skipped":
-                self._note_skipped(rank, columns[0], columns[1], self.tracks[shown])
-            self.tracks[shown].take(rank, *columns, self.now, self.world_size)
+            self.tracks[shown].take(rank, *_in_step_order(found), self.now, self.world_size)
         return self.close(touched | parts.keys())
 
     def _follow_losses(self, groups: Sequence[Group]) -> None:
@@ -458,14 +455,6 @@ class Window:
                 entry.value = value if name == LOSS else entry.value
                 self.fresh[kind].append(step)
         known.sort(key=lambda one: one.step)
-
-    def _note_skipped(self, rank: int, steps: Sequence[int], values: Sequence[float], known: Track) -> None:
-        """A step that the GradScaler skipped had a gradient that is no number; the agent, which measures one in some steps, sends
-        no norm of it."""
-        before = known.before(steps[0] - 1, 1)
-        counts = [before[0] if before else values[0], *values]
-        rose = [math.nan if later > earlier else 0.0 for earlier, later in zip(counts, values, strict=False)]
-        self._note_bad("grad/norm", rank, steps, rose)
 
     def bad_at(self, kind: str, step: int) -> Bad | None:
         for entry in reversed(self.bad[kind]):
