@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
 import uuid
@@ -9,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Error, Route
 from recorded import log, send
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ STRETCHES = """plot => {
 }"""
 Y_LABELS = "plot => [...plot.querySelectorAll('.ytick text')].map((label) => label.textContent)"
 X_LABELS = "plot => [...plot.querySelectorAll('.xtick text')].map((label) => label.textContent)"
+BELOW_THE_FOLD = """() => document.querySelectorAll('[data-name="step_time_s"], [data-name^="phase/"]').forEach(
+  (card) => { card.style.display = 'none'; })"""
 CUT_OFF = """plot => [...plot.querySelectorAll('.ytick text')].filter(
   (label) => label.getBoundingClientRect().left < plot.getBoundingClientRect().left).length"""
 
@@ -156,6 +160,28 @@ def test_a_zoom_that_fails_is_told_over_the_chart(site: ServerProcess, tab: Open
     for name in ("loss", "step"):
         page.wait("name => document.querySelector(`[data-name=\"${name}\"] .empty`).hidden", argument=name)
         assert float(look(page, name, "plot => getComputedStyle(plot).opacity")) == 1
+
+
+def test_a_zoom_while_samples_are_on_their_way_reaches_where_a_step_goes(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    x = np.arange(1, 101)
+    shares = np.where(x <= 50, 0.02, 0.08)
+    send(site, run, {"loss": 1.0 / x, "step_time_s": 0.1 + 0.0 * x, "phase/data_s": shares, "phase/forward_s": 0.1 - shares}, x)
+    page = tab(f"/run/{run}")
+    page.drawn(5)
+    page.live()
+    page.page.evaluate(BELOW_THE_FOLD)
+    part = "document.querySelector('[data-name=\"phase/data_s\"]').chartPart"
+    page.wait(f"() => !{part}.visible && !{part}.loading")
+    held: list[Route] = []
+    page.page.route("**/series?*from=*", lambda route: held.append(route))
+    page.page.keyboard.press("+")
+    page.wait(f"() => {part}.loading")
+    page.page.unroute("**/series?*from=*")
+    page.page.keyboard.press("ArrowRight")  # steps 38 to 87 now, and nothing has come of those before
+    for route in held:
+        with contextlib.suppress(Error):  # given up by the page
+            route.continue_()
+    page.wait("() => document.querySelector('[data-name=step] .shares').textContent.includes('64 %')")
 
 
 # --- one step ---------------------------------------------------------------------------------------------------------------

@@ -156,9 +156,9 @@
       this.board.want(this, "value");
     }
 
-    /** Loads unless it is loaded or about to be. */
+    /** Loads unless it is loaded or about to be; what is on its way for steps that are no longer asked for is given up. */
     fetch() {
-      if (this.stale && !this.loading) this.load();
+      if (this.stale) this.load();
     }
 
     async load() {
