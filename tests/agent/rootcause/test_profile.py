@@ -49,7 +49,7 @@ def test_a_profile_covers_exactly_the_steps_that_were_asked_for(train):
     job.steps(3)
     job.command("profile", steps=4)
     job.steps(8)
-    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    assert [state for state, _ in answers(job)] == ["accepted", "done"], answers(job)
     summary = summary_of(job)
     assert (summary["first_step"], summary["last_step"], summary["command"]) == (5, 8, "c1")
     names = [event["name"] for event in trace_of(job)["traceEvents"]]
@@ -650,7 +650,7 @@ def test_where_the_disk_takes_no_trace_the_operators_come_and_nothing_is_left_on
         job.steps(3)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    assert [state for state, _ in answers(job)] == ["accepted", "done"], answers(job)
     summary = summary_of(job)
     assert summary["trace_left_out"] == "the trace could not be written: the disk is full, or cannot be written to"
     assert "aten::addmm" in {row["name"] for row in summary["operators"]}
@@ -664,5 +664,5 @@ def test_where_the_folder_for_traces_cannot_be_made_the_operators_come(train):
     (job.sender.config.state_dir / "profiles").write_text("in the way")
     job.command("profile", steps=2)
     job.steps(5)
-    assert [state for state, _ in answers(job)] == ["accepted", "done"]
+    assert [state for state, _ in answers(job)] == ["accepted", "done"], answers(job)
     assert summary_of(job)["trace_left_out"] == "the trace could not be written: File exists"
