@@ -173,21 +173,25 @@ def report(
 
     auto_us = middle(timing, "auto_us") if timing else float("nan")
     clock_us = middle(figures["none"], "log_us") if figures.get("none") else 0.0
+
+    def share(results: list[dict[str, float]], own_us: float) -> float:
+        """Total CPU in percent of a step. own_us: of the automatic timing."""
+        return statistics.median(
+            100 * (row["log_mean_us"] - clock_us + row["background_us"] + own_us) / row["step_us"] for row in results
+        )
+
     rows = []
     for name, results in figures.items():
         if not results or name == "none":
             continue
         own_us = auto_us if "attach" in name else 0.0
         log_us = middle(results, "log_us") - clock_us
-        share = statistics.median(
-            100 * (row["log_mean_us"] - clock_us + row["background_us"] + own_us) / row["step_us"] for row in results
-        )
         columns = [
             name,
             tables.figure(log_us),
             tables.figure(own_us) if own_us else "-",
             tables.figure(middle(results, "background_us")),
-            tables.figure(share),
+            tables.figure(share(results, own_us)),
             tables.figure(middle(results, "setup_thread_s")),
             tables.figure(middle(results, "setup_process_s")),
             tables.figure(middle(results, "rss_mib") + middle(results, "children_rss_mib")),
@@ -210,6 +214,7 @@ def report(
         "finish s",
     ]
     every = [row["step_us"] for results in figures.values() for row in results]
+    attached = figures.get("perfagent attach + log")
     lines = [
         f"{tables.machine('torch')}. Medians of {rounds} interleaved rounds, {steps} steps each; "
         f"a step takes {statistics.median(every) / 1000:.1f} ms of CPU. trackio 0.43.0, tensorboard 2.21.0, wandb 0.31.0.",
@@ -228,6 +233,8 @@ def report(
             + ", ".join(f"{place} {middle(isolated, f'{place}_stamp_us'):.1f}" for place in places[:3])
             + ".",
         ]
+    if isolated and attached:
+        lines[-1] += f" With the hooks at that, the total of attach + log is {share(attached, middle(isolated, 'sum_us')):.2f} %."
     if timing and isolated:
         floor, hooks = middle(timing, "floor_us"), middle(timing, "hooks_us")
         lines += [
