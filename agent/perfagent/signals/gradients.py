@@ -153,10 +153,10 @@ class Report:
     def __init__(self, each: list[float | None], plan: Plan | None, sizes: Sequence[int], *, sharded: bool, scale: float) -> None:
         self.plan, self.sharded = plan, sharded
         self.counts: dict[int, float] = {}
+        if scale != 1.0:
+            each = _unscaled(each, scale)
         present = [norm for norm in each if norm is not None]
         self.nonfinite = [] if math.isfinite(sum(present)) else _nonfinite(each)
-        if scale != 1.0:
-            each = [None if norm is None else norm / scale for norm in each]
         squares = [None if norm is None else norm * norm for norm in each]
         copies = plan.copies if plan is not None else None
         if copies is not None:
@@ -165,6 +165,11 @@ class Report:
         self.square_sum = _sum([square for square in squares if square is not None]) if known else None
         self.shares = _shares(each, plan.faint if plan is not None else _faint(sizes))
         self.layers = _by_layer(squares, plan.layers) if plan is not None and known else []
+
+
+def _unscaled(each: list[float | None], scale: float) -> list[float | None]:
+    """What the optimizer makes of them: a loss scale that has collapsed to zero leaves nothing finite."""
+    return [None if norm is None else norm / scale if scale else norm * math.inf for norm in each]
 
 
 def _nonfinite(each: list[float | None]) -> list[int]:
@@ -269,7 +274,7 @@ def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
     The numbers of NaN and Inf are those that the first of them counted."""
     each: list[float | None] = []
     for norms_, scale in parts:
-        each += [None if norm is None else norm / scale for norm in norms_._each()]
+        each += _unscaled(norms_._each(), scale)
     plans = [norms_._plan for norms_, _ in parts if norms_._plan is not None]
     plan = joint_plan(plans) if len(plans) == len(parts) else None
     sizes = [*chain.from_iterable(norms_._sizes for norms_, _ in parts)]

@@ -276,6 +276,22 @@ def test_gradients_that_a_fused_optimizer_unscales_are_told_unscaled(everything)
     assert recorded.of("grad_norm/0.weight") == [(1, pytest.approx(true, rel=1e-6))]
 
 
+def test_a_step_at_a_loss_scale_of_zero_is_told_with_what_the_optimizer_made_of_it(everything):
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**-149)  # half of it is no number of float32
+    recorded = everything(model)
+    for factor in (float("nan"), 1.0):
+        scaler.scale(model(torch.randn(4, 8)).square().mean() * factor).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+    assert all(parameter.isnan().all() for parameter in model.parameters())
+    assert recorded.of("amp/scale") == [(1, 2.0**-149), (2, 0.0)]
+    assert recorded.of("amp/skipped") == [(1, 1.0), (2, 1.0)]
+    assert recorded.of("grad/nonfinite") == [(2, 4.0)]
+
+
 def test_a_model_of_many_parameters_stays_below_the_limit_of_names(everything):
     model = nn.Sequential(*(nn.Sequential(nn.Linear(2, 2), nn.ReLU()) for _ in range(700)))
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
