@@ -1,6 +1,7 @@
 """A small file of /proc, /sys or a control group, kept open.
 
-Reading it again is one system call instead of three (open, read, close), and no path is walked: 3 to 6 µs saved of 8 to 15.
+Reading it again is one system call instead of three (open, read, close), and no path is walked: 3 to 6 µs saved of 8 to 15. A
+list (of disks, of interfaces) takes one more: the kernel gives it in pieces of at most a page, whole lines.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from pathlib import Path
 from perfagent.descriptors import Descriptor, opened
 
 __all__ = ["KernelFile"]
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class KernelFile:
@@ -35,10 +38,19 @@ class KernelFile:
             self._off = True  # not asked for again
             return None
         try:
-            return os.pread(file.fd, self._most, 0)
+            text = os.pread(file.fd, self._most, 0)
+            return text if self._most <= _PAGE else self._rest(file.fd, text)
         except OSError:  # a process that ended, a controller that was taken away
             self.close()
             return None
+
+    def _rest(self, fd: int, text: bytes) -> bytes:
+        pieces, size, piece = [text], len(text), text
+        while piece and size < self._most:
+            piece = os.pread(fd, self._most - size, size)
+            pieces.append(piece)
+            size += len(piece)
+        return b"".join(pieces)
 
     def number(self) -> int | None:
         """The file's one number; None for "max" and where there is none."""

@@ -10,6 +10,7 @@ from builders import until
 from perfagent.samplers import cgroup
 from perfagent.samplers.cgroup import ControlGroup, GroupReader
 from perfagent.samplers.host import HostReader
+from perfagent.samplers.kernel_file import KernelFile
 from perfagent.wire import CATALOGUE
 
 STAT = "cpu  {user} 0 0 {idle} {waiting} 0 0 0 0 0\ncpu0 1 1 1 1\n"
@@ -67,6 +68,17 @@ def test_waiting_for_a_disk_is_not_work_and_the_busiest_disk_counts(tmp_path: Pa
     machine.write(user=50, idle=20, waiting=30, busy=1500, read=1, written=1, received=1, sent=1)
     told = reader.read(12.0)
     assert (told["host/cpu_pct"], told["host/iowait_pct"], told["host/disk_busy_pct"]) == (50.0, 30.0, 75.0)
+
+
+def test_a_list_of_the_kernel_is_read_to_its_end_though_a_read_gives_a_page() -> None:
+    """A host of many disks, loop devices or virtual interfaces has more lines in /proc than a page holds."""
+    mappings = Path("/proc/self/maps")
+    read = KernelFile(mappings, 2**20)
+    for _ in range(2):
+        there = mappings.read_bytes()
+        assert len(there) > os.sysconf("SC_PAGE_SIZE")
+        assert (read.read() or b"").splitlines()[-1] == there.splitlines()[-1]
+    assert len(KernelFile(mappings, 8000).read() or b"") <= 8000
 
 
 def test_what_is_dear_on_this_host_is_read_rarely(tmp_path: Path) -> None:
