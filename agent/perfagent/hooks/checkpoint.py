@@ -1,11 +1,12 @@
 """Checkpoints, recognised where they are written: by torch, by its distributed checkpointing, and by the frameworks.
 
 Each of these functions is replaced by one that times it when its module is imported, and put back when the run ends. A save on
-another thread (an asynchronous one, after its staging) keeps nobody waiting and is not counted.
+another thread (an asynchronous one, after its staging) keeps nobody waiting and is not counted; where it goes is noted.
 """
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -69,9 +70,9 @@ def replace_when_imported(
 def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Tells the disk sampler where checkpoints go."""
     for value in (*args[:3], *(kwargs.get(name) for name in _PATHS)):
-        if isinstance(value, (str, os.PathLike)):
-            path = os.fspath(value)
-            if isinstance(path, str):
+        if isinstance(value, (str, os.PathLike, io.IOBase)):
+            path = getattr(value, "name", "") if isinstance(value, io.IOBase) else os.fspath(value)
+            if isinstance(path, str) and path:
                 if "://" not in path:
                     path = os.path.abspath(path)  # noqa: PTH100 - half the time; a relative one would move with a later chdir
                 if not saved_to or saved_to[-1] != path:

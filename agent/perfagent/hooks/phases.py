@@ -81,18 +81,18 @@ def device_mark(p: Progress) -> Any:
 def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> Any:
     """What watches a function whose calls on the stepping thread are a phase of that name.
 
-    look: is shown the arguments of every such call, also of those inside of another.
+    look: is shown the arguments of every call, also of those inside of another and on other threads.
     """
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(original)
         def call(*args: Any, **kwargs: Any) -> Any:
             p = state.current
-            if p is None or p.thread != get_ident():
+            if p is None:
                 return original(*args, **kwargs)
             if look is not None:
                 look(args, kwargs)
-            if p.phase_depth:
+            if p.phase_depth or p.thread != get_ident():
                 return original(*args, **kwargs)
             begin_step, started = p.in_progress(), now()
             try:

@@ -136,6 +136,27 @@ def test_a_save_on_another_thread_keeps_nobody_waiting(record):
     assert not recorded.of("phase/checkpoint_s")
 
 
+@pytest.mark.parametrize("opens", [False, True])
+def test_where_it_goes_is_known_nevertheless(record, tmp_path, opens):
+    """Many scripts save in the background, or into a file that they open, so as to rename it when it is whole."""
+    import threading
+
+    record()
+    path = tmp_path / f"in the background {opens}.pt"
+
+    def write(state):
+        with path.open("wb") as file:
+            torch.save(state, file if opens else path)
+
+    def save(model):
+        thread = threading.Thread(target=write, args=(model.state_dict(),))
+        thread.start()
+        thread.join()
+
+    train(save)
+    assert saved_to[-1] == str(path)
+
+
 def test_many_small_saves_are_few_events(record):
     recorded = record()
     train(lambda model: torch.save(model.weight, io.BytesIO()), steps=40)
