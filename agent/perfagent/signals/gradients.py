@@ -80,7 +80,9 @@ class Plan:
     def of_pieces(cls, pieces: Sequence[tuple[Any, Any]], model: Any) -> Plan:
         """Of (parameter, piece of its gradient) pairs that are on this rank and on no other."""
         parameters = [parameter for parameter, _ in pieces]
-        plan = cls(parameters, names_in(model, parameters), None)
+        names, every_name = names_in(model, parameters)
+        plan = cls(parameters, names, None)
+        plan.layers = Layers(names, among=every_name)
         plan.sharded, plan.copies, plan.together = True, [1.0] * len(pieces), plan.world
         plan.sizes = [int(piece.numel()) for _, piece in pieces]
         plan.faint = _faint(plan.sizes)

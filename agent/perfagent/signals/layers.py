@@ -1,8 +1,9 @@
 """Names of what an optimizer trains, and the layers in which a heat map shows it.
 
 A model of at most 256 parameters has a row for each; a larger one has a row for each module, or for each group of modules at
-the greatest depth that gives at most 256 rows. The rows keep the order of the parameters, which is that of the forward pass in
-nearly every model. Nothing here holds a parameter: names and indices only.
+the greatest depth that gives at most 256 rows. Where those are next to none (all layers are in one long list), neighbors in the
+list share a row, by the name of the first. The rows keep the order of the parameters, which is that of the forward pass in nearly
+every model. Nothing here holds a parameter: names and indices only.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import Any
 __all__ = ["MOST_LAYERS", "Layers", "names_in", "names_of"]
 
 MOST_LAYERS = 256
+_FEWEST = 16
+"""Rows of a large model below which one can no longer see where in it something happens."""
 _MOST_BYTES = 200
 """Of a layer's name: with the group before it, it stays below what a metric name may have."""
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
@@ -20,13 +23,18 @@ _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped
 
 
 class Layers:
-    """names: of the rows, in order; of: for each parameter the row it belongs to."""
+    """names: of the rows, in order; of: for each parameter the row it belongs to. among: of all the model's parameters, where
+    these are a part and other ranks have the rest: a row is the same on all."""
 
     __slots__ = ("names", "of")
 
-    def __init__(self, parameters: Sequence[str], most: int = MOST_LAYERS) -> None:
+    def __init__(self, parameters: Sequence[str], most: int = MOST_LAYERS, *, among: Sequence[str] | None = None) -> None:
+        grouped = _grouped(parameters if among is None else among, most)
+        if among is not None:
+            row_of = dict(zip(among, grouped, strict=True))
+            grouped = [row_of.get(name, name) for name in parameters]
         rows: dict[str, int] = {}
-        self.of = [rows.setdefault(name, len(rows)) for name in _grouped(parameters, most)]
+        self.of = [rows.setdefault(name, len(rows)) for name in grouped]
         self.names = tuple(rows)
 
 
@@ -36,12 +44,30 @@ def _grouped(parameters: Sequence[str], most: int) -> list[str]:
         return list(parameters)
     paths = [name.split(".") for name in parameters]
     modules = [path[:-1] or path for path in paths]
-    for depth in range(max(map(len, modules)), 0, -1):
+    finer: Sequence[str] = parameters
+    for depth in range(max(map(len, modules)), -1, -1):
         cut = [".".join(path[:depth]) for path in modules]
         if len(set(cut)) <= most:
-            return cut
-    each = -(-len(parameters) // most)  # a flat list of very many: neighbors together
-    return [parameters[i // each * each] for i in range(len(parameters))]
+            break
+        finer = cut
+    return cut if len(set(cut)) >= _FEWEST else _neighbors(cut, finer, most)
+
+
+def _neighbors(groups: Sequence[str], finer: Sequence[str], most: int) -> list[str]:
+    """Rows between two depths, of which the one gives too few and the other too many: within each group as many neighbors
+    together as is needed."""
+    members: dict[str, dict[str, None]] = {}
+    for group, name in zip(groups, finer, strict=True):
+        members.setdefault(group, {})[name] = None
+    sizes = [len(names) for names in members.values()]
+    each = -(-sum(sizes) // most)
+    while sum(-(-size // each) for size in sizes) > most:
+        each += 1
+    row_of = {}
+    for group, names in members.items():
+        listed = [*names]
+        row_of.update({(group, name): listed[place // each * each] for place, name in enumerate(listed)})
+    return [row_of[key] for key in zip(groups, finer, strict=True)]
 
 
 def names_of(optimizer: Any, model: Any) -> list[str]:
@@ -59,10 +85,10 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
     return names
 
 
-def names_in(model: Any, parameters: Sequence[Any]) -> list[str]:
-    """A name for each of these parameters of a model."""
+def names_in(model: Any, parameters: Sequence[Any]) -> tuple[list[str], list[str]]:
+    """A name for each of these parameters of a model, and the names of all that it has."""
     known = _named(model)
-    return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)]
+    return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)], [*known.values()]
 
 
 def _named(model: Any) -> dict[int, str]:

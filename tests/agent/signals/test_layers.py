@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from perfagent.signals.gradients import Plan
 from perfagent.signals.layers import MOST_LAYERS, Layers, names_of
 from perfagent.wire import MAX_NAME_BYTES
 
@@ -38,6 +39,19 @@ def test_a_flat_list_of_very_many_is_put_together_by_neighbors():
     assert layers.of == sorted(layers.of)
 
 
+def test_one_long_list_of_layers_is_not_one_row():
+    blocks = [f"stages.{s}.{b}.{part}" for s in range(3) for b in range(200) for part in ("conv.weight", "norm.weight")]
+    layers = Layers(["stem.weight", *blocks, "head.weight", "head.bias"])
+    assert 150 < len(layers.names) <= MOST_LAYERS
+    assert layers.of == sorted(layers.of)
+    assert layers.names[:3] == ("stem", "stages.0.0", "stages.0.3")
+    assert layers.names[-2:] == ("stages.2.198", "head")
+    assert {layers.names[row] for row in layers.of[1:7]} == {"stages.0.0"}, "three blocks, each as a whole"
+    parameters = Layers([f"experts.{i}" for i in range(300)])
+    assert parameters.names[:2] == ("experts.0", "experts.2")
+    assert parameters.of == [i // 2 for i in range(300)]
+
+
 def test_wrappers_leave_no_trace_in_names(monkeypatch):
     import torch._dynamo.eval_frame as eval_frame
 
@@ -62,3 +76,13 @@ def test_a_very_long_name_still_fits_on_the_wire():
         model = nn.ModuleDict({"层层": model})
     for name in names_of(torch.optim.SGD(model.parameters(), lr=0.1), model):
         assert len(f"grad_square_sum/{name}".encode()) <= MAX_NAME_BYTES
+
+
+def test_ranks_that_hold_other_parameters_of_a_model_have_the_same_rows():
+    model = nn.Sequential(*(nn.Linear(1, 1) for _ in range(300)))
+    parameters = list(model.parameters())
+    whole = Layers([name for name, _ in model.named_parameters()])
+    for mine in (slice(0, 200), slice(199, 600)):  # the 200th is held in part by each
+        plan = Plan.of_pieces([(parameter, torch.ones(1)) for parameter in parameters[mine]], model)
+        rows = [plan.layers.names[row] for row in plan.layers.of]
+        assert rows == [whole.names[row] for row in whole.of[mine]]
