@@ -338,7 +338,12 @@ class Run:
         who.placed = self._placed
         self._sender.event("state", {key: value for key, value in told.items() if value is not None})
         self._sender.add_source(self._poll, every_s=_POLL_S)
-        self._sampler = sampler = Sampler(self._sender, step=self._progress.in_progress, device=lambda: self._cuda_device)
+        self._sampler = sampler = Sampler(
+            self._sender,
+            step=self._progress.in_progress,
+            begun=lambda: self._progress.last is not None,
+            device=lambda: self._cuda_device,
+        )
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()

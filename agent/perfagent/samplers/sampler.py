@@ -52,8 +52,8 @@ class _Readers(NamedTuple):
 class Sampler:
     """`Sampler(sender, step=lambda: current_step).install()`.
 
-    step: the step that a sample belongs to. device: ordinal of this rank's CUDA device, or None while it has none; asked on both
-    threads. library: starts NVML (a test passes its own, and its own host).
+    step: the step that a sample belongs to. begun: whether one has ended. device: ordinal of this rank's CUDA device, or None
+    while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host).
     """
 
     def __init__(
@@ -61,13 +61,14 @@ class Sampler:
         sender: Sender,
         *,
         step: Callable[[], int],
+        begun: Callable[[], bool] = lambda: True,
         device: Callable[[], int | None] | None = None,
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._sender, self._step, self._clock = sender, step, clock
+        self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
         self._device = device or self._guess_device
@@ -155,6 +156,7 @@ class Sampler:
                 lambda told: self._sender.event("gpu", told, step=self._step()),
                 ordinal=self._device,
                 step=self._step,
+                begun=self._begun,
                 elected=lambda: self._elected,
                 period_s=lambda: self.period_s,
                 environ=self._environ,

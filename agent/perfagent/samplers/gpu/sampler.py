@@ -33,8 +33,9 @@ class GpuSampler:
     """`poll()`, about twice a second.
 
     emit: takes the values of one moment; tell: takes what happened (an event's data). ordinal: CUDA's number of this rank's
-    device, or None while it has none. step: the step in progress. elected: whether this rank speaks for the node. period_s: how
-    often values are sent. claims: which boards the other ranks report. library: starts NVML (a test passes its own).
+    device, or None while it has none. step: the step in progress. begun: whether one has ended. elected: whether this rank speaks
+    for the node. period_s: how often values are sent. claims: which boards the other ranks report. library: starts NVML (a test
+    passes its own).
     """
 
     def __init__(
@@ -44,6 +45,7 @@ class GpuSampler:
         *,
         ordinal: Callable[[], int | None],
         step: Callable[[], int],
+        begun: Callable[[], bool] = lambda: True,
         elected: Callable[[], bool],
         period_s: Callable[[], float],
         environ: Mapping[str, str],
@@ -52,7 +54,7 @@ class GpuSampler:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._emit, self._tell, self._clock = emit, tell, clock
-        self._ordinal, self._step, self._elected, self._period_s = ordinal, step, elected, period_s
+        self._ordinal, self._step, self._begun, self._elected, self._period_s = ordinal, step, begun, elected, period_s
         self._environ, self._claims, self._start = environ, claims, library
         self._found: list[Gpu] | None = None
         self._slices: dict[int, list[Gpu]] = {}
@@ -227,7 +229,7 @@ class GpuSampler:
             begin = self._energy[gpu.uuid] = energy
             self._energy_mark = None
         told["energy_j"] = energy - begin
-        if not own:
+        if not own or not self._begun():  # what loading the data and compiling took is no step's
             return
         step = self._step()
         mark = self._energy_mark

@@ -27,7 +27,7 @@ class Watch:
         key: str = "job",
         period_s: float = 1.0,
     ) -> None:
-        self.now, self.step, self.ordinal = 100.0, 1, ordinal
+        self.now, self.step, self.ordinal, self.begun = 100.0, 1, ordinal, True
         self.rows: list[dict[str, float]] = []
         self.told: list[dict[str, Any]] = []
         self.sampler = GpuSampler(
@@ -35,6 +35,7 @@ class Watch:
             self.told.append,
             ordinal=lambda: self.ordinal,
             step=lambda: self.step,
+            begun=lambda: self.begun,
             elected=lambda: elected,
             period_s=lambda: period_s,
             environ=environ or {},
@@ -107,6 +108,24 @@ def test_steps_longer_than_the_interval_wait_for_their_end() -> None:
         watch.poll(2)
     told = [row["gpu/energy_per_step_j"] for row in watch.rows if "gpu/energy_per_step_j" in row]
     assert told == [9000.0]
+
+
+def test_what_came_before_the_first_step_is_the_energy_of_none() -> None:
+    gpu = FakeGpu(energy_mj=0)
+    watch = Watch(FakeNvml(gpu))
+    watch.step, watch.begun = 0, False
+    for second in range(600):  # the data are read, the model is compiled
+        gpu.energy_mj += 100_000
+        watch.step = 1 if second > 590 else 0
+        watch.poll(2)
+    watch.begun = True
+    for _ in range(21):
+        gpu.energy_mj += 500_000
+        watch.step += 2
+        watch.poll(2)
+    told = [row["gpu/energy_per_step_j"] for row in watch.rows if "gpu/energy_per_step_j" in row]
+    assert told == [250.0] * 4
+    assert watch.rows[-1]["gpu/energy_j"] == 600 * 100.0 + 21 * 500.0 - 100.0, "since the run began it is all of it"
 
 
 def test_own_and_others_of_the_node_are_told_apart() -> None:
