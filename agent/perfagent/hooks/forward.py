@@ -55,11 +55,12 @@ _DATA = FIELDS[DATA]
 class Watched(Standing):
     """Stands in a root's call. called: in the course of a training step."""
 
-    __slots__ = ("_grad_enabled", "_looks", "called")
+    __slots__ = ("_grad_enabled", "_looks", "_tracing", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
         super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
+        self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._looks = _ENOUGH
         self.called = False
 
@@ -71,6 +72,8 @@ class Watched(Standing):
         call = self._replaced or root._call_impl  # it lives: it is calling us
         p = state.current
         if p is None or p.backward_depth or p.phase_depth or _NAME in failures or p.thread != get_ident():
+            return call(*args, **kwargs)
+        if self._tracing() is not None:  # torch.jit.trace warns of each size that is looked at
             return call(*args, **kwargs)
         if not self._grad_enabled():
             return evaluated(p, root.training, call, args, kwargs)

@@ -375,6 +375,22 @@ def test_a_watched_model_can_be_copied_and_pickled_without_us(record):
     run.finish()
 
 
+@pytest.mark.filterwarnings("error", "ignore:`torch.jit.trace:DeprecationWarning")
+def test_a_watched_model_may_be_traced_between_steps_and_that_is_no_call_of_the_training(record):
+    model = SlowForward(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(4):
+        step(model, optimizer, torch.ones(2, 8))
+        traced = torch.jit.trace(model, torch.ones(5, 8))
+    assert torch.equal(traced(torch.ones(3, 8)), model(torch.ones(3, 8)))
+    for number, values in recorded.steps():
+        if number > 1:
+            assert round(values["samples_per_s"] * values["step_time_s"]) == 2
+            assert values["phase/forward_s"] < 2 * LONG_S + BUSY_S
+            assert values["phase/other_s"] > LONG_S
+
+
 @pytest.mark.parametrize("clears", ["optimizer", "model"])
 def test_clearing_the_gradients_before_backward_is_not_forward(record, monkeypatch, clears):
     class SlowToClear(nn.Parameter):
