@@ -163,7 +163,7 @@ class StepReader:
             return False  # of the first it is not always asked
         if min(known) != max(known):
             return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
-        if known[0] == len(divisors):
+        if known[0] in (len(divisors), parts.batches or parts.forwards):  # of each batch there may be several losses
             self.account.micro_batches = known[0]
         items = (parts.samples, parts.tokens, parts.embedded_tokens)
         return known[0] != self.account.micro_batches and known[0] * len(divisors) in items

@@ -409,6 +409,26 @@ def test_shares_of_a_windows_loss_add_up(record, model, loader, loss_of):
     assert [loss for _, loss in recorded.of("loss")] == pytest.approx([math.fsum(window) for window in told], rel=1e-12)
 
 
+@pytest.mark.parametrize("loader", [True, False], ids=["DataLoader", "own batching"])
+def test_several_losses_of_each_micro_batch_are_divided_by_the_number_of_those(record, model, loader):
+    """Two of each of four, eight samples a batch: what divides them is as often in the samples as there are losses."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model)
+    batches = list(torch.randn(16, 8, 8))
+    source = iter(torch.utils.data.DataLoader(batches, batch_size=None) if loader else batches)
+    told = []
+    for _ in range(4):
+        told.append(0.0)
+        for _ in range(4):
+            y = model(next(source))
+            for loss in (y.square().mean() / 4, y.abs().mean() / 4):
+                loss.backward(retain_graph=True)
+                told[-1] += loss.item()
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(told, rel=1e-6)
+
+
 def test_a_graph_that_is_gone_says_nothing_of_a_divisor(record, model):
     """A second backward pass fails in the script as ever, and the run goes on."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
