@@ -44,10 +44,12 @@ def _whole_passes(entries: Sequence[Entry]) -> Iterator[range]:
             begin = -1
         elif not loader:
             begin = place
+        elif begin < 0:
+            continue
         elif place > begin + 1 and entries[place - 1][3] != loader:
             begin = -1
         elif size is None:
-            if 0 <= begin < place - 1:
+            if begin < place - 1:
                 yield range(begin, place + 1)
             begin = -1
 

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from perfagent.hooks.account import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER, PHASE
+from perfagent.hooks.account import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
 from perfagent.hooks.evaluation import after_last_step
 from perfagent.hooks.unseen import unseen_evaluations
 
@@ -91,6 +91,20 @@ def test_batches_that_are_only_collected_are_data(record):
     assert dict(recorded.steps())[5]["phase/data_s"] >= 5 * 0.004
 
 
+def test_a_step_of_several_micro_batches_is_told_with_the_evaluation_before_it(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(2):
+        for number, x in enumerate(batches()):
+            (model(x).square().mean() / 2).backward()
+            if number % 2:
+                optimizer.step()
+                optimizer.zero_grad()
+        evaluate(model)
+    train(model, optimizer)
+    assert [number for number, _ in recorded.steps()] == [*range(1, 9)]
+    assert [number for number, _ in recorded.of("phase/eval_s")] == [3, 5]
+
+
 def test_what_is_read_before_the_first_step_is_no_evaluation(record):
     recorded, model, optimizer = start(record)
     evaluate(copy.deepcopy(model))
@@ -161,7 +175,7 @@ def entries(*what):
     found, at = [], 0
     for one in what:
         kind, *rest = one if isinstance(one, tuple) else (one,)
-        found.append((kind, at, at + 10, *(rest or (None,) * 3)))
+        found.append((kind, at, at + 10, *(rest or (None,) * 3))[: FIELDS[kind]])
         at += 20
     return found
 
@@ -203,8 +217,9 @@ def test_several_are_found_each_by_itself():
         (BEGIN, BATCH, FORWARD, END, OTHER),
         (BEGIN, PHASE, BATCH, END, OTHER),
         (BEGIN, BATCH, OTHER, BATCH, END, OTHER),
+        (CLEARED, BATCH, FORWARD, BACKWARD, BACKWARD_END, BATCH, END, BEGIN, OTHER),
     ],
-    ids=["empty", "begun before", "broken off", "two loaders", "another first", "called", "in a phase", "in turn"],
+    ids=["empty", "begun before", "broken off", "two loaders", "another first", "called", "in a phase", "in turn", "trained on"],
 )
 def test_all_else_is_none(trace):
     assert unseen_evaluations(entries(*trace)) == []
