@@ -8,19 +8,26 @@ with `torch.cuda.set_sync_debug_mode("error")`.
 
 from __future__ import annotations
 
+import os
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "ready", "snapshot", "take", "take_if_any", "value_of",
-    "waiting",
+    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "immortal", "listen_here", "ready", "snapshot", "take",
+    "take_if_any", "value_of", "waiting",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
 """Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
+_SMALL, _AT_ONCE = 16, 64
+"""Numbers of a buffer of which so many are made together: each allocation of pinned memory waits for the device."""
+_THREAD_LOCAL = 1
+"""cudaStreamCaptureModeThreadLocal"""
 
 
 class Reading:
@@ -59,6 +66,9 @@ Value = float | Reading
 _pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
 _made = 0
 _elsewhere = False
+_device: Any = None
+"""The CUDA device that was the first to have a value or a mark taken of it."""
+_listening = threading.local()
 
 
 def take(tensor: torch.Tensor) -> Value | None:
@@ -88,7 +98,7 @@ def snapshot(values: dict[str, Any]) -> None:
 
 def collect(tensor: torch.Tensor) -> Reading | None:
     """All values of a small tensor, later. A tensor on the CPU is taken as it is: it must be the caller's own."""
-    global _made, _elsewhere
+    global _elsewhere
     kind = tensor.device.type
     tensor = tensor.detach()
     if kind == "cpu":
@@ -100,18 +110,28 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     if torch.cuda.is_current_stream_capturing():
         return None  # inside a CUDA graph a copy and an event would become part of the user's graph
     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
+    _uses(tensor.device)
     pool = _pools.setdefault((tensor.device, tensor.numel(), dtype), [])
     try:
         buffer, event = pool.pop()
     except IndexError:
         if _made >= _MOST_WAITING:
             return None
-        _made += 1
-        buffer = _buffer(tensor.numel(), dtype, pinned=True)
-        event = torch.cuda.Event()
+        pool += _buffers(torch, tensor.numel(), dtype)
+        buffer, event = pool.pop()
     buffer.copy_(tensor.reshape(-1), non_blocking=True)
     event.record(torch.cuda.current_stream(tensor.device))
     return Reading(buffer, event, pool)
+
+
+def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]]:
+    """Pinned memory for the next values of that size, each with its event."""
+    global _made
+    count = _AT_ONCE if size <= _SMALL else 1
+    whole = _buffer(count * size, dtype, pinned=True)
+    _made += count
+    with torch.inference_mode(False):
+        return [(part, torch.cuda.Event()) for part in whole.tensor_split(count)]
 
 
 def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
@@ -120,6 +140,49 @@ def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
     torch = sys.modules["torch"]
     with torch.inference_mode(False):
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=pinned)
+
+
+def _uses(device: Any) -> None:
+    global _device
+    if _device is None:
+        _device = device
+        os.register_at_fork(after_in_child=lambda: immortal(_pools))
+
+
+def listen_here() -> None:
+    """Prepares the calling thread, which asks of events and does nothing else on a device; before it asks. Not for one that
+    trains.
+
+    A new thread's device is the first one: an event asked of from there gives that device half a GiB for a context of its own, by
+    each rank that trains on another (meta-pytorch/torchcomms PR 777). And while the script captures a CUDA graph, what is asked
+    from any other thread spoils its capture, unless that thread has said that it minds its own business only (pytorch/pytorch
+    PRs 104487 and 148594).
+    """
+    if _device is None or hasattr(_listening, "device"):
+        return
+    import ctypes  # torch has imported it long since
+
+    _listening.device = _device
+    torch = sys.modules["torch"]
+    try:
+        torch.cuda.set_device(_device)
+        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10_cuda.so"))  # or what that was linked with
+        library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
+    except (AttributeError, OSError, RuntimeError):  # a torch that holds CUDA in itself, or for AMD; a device that was lost
+        return
+
+
+def immortal(*held: Any) -> None:
+    """In a forked child: nothing that these hold is ever freed there, not at its end either.
+
+    Where the last reference to an event or to pinned memory goes, torch calls CUDA, which refuses whatever a forked child asks.
+    In a destructor that ends the process ("terminate called after throwing an instance of 'c10::Error'", torch 2.13): all workers
+    of a DataLoader would be aborted.
+    """
+    import ctypes  # torch has imported it long since
+
+    for one in held:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def waiting() -> bool:
@@ -154,18 +217,24 @@ class DeviceClock:
     def __init__(self, device: torch.device | None = None) -> None:
         cuda = sys.modules["torch"].cuda
         self.device = device
+        if device is not None:
+            _uses(device)
         self._event, self._stream_of = cuda.Event, cuda.current_stream
         self._free: list[Any] = []
 
     def mark(self) -> Any:
-        """An event recorded on the device's current stream; None inside a CUDA graph's capture."""
-        if sys.modules["torch"].cuda.is_current_stream_capturing():
-            return None
+        """An event recorded on the device's current stream; None inside a CUDA graph's capture, and on a device that was lost:
+        the script is to hear of that by its own calls."""
         try:
-            event = self._free.pop()
-        except IndexError:
-            event = self._event(enable_timing=True)
-        event.record(self._stream_of(self.device))
+            if sys.modules["torch"].cuda.is_current_stream_capturing():
+                return None
+            try:
+                event = self._free.pop()
+            except IndexError:
+                event = self._event(enable_timing=True)
+            event.record(self._stream_of(self.device))
+        except RuntimeError:
+            return None
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:

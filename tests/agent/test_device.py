@@ -1,7 +1,14 @@
-"""Values on their way from a device: how many buffers they hold."""
+"""Values on their way from a device: how many buffers they hold, who asks for them, and what becomes of them in a fork."""
 
 from __future__ import annotations
 
+import ctypes
+import subprocess
+import sys
+import threading
+from types import SimpleNamespace
+
+import pytest
 import torch
 
 from perfagent import device
@@ -36,3 +43,105 @@ def test_a_buffer_that_is_made_while_a_script_validates_serves_its_training_too(
         buffer.copy_(torch.ones(1))
     buffer.copy_(torch.full((1,), 2.5))
     assert buffer.tolist() == [2.5]
+
+
+def test_pinned_memory_is_made_for_many_small_values_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each allocation of it waits for the device; a host that runs thirty steps ahead has thirty losses on their way."""
+    made: list[int] = []
+    original = device._buffer
+
+    def buffer(size: int, dtype: torch.dtype, *, pinned: bool) -> torch.Tensor:
+        made.append(size)
+        return original(size, dtype, pinned=not pinned)
+
+    monkeypatch.setattr(device, "_buffer", buffer)
+    monkeypatch.setattr(device, "_made", 0)
+    monkeypatch.setattr(torch.cuda, "Event", SimpleNamespace)
+    with torch.inference_mode():
+        small, large = device._buffers(torch, 1, torch.float32), device._buffers(torch, 300, torch.float32)
+    assert (made, len(small), len(large), device._made) == ([64, 300], 64, 1, 65)
+    for number, (part, _) in enumerate(small):
+        part.copy_(torch.full((1,), float(number)))
+    assert [part.tolist() for part, _ in small] == [[float(number)] for number in range(64)]
+    assert len({id(event) for _, event in small}) == 64
+
+
+@pytest.fixture
+def said(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, object]]:
+    """What a thread says to CUDA of itself: (thread, device), and (thread, mode of capture)."""
+    told: list[tuple[int, object]] = []
+
+    def exchange(mode: object) -> int:
+        told.append((threading.get_ident(), mode._obj.value))  # type: ignore[attr-defined]
+        return 0
+
+    def library(path: str) -> SimpleNamespace:
+        assert path.endswith("/torch/lib/libc10_cuda.so")
+        return SimpleNamespace(cudaThreadExchangeStreamCaptureMode=exchange)
+
+    monkeypatch.setattr(torch.cuda, "set_device", lambda chosen: told.append((threading.get_ident(), chosen)))
+    monkeypatch.setattr(ctypes, "CDLL", library)
+    return told
+
+
+def in_a_thread(times: int) -> int:
+    thread = threading.Thread(target=lambda: [device.listen_here() for _ in range(times)])
+    thread.start()
+    thread.join()
+    assert thread.ident is not None
+    return thread.ident
+
+
+def test_who_asks_events_does_so_on_their_device_and_spoils_no_capture_of_a_graph(
+    said: list[tuple[int, object]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From a new thread an event's question goes to GPU 0, which gets a context of this rank; and in the midst of
+    `torch.cuda.graph(...)` it ends the script's capture with an error."""
+    monkeypatch.setattr(device, "_device", torch.device("cuda", 3))
+    thread = in_a_thread(2)
+    assert said == [(thread, torch.device("cuda", 3)), (thread, 1)]
+
+
+def test_where_cuda_was_not_used_nothing_is_said_to_it(said: list[tuple[int, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(device, "_device", None)
+    in_a_thread(1)
+    assert said == []
+
+
+def test_a_mark_on_a_device_that_was_lost_raises_nothing_in_the_script_s_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Event:
+        def __init__(self, **_: object) -> None: ...
+
+        def record(self, _stream: object) -> None:
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+
+    cuda = SimpleNamespace(Event=Event, current_stream=lambda _device: 7, is_current_stream_capturing=lambda: False)
+    monkeypatch.setattr(torch, "cuda", cuda)
+    assert device.DeviceClock(None).mark() is None
+
+
+FORKS = """
+import os, sys, torch
+from perfagent import device
+
+class Event:
+    def __del__(self):
+        os.write(1, b"freed " if os.getpid() == parent else b"freed by the child ")
+
+parent = os.getpid()
+device._uses(torch.device("cuda", 0))
+device._pools[1] = [Event()]
+held = [Event()]
+child = os.fork()
+if not child:
+    device.immortal(held)
+    held = None
+    sys.exit(3)
+print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+def test_a_forked_child_frees_no_event_not_even_when_it_ends() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("3\nfreed"), done.stdout + done.stderr
+    assert "child" not in done.stdout

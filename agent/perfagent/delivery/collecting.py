@@ -19,6 +19,7 @@ from perfagent.delivery.bell import give_way
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer, is_finite
+from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
 from perfagent.hooks.account import entry_count
 from perfagent.hooks.layout import StepPacker
@@ -95,6 +96,8 @@ class Collector:
             return _NOTHING
         p = self._sender.progress
         plain = p is not None and p.clock is None and not elsewhere()
+        if not plain:
+            listen_here()  # now: what these rows hold of a device was taken before
         settled = p.completed + p.opened if p is not None else 0  # a loss that the user logs later takes the place of ours
         losses = p.user_losses if p is not None else {}
         packer, alike, newest = self._packer, self._steps, self.newest

@@ -24,6 +24,7 @@ from perfagent.delivery.notices import Notices
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
+from perfagent.device import listen_here
 from perfagent.errors import WireError
 from perfagent.identity import process_start
 from perfagent.redaction import redacted, redacted_text
@@ -147,6 +148,7 @@ class Dispatcher:
             self.spool.sync()  # while the server takes everything within a second, power loss is its concern
 
     def _poll_sources(self, now: float) -> None:
+        listen_here()  # some ask whether what they measured on a device is there
         sources = self.sender.sources
         self.sender.sources_due = math.inf  # first: what becomes due from here on is not overlooked
         for source in [source for source in sources if now >= source.due]:

@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.delivery.bell import Bell, start_deaf
+from perfagent.device import immortal, waiting
 from perfagent.hooks.reading import StepReader
 
 if TYPE_CHECKING:
@@ -235,6 +236,8 @@ class Sender:
     def _in_forked_child(self) -> None:
         """No lock, no logging, no thread: other threads may have held any lock at the moment of the fork."""
         self.disabled = True
+        if waiting() or (self.progress is not None and self.progress.clock is not None):
+            immortal(self, [*self.rows])
         self.rows.clear()
         self.events.clear()
         self.sources.clear()

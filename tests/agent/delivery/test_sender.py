@@ -664,6 +664,29 @@ def test_a14_a_forked_child_takes_nothing(sender: Sender) -> None:
 
 
 @pytest.mark.fault
+def test_a14_a_forked_child_frees_nothing_of_a_device(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Freeing an event or pinned memory calls CUDA, which a forked child cannot: each worker of a DataLoader would be aborted."""
+    read, write = os.pipe()
+
+    class Event:
+        def __del__(self) -> None:
+            os.write(write, b"freed")
+
+    monkeypatch.setattr("perfagent.device._elsewhere", True)
+    sender.rows.append((1, 0.0, 0.0, ("loss",), [Event()]))  # type: ignore[arg-type]
+    pid = os.fork()
+    if pid == 0:
+        gc.collect()
+        os._exit(len(sender.rows))
+    assert os.waitpid(pid, 0)[1] == 0
+    os.set_blocking(read, False)
+    with pytest.raises(BlockingIOError):
+        os.read(read, 5)
+    sender.rows.clear()
+    os.close(read)
+
+
+@pytest.mark.fault
 def test_a13_the_last_state_stands_in_the_spool_that_is_left(tmp_path: Path) -> None:
     sender = make(tmp_path, RecordingTransport([ServerUnreachable("refused")] * 100))
     sender.start()
