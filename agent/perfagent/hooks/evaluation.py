@@ -228,9 +228,10 @@ class Evaluations:
         inside = 0  # calls in evaluation mode with gradients that have not returned
         for place, entry in enumerate(entries):
             kind = entry[0]
+            feeds = kind == DATA and entry[3] == (account.feeding or None)
             if kind == DATA and entry[4] is None:
                 account.feeding = 0  # an iterator that ended; the next one may get its id
-            if kind == DATA and entry[3] != (account.feeding or None):
+            if kind == DATA and not feeds:
                 fetches.append(entry)
             elif kind == RETURNED and inside:
                 inside -= 1

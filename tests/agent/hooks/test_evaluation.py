@@ -7,7 +7,7 @@ import time
 import pytest
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfagent.hooks.account import entries_of, trace_of
 from perfagent.hooks.evaluation import after_last_step
@@ -92,6 +92,29 @@ def test_an_evaluation_with_its_loader_is_one_phase(record, no_grad):
     assert steps[5]["phase/forward_s"] < SLACK_S
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert [(event["name"], event["begin_step"]) for event in events] == [("eval", 4)]
+
+
+class Ending(IterableDataset):
+    """What takes its time to end, as a loader does whose workers are waited for."""
+
+    def __iter__(self):
+        yield torch.ones(4)
+        yield torch.ones(4)
+        nap("end")
+
+
+def test_the_end_of_the_trainings_loader_is_no_part_of_the_evaluation_behind_it(record):
+    recorded, model, optimizer = start(record)
+    for _ in range(3):
+        for x in DataLoader(Ending(), batch_size=1):
+            step(model, optimizer, x)
+        evaluate(model)
+    steps = dict(recorded.steps())
+    own = (spent["eval forward"] + spent["eval data"] + spent["score"]) / 3
+    for first in (3, 5):
+        assert steps[first]["phase/data_s"] >= spent["end"] / 3 - 0.002
+        assert steps[first]["phase/eval_s"] <= own + SLACK_S
+        assert abs(steps[first]["samples_per_s"] * steps[first]["step_time_s"] - 1) < 1e-6
 
 
 @pytest.mark.parametrize("no_grad", [True, False], ids=["no_grad", "with gradients, as some do"])
