@@ -203,6 +203,8 @@ class Account:
                 batch = self._oldest()
                 if batch is not None:
                     step.batches += 1
+                elif not fetches and _is_of_batch_before(entries, place):
+                    continue
                 self._see_parts(batch, first=passes == 1, fetched=bool(fetches))
                 several = bool(self._several)
                 if self._fetched or several:
@@ -370,6 +372,18 @@ class Account:
 def _is_part(size: Size | None, batch: Size) -> bool:
     """Whether a call's size tells of tokens, or of samples, what the batch that it is a part of does."""
     return size is not None and (size[1] is None) == (batch[1] is None)
+
+
+def _is_of_batch_before(entries: Sequence[Entry], backward: int) -> bool:
+    """Of a backward pass (its place) for which no batch waits: whether another optimizer steps on it, before the step's own batch
+    is fetched. A critic that learns after its generator does so from the batch of the step before, which is counted there."""
+    stepped = False
+    for entry in entries[backward + 1 :]:
+        if entry[0] == OPTIMIZER:
+            stepped = True
+        elif entry[0] == DATA and entry[4] is not None:
+            return stepped
+    return False
 
 
 def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) -> tuple[int, bool]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import pytest
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
@@ -197,3 +198,30 @@ def test_of_two_calls_before_one_backward_pass_the_larger_is_the_batch(record):
         inside, boundary = model(torch.randn(64, 8)), model(torch.randn(2, 8))
         train_on(model, optimizer, inside.square().mean() + boundary.square().mean())
     assert samples_of(recorded) == dict.fromkeys(range(2, 7), 64)
+
+
+@pytest.mark.parametrize("passes", [1, 2])
+def test_a_critic_that_learns_after_its_generator_takes_nothing_of_the_next_batch(record, passes):
+    """Both are parts of the model that is watched, so that its calls tell a size, too. passes: of the critic's losses."""
+
+    class Both(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.generator, self.critic = nn.Linear(8, 8), nn.Linear(8, 1)
+
+        def forward(self, x):
+            return self.critic(x)
+
+    both = Both()
+    ours = torch.optim.SGD(both.generator.parameters(), lr=0.1)
+    other = torch.optim.SGD(both.critic.parameters(), lr=0.1)
+    recorded = record(both)
+    for _ in range(2):
+        for batch in DataLoader(torch.randn(14, 8), batch_size=4):
+            fake = both.generator(torch.randn(len(batch), 8))
+            train_on(both, ours, both(fake).square().mean())
+            other.zero_grad()
+            for loss in [both(batch).mean(), -both(fake.detach()).mean()][:passes]:
+                loss.backward()
+            other.step()
+    assert samples_of(recorded) == {2: 4, 3: 4, 4: 2, 5: 4, 6: 4, 7: 4, 8: 2}
