@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
 __all__ = [
-    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "immortal", "listen_here", "ready", "snapshot", "take",
-    "take_if_any", "value_of", "waiting",
+    "DeviceClock", "Reading", "Value", "collect", "cuda_device_of", "immortal", "is_captured", "listen_here", "ready",
+    "snapshot", "take", "take_if_any", "value_of", "waiting",
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
@@ -122,6 +122,11 @@ def collect(tensor: torch.Tensor) -> Reading | None:
     buffer.copy_(tensor.reshape(-1), non_blocking=True)
     event.record(torch.cuda.current_stream(tensor.device))
     return Reading(buffer, event, pool)
+
+
+def is_captured(tensor: Any) -> bool:
+    """Whether what is computed of it now would become part of a CUDA graph of the script's, and run whenever that does."""
+    return bool(tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]]:

@@ -10,13 +10,12 @@ from __future__ import annotations
 
 import functools
 import operator
-import sys
 import weakref
 from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
-from perfagent.device import Value, take
+from perfagent.device import Value, is_captured, take
 from perfagent.hooks.account import Trace, backward_since
 from perfagent.hooks.guard import guarded
 from perfagent.hooks.progress import Progress, state
@@ -271,14 +270,9 @@ def _about_to_clip(p: Progress, tensors: Any) -> None:
 def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
     """A call is about to change these: measures them first, where that is due."""
     clip: Clip | None = _add(p, gradients)
-    if clip is not None and _is_due(p, clip) and not _is_captured(gradients[0]):
+    if clip is not None and _is_due(p, clip) and not is_captured(gradients[0]):
         _measure(p, clip, gradients)
     return clip
-
-
-def _is_captured(tensor: Any) -> bool:
-    """Whether a pass would become part of a CUDA graph of the user's."""
-    return bool(tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _is_due(p: Progress, clip: Clip) -> bool:

@@ -21,7 +21,7 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary, ref
 
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, collect, is_captured
 from perfagent.hooks.guard import failed, not_traced
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
@@ -108,7 +108,7 @@ class DeadUnits:
 
     def _look(self, name: str, module: Any, output: Any, unit: int) -> None:
         output = output.detach()
-        if output.dim() < 2 or not output.numel():
+        if output.dim() < 2 or not output.numel() or is_captured(output):
             return
         output = output[: max(1, _MOST_NUMBERS * output.shape[0] // output.numel())]
         rows = output.numel() // output.shape[unit]
@@ -129,8 +129,10 @@ class DeadUnits:
                 for name, share in self._dead.items():
                     together.setdefault(share.device, []).append(name)
                 torch = sys.modules["torch"]
-                readings = [(collect(torch.stack([self._dead[name] for name in names])), names) for names in together.values()]
-                self._done(DeadShares([(reading, names) for reading, names in readings if reading is not None]))
+                found = [(collect(torch.stack([self._dead[name] for name in names])), names) for names in together.values()]
+                readings = [(reading, names) for reading, names in found if reading is not None]
+                if readings:
+                    self._done(DeadShares(readings))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         self._activations, self._dead, self._makers, self._made = [], {}, [], _Made()

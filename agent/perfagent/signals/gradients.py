@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Reading, collect
+from perfagent.device import Reading, collect, is_captured
 from perfagent.signals.layers import Layers, names_in, names_of
 from perfagent.signals.made_of import numbers_in
 from perfagent.signals.sharding import held, local, world_size
@@ -314,7 +314,7 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
     torch = sys.modules["torch"]
     listed = list(gradients)
     places = [place for place, gradient in enumerate(listed) if gradient is not None]
-    if not places:
+    if not places or is_captured(listed[places[0]]):
         return None
     if plan is not None and plan.uniform:
         found = _uniform(torch, listed, places, plan)

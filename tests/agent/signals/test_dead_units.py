@@ -75,6 +75,16 @@ def test_nan_is_not_dead():
     assert looked_at(model, torch.full((LEAST_ROWS, 2), float("nan")))[0] == {"1": 0.0}
 
 
+def test_where_no_value_can_be_taken_of_the_device_there_is_no_row_of_it(monkeypatch):
+    """Inside of a CUDA graph's capture, or behind a sender that is stuck: it cost the step its row, by a division by zero."""
+    monkeypatch.setattr("perfagent.signals.dead_units.collect", lambda _tensor: None)
+    told = []
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+    DeadUnits(model, told.append).call(model, (torch.randn(LEAST_ROWS, 4),), {})
+    assert not guard.failures
+    assert told == []
+
+
 def test_nothing_is_left_on_the_model():
     model = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1))
     before = {name: sorted(module.__dict__) for name, module in model.named_modules()}

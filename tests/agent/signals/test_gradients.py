@@ -356,6 +356,19 @@ def test_passes_of_several_ranks_fall_on_the_same_steps(record, monkeypatch):
     assert due == [8, 16, 128]
 
 
+def test_no_pass_becomes_part_of_a_cuda_graph(monkeypatch):
+    """Its kernels would run again at each replay, with nobody to read what they find."""
+
+    class Gradient:
+        is_cuda = True
+
+        def __getattr__(self, name):
+            raise AssertionError(f"{name} of a gradient was asked for while its stream was captured")
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert norms([None, Gradient()]) is None
+
+
 def test_nothing_is_read_back_on_the_training_thread():
     """What reads a tensor's value waits for the device on a GPU: none of it may happen in a pass, a comparison or a look."""
     from torch.utils._python_dispatch import TorchDispatchMode
