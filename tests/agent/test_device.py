@@ -120,6 +120,25 @@ def test_a_mark_on_a_device_that_was_lost_raises_nothing_in_the_script_s_place(m
     assert device.DeviceClock(None).mark() is None
 
 
+def test_the_object_of_a_stream_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`torch.cuda.current_stream` makes one at each call; there are ten marks in a step."""
+    monkeypatch.setattr(device, "_streams", {})
+    now, made = [(7, 1, 1)], []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentStream", lambda index: now[0] if index == 1 else None, raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda chosen: made.append(chosen) or SimpleNamespace(cuda_stream=now[0][0])
+    )
+    second = torch.device("cuda", 1)
+    first = device.current_stream(second)
+    assert device.current_stream(second) is first
+    now[0] = (8, 1, 1)
+    assert device.current_stream(second).cuda_stream == 8
+    now[0] = (7, 1, 1)
+    assert device.current_stream(second) is first
+    assert made == [second, second]
+    assert device.current_stream(torch.device("cuda")).cuda_stream == 7
+
+
 FORKS = """
 import os, sys, torch
 from perfagent import device

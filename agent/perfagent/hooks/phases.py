@@ -8,13 +8,13 @@ torch.save is one checkpoint.
 from __future__ import annotations
 
 import functools
-import sys
 import time
 from collections.abc import Callable
 from threading import get_ident
 from types import TracebackType
 from typing import Any
 
+from perfagent.device import current_stream
 from perfagent.hooks.account import PHASE
 from perfagent.hooks.progress import Progress, now, state
 
@@ -73,7 +73,7 @@ def device_mark(p: Progress) -> Any:
     """A mark of the device clock, where work on the current stream holds up the computation; None on other streams."""
     if p.clock is None or p.stream is None:
         return None
-    if sys.modules["torch"].cuda.current_stream(p.clock.device).cuda_stream != p.stream:
+    if current_stream(p.clock.device).cuda_stream != p.stream:
         return None
     return p.clock.mark()
 
