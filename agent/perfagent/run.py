@@ -467,7 +467,7 @@ class Run:
             outputs.expire()
         self._watching.poll()
         own_ns = p.spent_ns(self._sender.logged, self._sender.stepped)
-        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns, self._sender.cpu_s, p.completed)
+        share = self._governor.report(own_ns, p.pass_ns + p.telling_ns + p.device_ns, self._sender.cpu_s, p.completed)
         if share is None:
             return
         p.health.come_back(p)

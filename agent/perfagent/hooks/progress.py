@@ -71,6 +71,7 @@ class Progress(_EveryStep):
         "clip_rounds",
         "clipped",
         "clipped_gradients",
+        "device_ns",
         "early_step",
         "ended",
         "extras",
@@ -144,6 +145,7 @@ class Progress(_EveryStep):
         self.parts_for = 0  # calls of the model that may be with a part of a batch (forward.py)
         self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
         self.telling_ns = 0.0  # and what telling of it costs the sender's
+        self.device_ns = 0.0  # and by how much it took longer on the device; counted by the sender's
         self.hooks_ns = 0.0  # and all else, counted by the sender's
         self.clipped = self.clipped_gradients = 0  # calls that clip so far, and their gradients
         # loss
@@ -233,9 +235,10 @@ class Progress(_EveryStep):
         return rare
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
-        """What the hooks have taken of the training thread so far. logged, stepped: the sender's counts of calls and steps."""
+        """What the hooks have taken of the training so far, of its thread or of its device. logged, stepped: the sender's
+        counts of calls and steps."""
         counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.clipped, self.clipped_gradients)
-        return counted + self.hooks_ns + self.pass_ns
+        return counted + self.hooks_ns + self.pass_ns + self.device_ns
 
     def adopts(self) -> bool:
         """Whether the calling thread, which is not the one that trains, becomes it: it is the first that does anything of a step,

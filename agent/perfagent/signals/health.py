@@ -44,8 +44,8 @@ class Health:
     """
 
     __slots__ = (
-        "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_passes", "_plan", "_planned_ns", "_suspects", "_told",
-        "_weights", "deeper", "on_nonfinite", "rank",
+        "_beyond_ns", "_cost_ns", "_extra_ns", "_looks_at", "_others", "_others_ns", "_passes", "_plan", "_planned_ns",
+        "_suspects", "_told", "_weights", "deeper", "on_nonfinite", "rank",
     )  # fmt: skip
 
     def __init__(self, rank: int = 0) -> None:
@@ -57,7 +57,8 @@ class Health:
         self._suspects: list[int] = []
         self._told: set[str] = set()
         self._passes = self._cost_ns = self._extra_ns = 0
-        self._planned_ns = 0.0  # what the next pass is expected to cost all threads
+        self._planned_ns = 0.0  # what the next pass is expected to cost all threads, and the device
+        self._beyond_ns = 0.0  # by how much the last one took longer on the device than on the training thread
         self._others: dict[int, Plan] = {}  # of optimizers beside the primary one, by id
         self._others_ns = 0  # what their passes, and a look for dead units, have cost since the period was set
         self._looks_at: DeadUnits | None = None
@@ -72,12 +73,16 @@ class Health:
         if plan is None or not plan.fits(parameters):
             plan = self._plan = Plan.of(optimizer, _alive(p.found))
         gradients = list(map(_gradient, parameters))
+        begin = None if p.clock is None else p.clock.mark()
         p.gradients = found = norms(gradients, plan)
         if found is not None and (self._suspects or _loss_is_bad(p)):
             found.count_numbers(gradients, self._suspects or found.bad_on_host())
             self._suspects = []
+        end = None if p.clock is None else p.clock.mark()
         cost = time.perf_counter_ns() - started
         self._count(p, cost)
+        if found is not None and begin is not None and end is not None:
+            p.extras.append(_OnDevice(p, begin, end, cost))
         if found is not None and not after and self._passes % self.deeper == 1 % self.deeper:
             self._weights = Weights(parameters, plan)
             self._extra_ns = time.perf_counter_ns() - started - cost
@@ -161,7 +166,7 @@ class Health:
         extra, self._extra_ns, self._others_ns = self._extra_ns + self._others_ns, 0, 0
         telling = telling_ns(len(self._plan.layers.names) if self._plan is not None else 1)
         p.telling_ns += telling
-        self._planned_ns = self._cost_ns + extra + telling
+        self._planned_ns = self._cost_ns + self._beyond_ns + extra + telling
         p.measure_at = self._next_pass(p, p.completed, step_ns)
 
     def forget(self) -> None:
@@ -188,6 +193,12 @@ class Health:
             p.probe = self._looks_at = probe
 
     # ---- on the sender's thread
+
+    def took_of_device(self, p: Progress, ns: float, cost_ns: int) -> None:
+        """A pass reads every gradient: of a large model that takes the device longer than it takes the thread that launches it,
+        and the step waits for whichever is slower. ns, cost_ns: of the device, and of the thread."""
+        self._beyond_ns = max(0.0, ns - cost_ns)
+        p.device_ns += self._beyond_ns
 
     def come_back(self, p: Progress) -> None:
         """Where steps have become longer since the next pass was planned, it need not wait for as many of them: at 0.3 ms those
@@ -274,6 +285,23 @@ def _loss_is_bad(p: Progress) -> bool:
 
 def _alive(reference: weakref.ref[Any] | None) -> Any:
     return None if reference is None else reference()
+
+
+class _OnDevice:
+    """What a pass has taken of the device: known when its step is read."""
+
+    __slots__ = ("_begin", "_clock", "_cost_ns", "_end", "_progress")
+
+    def __init__(self, p: Progress, begin: Any, end: Any, cost_ns: int) -> None:
+        self._progress, self._clock, self._begin, self._end, self._cost_ns = p, p.clock, begin, end, cost_ns
+
+    def ready(self) -> bool:
+        return bool(self._end.query())
+
+    def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:  # noqa: ARG002
+        clock: Any = self._clock
+        self._progress.health.took_of_device(self._progress, clock.seconds(self._begin, self._end) * 1e9, self._cost_ns)
+        clock.release([self._begin, self._end])
 
 
 class _Dead:

@@ -14,6 +14,7 @@ from torch import nn
 from perfagent.device import DeviceClock, cuda_device_of
 from perfagent.hooks.progress import state
 from perfagent.hooks.transfer import watch_copy
+from perfagent.signals import health
 
 MAIN, OTHER = 1, 2
 
@@ -277,6 +278,34 @@ def test_a_row_waits_for_the_device_and_not_the_training_for_it(record, device):
     assert not any(row.ready(recorded.sender.progress) for row in rows if row.step > 1), "the device has done nothing yet"
     device.done = device.now
     assert [number for number, _ in recorded.steps()] == [1, 2, 3]
+
+
+def test_passes_over_gradients_come_as_seldom_as_what_they_take_of_the_device_asks(record, device, monkeypatch):
+    """Of a large model a pass takes milliseconds there, and launching it a third of one."""
+    original = health.norms
+
+    def large(*arguments):
+        device.work(30.0)
+        return original(*arguments)
+
+    monkeypatch.setattr(health, "norms", large)
+    model = Net(device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    p = state.current
+    p.clock, p.stream = device, MAIN
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    (row,) = [row for row in recorded.sender.rows if hasattr(row, "trace")]
+    assert not row.rare.ready()
+    device.done = device.now
+    assert row.rare.ready()
+    row.row(p)
+    assert p.device_ns == pytest.approx(30e9, rel=0.1)
+    p.measure_at = p.completed
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
+    assert p.measure_at == 1 + 1000, "as seldom as any"
 
 
 def test_the_watched_copy_is_no_graph_break(monkeypatch):
