@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator
+from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
@@ -47,12 +48,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             batch = original(self)
         except BaseException as error:
             p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
-            p.readers.pop(id(self), None)  # the next iterator may get its id
-            if read_on(p.trace, id(self)):
-                interrupted(p)
-            p.trace.extend((began, now(), id(self), None, DATA))
-            if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
-                p.investigator.passing(error)
+            _ended(p, id(self), began, error)
             raise
         finally:
             p.data_depth = 0
@@ -98,6 +94,15 @@ def _fetch_before_training(p: Progress) -> None:
         p.settle_early(None)
 
 
+def _ended(p: Progress, loader: int, began: int, error: BaseException) -> None:
+    p.readers.pop(loader, None)  # the next iterator may get its id
+    if read_on(p.trace, loader):
+        interrupted(p)
+    p.trace.extend((began, now(), loader, None, DATA))
+    if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
+        p.investigator.passing(error)
+
+
 @guarded
 def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None) -> None:
     sampler = getattr(iterator, "_index_sampler", None)
@@ -121,14 +126,22 @@ def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> 
 _GOT = f"{__name__}._got"
 
 
+_numbers = count(1)
+"""Of what `timed` has begun, and no object's id. (That of a generator was often that of the one before, which is gone.)"""
+
+
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
     """The items of any iterable, with the wait for each counted as data wait."""
-    loader = id(iterable)
-    iterator = iter(iterable)
+    loader = next(_numbers)
+    iterator = _begun(p, iterable)
     while True:
-        if p is not state.current or p.thread != get_ident() or p.data_depth:
-            yield from iterator
-            return
+        if not _counts(p):
+            try:
+                item = next(iterator)
+            except StopIteration:
+                return
+            yield item
+            continue
         was_open = p.opened
         p.data_depth = 1  # a DataLoader below is not counted a second time
         began = now()
@@ -137,10 +150,29 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
             _fetch_before_training(p)
         try:
             item = next(iterator)
-        except StopIteration:
+        except BaseException as error:
             p.opened = was_open
-            return
+            _ended(p, loader, began, error)
+            if isinstance(error, StopIteration):
+                return
+            raise
         finally:
             p.data_depth = 0
         _got(p, loader, item, began)
         yield item
+
+
+def _counts(p: Progress) -> bool:
+    return p is state.current and p.thread == get_ident() and not p.data_depth and not p.phase_depth
+
+
+def _begun(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
+    if not _counts(p):
+        return iter(iterable)
+    p.data_depth = 1
+    began = now()
+    try:
+        return iter(iterable)
+    finally:
+        p.data_depth = 0
+        p.trace.extend((began, now(), 0, None, DATA))

@@ -7,6 +7,7 @@ import importlib
 import io
 import time
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -168,6 +169,35 @@ def test_batches_times_any_iterable(record):
     steps = recorded.steps()
     assert all(about(values["phase/data_s"], napped[3 * number - 3]) for number, values in steps)
     assert abs(steps[1][1]["samples_per_s"] * steps[1][1]["step_time_s"] - 5) < 1e-6
+
+
+@pytest.mark.parametrize("named", [False, True], ids=["plain", "a phase by name"])
+def test_batches_of_an_evaluation_are_none_of_the_training(record, named):
+    """Of a generator the next one often has the id, and nobody but its end says that it is over."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+
+    def batches(count, ending=0.0):
+        for _ in range(count):
+            nap(LONG_S)
+            yield torch.ones(5, 8)
+        nap(ending)
+
+    for _ in range(3):
+        for x in recorded.run.batches(batches(2, ending=LONG_S)):
+            step(model, optimizer, x)
+        with torch.no_grad(), recorded.run.phase("eval") if named else nullcontext():
+            for x in recorded.run.batches(batches(5)):
+                model(x)
+    steps = dict(recorded.steps())
+    long = [seconds for seconds in napped if seconds >= LONG_S]
+    for first, begin in ((3, 2), (5, 10)):
+        ending, *of_evaluation, wait = long[begin : begin + 7]
+        assert about(steps[first]["phase/data_s"], ending, wait)
+        assert about(steps[first]["phase/eval_s"], *of_evaluation)
+        assert steps[first]["phase/other_s"] <= BUSY_S
+        assert abs(steps[first]["samples_per_s"] * steps[first]["step_time_s"] - 5) < 1e-6
 
 
 def test_a_named_phase_is_an_event_and_no_other(record):
