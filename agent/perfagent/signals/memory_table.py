@@ -127,12 +127,12 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
     groups = []
     for index, group in enumerate(list(optimizer.param_groups)):
         row: dict[str, Any] = {"name": str(group.get("name", index)), "numbers": 0, **dict.fromkeys(_COLUMNS, 0)}
-        lr = group.get("lr")
-        if isinstance(lr, float):
+        lr = _on_host(group.get("lr"))
+        if lr is not None:
             row["lr"] = lr
         for parameter in list(group["params"]):
             counter.add(row, "parameters", parameter)
-            row["numbers"] += numbers_in(parameter)
+            row["numbers"] += numbers_in(parameter) if parameter.requires_grad else 0
             entry = state.get(parameter)
             if (entry or together) and parameter.requires_grad:  # it is stepped, so that it has a gradient after backward
                 counter.add(row, "gradients", parameter)
@@ -140,6 +140,13 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
                 counter.add(row, "optimizer_state", tensor)
         groups.append(row)
     return groups
+
+
+def _on_host(number: Any) -> float | None:
+    """A learning rate as a number; None where it is on a device, which nobody waits for here."""
+    if isinstance(number, sys.modules["torch"].Tensor):
+        return float(number) if number.is_cpu and number.numel() == 1 else None
+    return float(number) if isinstance(number, (int, float)) else None
 
 
 class _Counter:

@@ -65,6 +65,14 @@ def test_a_frozen_part_has_parameters_only_and_one_that_was_never_stepped_no_gra
     assert table(optimizer, whole)["gradients"] == BODY + HEAD
 
 
+def test_a_group_tells_the_numbers_that_it_trains_and_its_rate_however_that_is_given() -> None:
+    frozen, trained = torch.nn.Linear(3, 2).requires_grad_(False), torch.nn.Linear(2, 1)
+    groups = [{"params": [*frozen.parameters(), *trained.parameters()], "lr": 1}, {"params": torch.nn.Linear(4, 1).parameters()}]
+    body, head = table(torch.optim.SGD(groups, lr=torch.tensor(0.5)))["groups"]
+    assert (body["numbers"], body["lr"], body["parameters"]) == (3, 1.0, 4 * (8 + 3))
+    assert (head["numbers"], head["lr"]) == (5, 0.5)
+
+
 def test_an_optimizer_without_state_has_gradients_of_what_it_trains() -> None:
     layers = torch.nn.ModuleList([torch.nn.Linear(3, 3, bias=False), torch.nn.Linear(5, 5, bias=False).requires_grad_(False)])
     told = table(torch.optim.SGD(layers.parameters(), lr=0.1))
