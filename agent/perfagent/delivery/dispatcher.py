@@ -47,7 +47,10 @@ READ_S = 4.0
 MOST_DRAFTED = 4096
 """Notes of one tick that are written down as they were noted; more become columns at once."""
 URGENT = ("alert", "finding", "state")
-GONE = ("overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step")
+GONE = (
+    "overflows", "dropped", "lost_samples", "rejected", "refused_kind", "refused_name", "refused_series", "refused_step",
+    "event_overflows", "dropped_events", "rejected_events",
+)  # fmt: skip
 """Counters of what was handed in and is not stored; their sum is the series agent/dropped."""
 TELL_GONE_S = 1.0
 COMMAND_ERRORS = 3
@@ -86,6 +89,7 @@ class Dispatcher:
         )
         self._notices = Notices(sender, self.spool.folder)
         self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
+        self._newest_event = self._taken_events = 0
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
@@ -166,8 +170,10 @@ class Dispatcher:
         if self.sender.counters["overflows"]:
             self._notices.overflow()
         events: list[Event] = []
-        while self.sender.events:
+        for _ in range(len(self.sender.events)):  # what comes meanwhile may come faster than this loop ends
             event = self.sender.events.popleft()._asdict()
+            self._newest_event = max(self._newest_event, event.pop("number"))
+            self._taken_events += 1
             try:
                 payload = event["data"].get("payload")  # a piece of a file that was made for sending (rootcause/upload.py)
                 event["data"] = redacted(event["data"])
@@ -178,6 +184,7 @@ class Dispatcher:
                 continue
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
+        self._count_overflow()
         if not taken.total and not events:
             self._keep_early()
             return
@@ -201,6 +208,14 @@ class Dispatcher:
         if not written and self.spool.error is not None:
             self._all_written = False
             self._notices.disk(self.spool.error)
+
+    def _count_overflow(self) -> None:
+        """Events that had to make room for others before they were taken. (One that has its number and is just being put in
+        looks like one of them, until it is taken.)"""
+        gone = self._newest_event - self._taken_events
+        if gone > self.sender.counters["event_overflows"]:
+            self._notices.event_overflow()
+        self.sender.counters["event_overflows"] = gone
 
     def _keep_early(self) -> None:
         if self._collector.aside and self.sender.progress is not None:
@@ -247,9 +262,9 @@ class Dispatcher:
         self.sender.counters["dropped"] += 1
 
     def _gone(self) -> int:
-        """Samples (or whole rows, while they are that) that will never be stored."""
+        """Samples (or whole rows, while they are that) and events that will never be stored."""
         ours, spools = self.sender.counters, self.spool.counters
-        return sum([ours[name] for name in GONE]) + spools["dropped"] + spools["thinned"]
+        return sum([ours[name] for name in GONE]) + spools["dropped"] + spools["thinned"] + spools["dropped_events"]
 
     def _tell_gone(self, now: float) -> None:
         self._tell_gone_at = now + TELL_GONE_S
@@ -406,6 +421,7 @@ class Dispatcher:
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
         self.sender.counters["quarantined_frames"] += 1
         self.sender.counters["rejected"] += outgoing.samples
+        self.sender.counters["rejected_events"] += len(outgoing.events)
         if spool is None:
             return
         kept = spool.quarantine(outgoing.seq, reason)
@@ -489,11 +505,12 @@ class Dispatcher:
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
-            gone, left = self._gone(), self.sender.config.record is None and self.spool.waiting > 0
+            before, left = Counter(self.spool.counters), self.sender.config.record is None and self.spool.waiting > 0
             self.spool.header.followed = str(self.sender.followed) if self.sender.followed is not None else None
             self.spool.close(final=self.sender.final)
-            if self._gone() > gone:
-                self._notices.lost(self._gone() - gone)
+            gone = self.spool.counters - before
+            if gone["dropped"] or gone["dropped_events"]:
+                self._notices.lost(gone["dropped"], gone["dropped_events"])
             elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
                 self._notices.left(by_next_run=bool(self.spool.header.run))
         self.orphans.close()

@@ -42,6 +42,9 @@ class Notices:
     def overflow(self) -> None:
         self._warn("overflow", "rows came faster than they could be stored; the oldest were dropped")
 
+    def event_overflow(self) -> None:
+        self._warn("event overflow", "alerts and other events came faster than they could be stored; the oldest were dropped")
+
     def refused(self, columns: Columns) -> None:
         """Values that were logged and cannot be stored; counts them, and forgets them in `columns`."""
         refused: Counter[str] = columns.refused
@@ -75,8 +78,9 @@ class Notices:
         where = f"set aside in {place}" if place is not None else "dropped, the quarantine is full"
         self._warn("quarantine", f"the server refused samples ({reason}); they were {where}")
 
-    def lost(self, samples: int) -> None:
-        self._warn("lost", f"{samples} samples are lost: {self._what()} cannot be written")
+    def lost(self, samples: int, events: int) -> None:
+        what = " and ".join(f"{count} {kind}" for count, kind in ((samples, "samples"), (events, "events")) if count)
+        self._warn("lost", f"{what} are lost: {self._what()} cannot be written")
 
     def left(self, *, by_next_run: bool) -> None:
         """At the end, when not all was delivered; a warning where none has said so before. by_next_run: whether another process

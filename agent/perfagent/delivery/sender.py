@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import itertools
 import logging
 import os
 import threading
@@ -48,6 +49,7 @@ __all__ = ["Deferred", "Sender", "Source"]
 _log = logging.getLogger("perfagent")
 
 MAX_ROWS = 50_000
+MAX_EVENTS = 10_000
 AGAIN_S = 1.0
 
 
@@ -62,8 +64,12 @@ class Deferred(Protocol):
 
 
 class Happened(NamedTuple):
-    """An event as it was handed in; it becomes a wire event on the sender thread."""
+    """An event as it was handed in; it becomes a wire event on the sender thread.
 
+    number: counted from 1, so that those are noticed which had to make room for others.
+    """
+
+    number: int
     kind: str
     time: float
     step: int | None
@@ -107,7 +113,8 @@ class Sender:
         """Plain steps so far, and the entries of their traces (for the governor)."""
         self.newest_loss: tuple[int, float] | None = None
         """Step and value of the last loss that was read: for whoever shows the run."""
-        self.events: deque[Happened] = deque(maxlen=10_000)
+        self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)
+        self._numbers = itertools.count(1)  # any thread may hand in an event, and takes its number in one call
         self.sources: list[Source] = []
         self.sources_due = 0.0
         """On the monotonic clock: none of the sources has anything to do before. Whoever makes one due earlier says so here."""
@@ -173,7 +180,7 @@ class Sender:
     def event(self, kind: str, data: dict[str, Any], *, step: int | None = None) -> None:
         """Something that happened once; redacted and made encodable on the sender thread. kind: one of wire.EVENT_KINDS."""
         if not self.disabled:
-            self.events.append(Happened(kind, time.time(), step, time.monotonic(), data))
+            self.events.append(Happened(next(self._numbers), kind, time.time(), step, time.monotonic(), data))
 
     def add_source(self, poll: Callable[[], None], *, every_s: float = 0.0) -> Source:
         """`poll` is called on the sender thread before draining: on every tick, or on one every so often. It must not block."""

@@ -208,7 +208,7 @@ _ROWS: tuple[Metric, ...] = (
         )
     ),
     Metric("agent/overhead_pct", "Agent overhead", "%", "CPU the agent takes, as a share of the step time", "lower", "max"),
-    Metric("agent/dropped", "Dropped samples", "samples", "samples the agent had to drop so far", "lower", "sum"),
+    Metric("agent/dropped", "Dropped samples", "samples", "samples and events the agent had to drop so far", "lower", "sum"),
 )
 
 CATALOGUE: dict[str, Metric] = {row.name: row for row in _ROWS}

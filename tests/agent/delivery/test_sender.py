@@ -9,6 +9,7 @@ import random
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from perfagent.delivery import courier, segments
 from perfagent.delivery.columns import DROPPED, pack
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.segments import HEADER, TICK, Segments, decode_header, records
-from perfagent.delivery.sender import MAX_ROWS, Sender
+from perfagent.delivery.sender import MAX_EVENTS, MAX_ROWS, Sender
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
@@ -412,8 +413,61 @@ def test_rows_that_came_too_fast_are_counted_one_by_one(
     assert len([record for record in caplog.records if "came faster" in record.message]) == 1
 
 
+def test_alerts_that_came_too_fast_are_counted_one_by_one(
+    tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
+) -> None:
+    sender = make(tmp_path, transport)
+    for number in range(MAX_EVENTS + 1234):
+        sender.event("alert", {"title": str(number)})
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+        assert sender.flush(30)
+        sender.close("finished")
+    titles = [event.data["title"] for frame in transport.frames for event in frame.events if event.kind == "alert"]
+    assert titles == [str(number) for number in range(1234, MAX_EVENTS + 1234)]
+    assert sender.counters["event_overflows"] == 1234
+    told = [value for f in transport.frames for g in f.groups if DROPPED in g.values for value in g.column(DROPPED)]
+    assert told[-1] == 1234
+    assert len([record for record in caplog.records if "came faster" in record.message]) == 1
+
+
+def test_alerts_that_never_stop_coming_keep_nothing_from_being_written(tmp_path: Path, transport: RecordingTransport) -> None:
+    sender = make(tmp_path, transport)
+
+    class Endless(deque[Any]):
+        """As if another thread handed them in as fast as they are taken."""
+
+        def popleft(self) -> Any:
+            if not sender.flushes:
+                sender.event("alert", {"title": "again"})
+            return super().popleft()
+
+    sender.events = Endless(maxlen=MAX_EVENTS)
+    sender.event("alert", {"title": "first"})
+    sender.rows.append(row(1))
+    sender.start()
+    try:
+        until(lambda: steps(transport.frames) == [1], within_s=10, why="what is handed in is taken without end")
+    finally:
+        sender.flush(10)
+        sender.close("finished")
+
+
 @pytest.mark.fault
-@pytest.mark.parametrize("counter", ["dropped", "thinned"])
+def test_a08_alerts_that_the_server_refused_are_counted_with_what_was_dropped(tmp_path: Path) -> None:
+    transport = RecordingTransport([Reply(400, {}, b"no")])
+    sender = make(tmp_path, transport)
+    sender.event("alert", {"title": "refused"})
+    sender.start()
+    until(lambda: sender.counters["quarantined_frames"] == 1)
+    assert (sender.counters["rejected"], sender.counters["rejected_events"]) == (0, 1)
+    told = until(lambda: [g.column(DROPPED) for f in transport.frames for g in f.groups if DROPPED in g.values])
+    assert [*told[-1]] == [1.0]
+    sender.close("finished")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("counter", ["dropped", "thinned", "dropped_events"])
 def test_a05_what_the_spool_had_no_room_for_is_told_to_the_server(
     sender: Sender, transport: RecordingTransport, counter: str
 ) -> None:
@@ -664,8 +718,9 @@ def test_a14_a_forked_child_takes_nothing(sender: Sender) -> None:
 
 
 @pytest.mark.fault
-def test_a14_a_forked_child_frees_nothing_of_a_device(sender: Sender, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a14_a_forked_child_frees_nothing_of_a_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Freeing an event or pinned memory calls CUDA, which a forked child cannot: each worker of a DataLoader would be aborted."""
+    sender = make(tmp_path)  # without its thread, which would take the row in the parent, and free the event there
     read, write = os.pipe()
 
     class Event:
