@@ -18,6 +18,7 @@ import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -48,22 +49,26 @@ def main() -> int:
     parser.add_argument("--docs", type=Path, help="page that gets the section, under its device and date (docs/gpu.md)")
     parser.add_argument("--dry-run-cpu", action="store_true", help="run the checks' own code on a CPU, with a tiny model")
     parser.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
+    parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     stage = Stage(options.out.resolve(), options.dry_run_cpu)
     if options.group:
         return _one(options.group, stage)
+    if options.machine:
+        sys.stdout.write(json.dumps(_machine(stage)) + "\n")
+        return 0
     reason = "" if stage.dry else _no_gpu()
     if reason:
         sys.stderr.write(f"gpu_check: {reason}; nothing was checked\n")
         return 2
     shutil.rmtree(stage.out, ignore_errors=True)
     stage.out.mkdir(parents=True)
+    machine = _told_by_another_process(stage)
     results: list[Result] = []
     for name in options.only or GROUPS:
         sys.stderr.write(f"{name}: {GROUPS[name][0]} ...\n")
         results += _in_its_own_process(name, stage)
-    machine = _machine(stage)
-    save(stage.out, machine, results)
+        save(stage.out, machine, results)  # each time: a machine that is lent may be taken away in the midst of it
     if stage.dry:
         sys.stdout.write("A dry run on a CPU: it shows that the checks run, and nothing about a GPU.\n")
     sys.stdout.write(f"{machine['words']}\n\n{table(results)}\n\n{stage.out / 'results.json'}, section.md, recorded/\n")
@@ -83,16 +88,33 @@ def _no_gpu() -> str:
     return ""
 
 
+def _myself(stage: Stage, *arguments: str) -> list[str]:
+    return [sys.executable, __file__, *arguments, "--out", str(stage.out)] + (["--dry-run-cpu"] if stage.dry else [])
+
+
+def _told_by_another_process(stage: Stage) -> dict[str, Any]:
+    """What `_machine` tells: this process is not to be on the device beside the checks."""
+    done = subprocess.run(_myself(stage, "--machine"), stdout=subprocess.PIPE, text=True, check=True)
+    told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return told
+
+
 def _in_its_own_process(name: str, stage: Stage) -> list[Result]:
     path = stage.out / f"{name}.json"
-    command = [sys.executable, __file__, "--group", name, "--out", str(stage.out)] + (["--dry-run-cpu"] if stage.dry else [])
     quiet = {key: value for key, value in os.environ.items() if not key.startswith("PERFAGENT_")}
     began = time.monotonic()
     with (stage.out / f"{name}.log").open("w") as log:
+        command = _myself(stage, "--group", name)
+        process = subprocess.Popen(command, stdout=log, stderr=log, env=quiet, start_new_session=True)
         try:
-            code = subprocess.run(command, stdout=log, stderr=log, env=quiet, timeout=GROUPS[name][1], check=False).returncode
+            code = process.wait(GROUPS[name][1])
         except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)  # its trainings too: they would hold the device that the next group needs
+            process.wait()
             return [Result(name, "an answer", f"none in {GROUPS[name][1]} s", "FAIL", f"see {name}.log")]
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
     if not path.exists():
         return [Result(name, "an answer", f"exit code {code}", "FAIL", f"see {name}.log")]
     found = [Result(**one) for one in json.loads(path.read_text("utf-8"))]

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from builders import until
 
 HERE = Path(__file__).resolve().parent
 SOME = ("memory", "timing", "estimates")
@@ -65,6 +66,45 @@ def test_every_other_group_runs_dry(tmp_path, checks):
     told = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
     passed = {one["check"] for one in told["results"] if one["status"] == "pass"}
     assert passed >= {"losses of 60 steps with and without the agent", "floating-point operations of a step"}
+
+
+def test_what_was_found_stays_where_the_machine_is_taken_away(checks, monkeypatch, tmp_path):
+    check, report = checks
+
+    def group(name, _stage):
+        if name == "overhead":
+            raise KeyboardInterrupt
+        return [report.not_checked(name, "no GPU")]
+
+    monkeypatch.setattr(check, "_in_its_own_process", group)
+    monkeypatch.setattr(
+        check, "_told_by_another_process", lambda _stage: {"device": "H100", "date": "2026-01-01", "words": "H100"}
+    )
+    monkeypatch.setattr(sys, "argv", ["check.py", "--dry-run-cpu", "--out", str(tmp_path / "out")])
+    with pytest.raises(KeyboardInterrupt):
+        check.main()
+    told = json.loads((tmp_path / "out" / "results.json").read_text("utf-8"))
+    assert [one["check"] for one in told["results"]] == ["synchronization"]
+
+
+def test_a_group_that_hangs_takes_its_trainings_with_it(checks, monkeypatch, tmp_path):
+    """They would hold the device that the next group needs."""
+    check, _ = checks
+    stage = importlib.import_module("stage").Stage(tmp_path, dry=True)
+    hangs = "import subprocess, time; print(subprocess.Popen(['sleep', '600']).pid, flush=True); time.sleep(600)"
+    monkeypatch.setattr(check, "_myself", lambda *_: [sys.executable, "-c", hangs])
+    monkeypatch.setitem(check.GROUPS, "memory", ("hangs", 2))
+    (result,) = check._in_its_own_process("memory", stage)
+    assert (result.status, result.measured) == ("FAIL", "none in 2 s")
+    training = int((tmp_path / "memory.log").read_text("utf-8"))
+    until(lambda: not _runs(training), why="the training outlived its group")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text("utf-8").rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 def test_figures_that_must_agree(checks):
