@@ -76,12 +76,9 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
     names = []
     for number, group in enumerate(optimizer.param_groups):
         told = group.get("param_names")
-        for place, parameter in enumerate(group["params"]):
-            name = known.get(id(parameter))
-            if name is None:
-                named = isinstance(told, list) and len(told) == len(group["params"])
-                name = _clean(str(told[place])) if named else f"group{number}.{place}"
-            names.append(name)
+        named = isinstance(told, list) and len(told) == len(group["params"])
+        told = _cleaned(list(map(str, told))) if named else [f"group{number}.{place}" for place in range(len(group["params"]))]
+        names += [known.get(id(parameter), name) for parameter, name in zip(group["params"], told, strict=True)]
     return names
 
 
@@ -92,13 +89,17 @@ def names_in(model: Any, parameters: Sequence[Any]) -> tuple[list[str], list[str
 
 
 def _named(model: Any) -> dict[int, str]:
-    return {id(p): _clean(name) for name, p in model.named_parameters()}
+    named = list(model.named_parameters())
+    return dict(zip([id(p) for _, p in named], _cleaned([name for name, _ in named]), strict=True))
 
 
-def _clean(name: str) -> str:
-    """A parameter's path without what wrappers added."""
-    parts = [part for part in name.split(".") if part not in _WRAPPERS]
-    if len(parts) > 1 and parts[0] == "module":  # DistributedDataParallel, DataParallel and DeepSpeed's engine
-        del parts[0]
-    text = ".".join(parts) or name
-    return text if len(text.encode("utf-8", "replace")) <= _MOST_BYTES else text[-_MOST_BYTES // 4 :]
+def _cleaned(names: Sequence[str]) -> list[str]:
+    """Paths of parameters without what wrappers added."""
+    paths = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
+    if all(len(path) > 1 and path[0] == "module" for path in paths):  # DistributedDataParallel, DataParallel, DeepSpeed's engine
+        paths = [path[1:] for path in paths]
+    return [_short(".".join(path) or name) for path, name in zip(paths, names, strict=True)]
+
+
+def _short(name: str) -> str:
+    return name if len(name.encode("utf-8", "replace")) <= _MOST_BYTES else name[-_MOST_BYTES // 4 :]

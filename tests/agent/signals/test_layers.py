@@ -63,6 +63,15 @@ def test_wrappers_leave_no_trace_in_names(monkeypatch):
     assert names_of(optimizer, compiled) == ["0.weight", "0.bias"]
 
 
+def test_a_part_of_the_model_that_is_called_as_wrappers_call_theirs_keeps_its_name():
+    model = nn.ModuleDict({"module": nn.Linear(2, 2), "head": nn.Linear(2, 2)})
+    model.register_parameter("weight", nn.Parameter(torch.ones(2)))
+    told = ["weight", "module.weight", "module.bias", "head.weight", "head.bias"]
+    assert names_of(torch.optim.SGD(model.parameters(), lr=0.1), model) == told
+    assert names_of(torch.optim.SGD(model.named_parameters(), lr=0.1), None) == told
+    assert names_of(torch.optim.SGD(model.parameters(), lr=0.1), nn.DataParallel(model)) == told
+
+
 def test_the_optimizer_tells_names_where_no_model_is_known():
     model = nn.Linear(2, 2)
     assert names_of(torch.optim.SGD(model.named_parameters(), lr=0.1), None) == ["weight", "bias"]
