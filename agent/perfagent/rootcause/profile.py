@@ -317,7 +317,9 @@ class Profile:
 
     def _let_go(self) -> None:
         self._left = False
-        self._profiler = None
+        profiler, self._profiler = self._profiler, None
+        if profiler is not None and profiler.profiler is not None:
+            profiler.profiler.entered = False  # where nobody can end it, it is taken for one of the script's as long as it lives
         self._take_back()
         self._gone.set()
 

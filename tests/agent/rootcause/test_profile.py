@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import gzip
 import hashlib
 import io
@@ -623,6 +624,15 @@ def test_a_profiler_of_the_scripts_on_another_thread_waits_until_ours_has_ended(
     assert "the script started a torch profiler of its own" in answers(job)[-1][1]
 
 
+@pytest.fixture
+def nothing_collected():
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+@pytest.mark.usefixtures("nothing_collected")
 def test_where_its_thread_does_nothing_ours_is_kept_from_recording_beside_the_scripts(train):
     with ThreadPoolExecutor(1) as trainer:
         job = trainer.submit(train).result()
@@ -637,6 +647,11 @@ def test_where_its_thread_does_nothing_ours_is_kept_from_recording_beside_the_sc
         assert _rss_bytes() - before < 30 * 2**20, "80 MiB where it goes on recording"
     assert [row.count for row in own.key_averages() if row.key == "aten::dot"] == [1]
     assert "the script started a torch profiler of its own" in answers(job)[-1][1]
+    job = train()
+    job.steps(2)
+    job.command("profile", steps=2)
+    job.steps(5)
+    assert [state for state, _ in answers(job)] == ["accepted", "done"], answers(job)
 
 
 def test_where_the_disk_takes_no_trace_the_operators_come_and_nothing_is_left_on_it(train):
