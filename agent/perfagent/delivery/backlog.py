@@ -138,6 +138,19 @@ class Backlog:
         if all(other.path != path for other in self.kept):
             self.files.delete(path)
 
+    def notice_deleted(self, carried: Content | None) -> None:
+        """Somebody has deleted files. What is on its way is in memory still, and goes to the disk again; what was in the others
+        is counted now, for nobody may ask for it before the end. carried: what is in the frame that is on its way."""
+        for kept in [*self.kept]:
+            if kept.path is None or not _is_gone(kept.path):
+                continue
+            if kept is not self.carried or carried is None:
+                self.lose(kept)
+                continue
+            kept.blob, kept.path = squeezed((0, [(kept.seq, kept.upto, kept.thinned, *carried)])), None
+            kept.part, kept.size = 0, len(kept.blob)
+            self.memory += kept.size
+
     def settle(self) -> None:
         """Moves frames from memory to the disk, as far as it takes them."""
         if not self.memory:
@@ -240,6 +253,16 @@ class Backlog:
                 new.unlink()
             raise
         return len(data) - before
+
+
+def _is_gone(path: Path) -> bool:
+    try:
+        path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return True
+    except OSError:  # of a disk that may be well again
+        return False
+    return False
 
 
 def squeezed(frame: tuple[int, list[Part]]) -> bytes:

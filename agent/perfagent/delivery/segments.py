@@ -134,6 +134,7 @@ class Segments:
     """The folder of one source. `kind` is "ticks", "frames" or "early" throughout.
 
     error: why the last write failed, None once one succeeded. on_disk: bytes in the files. counters: shared with the spool.
+    deleted: somebody has deleted files since it was last asked.
     """
 
     def __init__(self, folder: Path, header: Header, counters: Counter[str]) -> None:
@@ -143,6 +144,7 @@ class Segments:
         self.on_disk = 0
         self.retry_at = 0.0
         self.ready = False
+        self.deleted = False
         self.number = 0
         self.old_ticks: list[tuple[Path, int]] = []
         """Files of ticks that no longer grow, with the last tick in each."""
@@ -251,6 +253,7 @@ class Segments:
         """The disk itself is well: nothing has to be waited for."""
         self._let_go()
         self.failed(error)
+        self.deleted = True
         self.retry_at = 0.0
         self.on_disk = 0
         for path in numbered(self.folder, "ticks", "frames"):

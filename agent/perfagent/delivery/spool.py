@@ -416,6 +416,7 @@ class Spool:
     def hold(self, *, now: float, force: bool = False) -> None:
         """While nothing can be sent: once a minute (or 2 MB) of ticks is together, one compressed frame replaces them; on a full
         disk it waits in memory, and the ticks go to make room for it."""
+        self._notice_deleted()
         self._backlog.settle()
         pending = self._pending
         better = self._unsaved and self.error is None  # the disk took something again: it gets all that it refused before
@@ -435,6 +436,12 @@ class Spool:
         self.files.rotate("ticks")
         self._collect()
         self._backlog.enforce_cap()
+
+    def _notice_deleted(self) -> None:
+        if self.files.deleted:
+            self.files.deleted = False
+            frame = self._inflight
+            self._backlog.notice_deleted(None if frame is None else (frame.groups, frame.events))
 
     def _take_seq(self) -> int:
         seq = self.header.next_seq
@@ -481,6 +488,7 @@ class Spool:
         """Lets go of the lock. final: the source's last state, when it is in the spool (or was delivered). What is in memory only
         and finds no room on the disk even now is counted as dropped."""
         self.header.closed = final or self.header.closed
+        self._notice_deleted()
         if self._unsaved or self.in_memory:
             self._save()
         if final:

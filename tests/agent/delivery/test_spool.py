@@ -810,6 +810,32 @@ def test_a15_a_folder_that_somebody_deletes_is_made_again_and_holds_all_that_wai
 
 
 @pytest.mark.fault
+@pytest.mark.parametrize("by_hold", [True, False])
+def test_a15_of_a_backlog_that_somebody_deletes_what_is_on_its_way_is_kept_and_the_rest_is_counted(
+    tmp_path: Path, *, by_hold: bool
+) -> None:
+    """Nobody may ask for those frames before the process ends."""
+    spool = Spool(tmp_path / "state" / "s", header())
+    spool.append(rows(0), [], now=0.0)
+    sent = spool.next()
+    assert sent is not None
+    spool.hold(now=0.0, force=True)
+    for first in (3, 6):
+        spool.append(rows(first), [event()], now=0.0)
+        spool.hold(now=0.0, force=True)
+    shutil.rmtree(tmp_path / "state")
+    spool.append(rows(9), [], now=0.0)
+    if by_hold:
+        spool.hold(now=0.0)
+        assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (6, 2)
+    spool.close()
+    assert (spool.counters["dropped"], spool.counters["dropped_events"]) == (6, 2)
+    frames = drain(Spool.open(tmp_path / "state" / "s"))
+    assert frames[0].seq == sent.seq
+    assert steps_of(*frames) == [0, 1, 2, 9, 10, 11]
+
+
+@pytest.mark.fault
 def test_a15_a_folder_that_was_moved_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 100)
     spool = Spool(tmp_path / "s", header())
