@@ -148,6 +148,7 @@ class Account:
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
         fetches = passes = 0
+        repeated: set[int] | None = None
         for place, entry in enumerate(entries):
             kind, at = entry[0], entry[1]
             if kind == DATA:
@@ -197,14 +198,16 @@ class Account:
                     step.forwards += calls
                     if optimizer_depth:
                         inside_ns += spent
+                if repeated is None:
+                    repeated = _repeated(entries)
+                if place in repeated and self._fed:
+                    continue
                 if not passes:
-                    self._skip(entries, entry)
+                    self._skip(entries, entry, len(repeated))
                 passes += 1
                 batch = self._oldest()
                 if batch is not None:
                     step.batches += 1
-                elif not fetches and _is_of_batch_before(entries, place):
-                    continue
                 self._see_parts(batch, first=passes == 1, fetched=bool(fetches))
                 several = bool(self._several)
                 if self._fetched or several:
@@ -299,16 +302,16 @@ class Account:
             self._fetched.pop(loader, None)
             self._loader = next(reversed(self._fetched), self._loader)  # a batch of another one waits since before
 
-    def _skip(self, entries: Sequence[Entry], first: Entry) -> None:
+    def _skip(self, entries: Sequence[Entry], first: Entry, repeated: int) -> None:
         """Before the first backward pass of a step: leaves out the batches that the loop skipped. They are those by which more
         wait after this step than after the ones before. Where a loop fetches some, and then none for several steps, that says
-        nothing."""
+        nothing. repeated: how many of its passes take no batch of their own."""
         loader, waiting = self._loader, self._waiting.get(self._loader)
         if waiting is None:
             return
         fetched = [entry is not first and entry[0] == DATA and entry[3] == loader and entry[4] is not None for entry in entries]
         later = sum(fetched[entries.index(first) :])
-        left = max(0, len(waiting) + later - sum(entry[0] == BACKWARD for entry in entries))
+        left = max(0, len(waiting) + later + repeated - sum(entry[0] == BACKWARD for entry in entries))
         if self._ahead is not None:
             self._fetches_in_bursts = self._fetches_in_bursts or (left < self._ahead and not any(fetched))
             if left > self._ahead and not self._fetches_in_bursts:
@@ -374,16 +377,30 @@ def _is_part(size: Size | None, batch: Size) -> bool:
     return size is not None and (size[1] is None) == (batch[1] is None)
 
 
-def _is_of_batch_before(entries: Sequence[Entry], backward: int) -> bool:
-    """Of a backward pass (its place) for which no batch waits: whether another optimizer steps on it, before the step's own batch
-    is fetched. A critic that learns after its generator does so from the batch of the step before, which is counted there."""
-    stepped = False
-    for entry in entries[backward + 1 :]:
-        if entry[0] == OPTIMIZER:
-            stepped = True
-        elif entry[0] == DATA and entry[4] is not None:
-            return stepped
-    return False
+def _repeated(entries: Sequence[Entry]) -> set[int]:
+    """Places of the backward passes on a batch that had one before: another optimizer stepped in between, or the gradients were
+    cleared, and no batch was asked for. A critic and its generator, the second look of sharpness-aware minimization. The first
+    passes of a step may be on the batch of the step before: those of a critic that learns after its generator."""
+    repeated: set[int] = set()
+    passes: list[int] = []  # since the last batch was asked for, and since it was used up
+    before: list[int] = []
+    asked = used = False
+    for place, entry in enumerate(entries):
+        kind = entry[0]
+        if kind == BACKWARD:
+            if used:
+                repeated.add(place)
+            else:
+                passes.append(place)
+        elif kind == DATA:
+            repeated.update(before)
+            before, passes = [], []
+            asked, used = True, False
+        elif passes and kind in (OPTIMIZER_END, CLEARED):
+            if not asked and kind == OPTIMIZER_END:
+                before = passes
+            passes, used = [], True
+    return repeated
 
 
 def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) -> tuple[int, bool]:

@@ -260,8 +260,8 @@ class Evaluations:
         """An evaluation that is over, and the fetches behind it. broke_off: the first of those was one too many of its loader."""
         if not span:
             return fetches
-        if fetches and (broke_off or fetches[0][4] is None):  # else the one that found the evaluation's loader at its end
-            span[1] = fetches.pop(0)[2]
+        if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
+            span[1] = fetches.pop(0)[2]  # the one that found the evaluation's loader at its end; 0: another one begins
         self._found.append((span[1] - span[0]) / 1e9)
         return [(PHASE, span[0], span[1], "eval", None, None), *fetches]
 

@@ -225,3 +225,48 @@ def test_a_critic_that_learns_after_its_generator_takes_nothing_of_the_next_batc
                 loss.backward()
             other.step()
     assert samples_of(recorded) == {2: 4, 3: 4, 4: 2, 5: 4, 6: 4, 7: 4, 8: 2}
+
+
+def one_ahead(loader):
+    """The batches of a loader, each after the next one was fetched, as Accelerate gives them."""
+    batches = iter(loader)
+    batch = next(batches)
+    while batch is not None:
+        ahead = next(batches, None)
+        yield batch
+        batch = ahead
+
+
+@pytest.mark.parametrize("critic_first", [True, False])
+def test_a_generator_and_its_critic_have_one_batch_though_the_next_one_waits(record, critic_first):
+    generator, critic = nn.Linear(8, 16), nn.Linear(16, 1)
+    ours, other = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic))
+    recorded = record(generator)
+    for _ in range(3):
+        for batch in one_ahead(DataLoader(torch.randn(14, 16), batch_size=4)):
+
+            def learn(batch=batch):
+                fake = generator(torch.randn(len(batch), 8)).detach()
+                train_on(critic, other, critic(batch).mean() - critic(fake).mean())
+
+            if critic_first:
+                learn()
+            train_on(generator, ours, critic(generator(torch.randn(len(batch), 8))).mean())
+            if not critic_first:
+                learn()
+        with torch.no_grad():
+            generator.eval()(torch.randn(3, 8))
+        generator.train()
+    assert samples_of(recorded) == {step: 4 if step % 4 else 2 for step in range(2, 13)}
+
+
+def test_a_second_look_at_a_batch_takes_none_that_waits(record):
+    """Sharpness-aware minimization."""
+    model = nn.Linear(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(3):
+        for batch in one_ahead(DataLoader(torch.randn(14, 8), batch_size=4)):
+            model(batch).square().mean().backward()
+            train_on(model, optimizer, model(batch).square().mean())
+    assert samples_of(recorded) == {step: 4 if step % 4 else 2 for step in range(2, 13)}

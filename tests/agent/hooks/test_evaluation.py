@@ -186,6 +186,26 @@ def test_an_evaluation_between_two_fetches_of_one_loader_leaves_the_training_dat
     assert all(abs(values["samples_per_s"] * values["step_time_s"] - 2) < 1e-6 for number, values in steps.items() if number > 1)
 
 
+def test_a_loader_that_begins_behind_an_evaluation_without_one_is_the_trainings(record):
+    class Slow(DataLoader):
+        def _get_iterator(self):
+            nap("start", 2 * NAP_S)
+            return super()._get_iterator()
+
+    recorded, model, optimizer = start(record)
+    for _ in range(2):
+        for x in Slow(Batches("train", 4), batch_size=2):
+            step(model, optimizer, x)
+        model.eval()
+        with torch.no_grad():
+            model(torch.ones(2, 4))
+        model.train()
+    evaluated, waited = dict(of(recorded, "phase/eval_s")), dict(recorded.of("phase/data_s"))
+    assert [*evaluated] == [3, 4]
+    assert NAP_S <= evaluated[3] < 2 * NAP_S
+    assert waited[3] > 2 * NAP_S
+
+
 def test_what_every_step_does_without_gradients_in_training_mode_is_training(record):
     recorded, model, optimizer = start(record)
     for _ in range(6):
