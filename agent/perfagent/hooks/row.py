@@ -38,6 +38,8 @@ _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
 the spool, so that a kill loses no more than it would anyway."""
 _EARLY_S = 5.0
+_OF_ALL = ("grad/local_square_sum", "grad/zero_share", "grad/vanishing_share")
+"""What says nothing where it is of a part of the gradients."""
 _as_note = tuple.__new__
 
 
@@ -104,7 +106,8 @@ class Rare:
         if report is not None and not skipped:
             norm, nonfinite = p.health.tell(p, when, values, report)
             if partly or any(one.norms is None for one in taken):
-                values.pop("grad/local_square_sum", None)  # it is of a part of the gradients
+                for name in _OF_ALL:
+                    values.pop(name, None)
                 norm, nonfinite = None, nonfinite or None
         if clipped is not None and not partly:
             norm = clipped

@@ -237,6 +237,23 @@ def test_optimizers_that_step_inside_of_the_backward_pass(every_step):
     assert told(recorded) == exactly(true)
 
 
+def test_of_too_many_optimizers_to_measure_no_share_is_told(every_step):
+    """One for each parameter, stepping inside of the backward pass: the gradient of the first one alone was all of them."""
+    model = nn.Sequential(*(nn.Linear(4, 4) for _ in range(50)), nn.Linear(4, 1))
+    with torch.no_grad():
+        model[-1].weight.zero_()  # so that nothing reaches the others
+    optimizers = {parameter: torch.optim.SGD([parameter], lr=0.0) for parameter in model.parameters()}
+    handles = [p.register_post_accumulate_grad_hook(lambda p: optimizers[p].step()) for p in model.parameters()]
+    recorded = every_step(model)
+    for _ in range(4):
+        model(torch.ones(2, 4)).square().mean().backward()
+    for handle in handles:  # torch holds them where the garbage collector cannot look
+        handle.remove()
+    assert not recorded.of("grad/zero_share"), "of one parameter, it was told as that of all"
+    assert not recorded.of("grad/vanishing_share")
+    assert not told(recorded)
+
+
 def test_what_the_others_cost_is_counted(every_step):
     model, optimizers = three_parts()
     recorded = every_step(model)
