@@ -61,8 +61,10 @@ def main() -> int:
     if reason:
         sys.stderr.write(f"gpu_check: {reason}; nothing was checked\n")
         return 2
+    if stage.out.exists() and any(stage.out.iterdir()) and not any((stage.out / f"{name}.log").exists() for name in GROUPS):
+        parser.error(f"{stage.out} holds something else than results of this check; name another folder, or an empty one")
     shutil.rmtree(stage.out, ignore_errors=True)
-    stage.out.mkdir(parents=True)
+    stage.out.mkdir(parents=True, exist_ok=True)
     machine = _told_by_another_process(stage)
     results: list[Result] = []
     for name in options.only or GROUPS:

@@ -44,6 +44,7 @@ def main() -> None:
     if not options.no_torch:
         wanted = f"torch=={options.torch}" if options.torch else torch_requirement()
         pip("download", "--dest", str(wheels / "torch"), *target, wanted)
+    shutil.rmtree(folder / "site", ignore_errors=True)  # what an older one was unpacked to: its wheels have the same names
     code = folder / "check"
     shutil.rmtree(code, ignore_errors=True)
     code.mkdir()
