@@ -115,7 +115,7 @@ class Hyperparameters:
         while caller is not None and caller.f_code.co_filename in own:
             caller = caller.f_back
         if caller is not None and is_script(caller.f_code.co_filename):
-            self._found["argparse"] = namespace
+            self._found["argparse"] = _of_dataclasses(parser, namespace) if hasattr(parser, "dataclass_types") else namespace
 
     def close(self) -> None:
         if self._original is not None and argparse.ArgumentParser.parse_known_args is self._watched:
@@ -219,6 +219,14 @@ def _flags(values: Any) -> dict[str, Any] | None:
 def _attributes(value: Any) -> Mapping[str, Any]:
     own = getattr(value, "__dict__", None)
     return own if isinstance(own, dict) else {}
+
+
+def _of_dataclasses(parser: Any, namespace: Any) -> dict[str, Any]:
+    """What a parser of Transformers has for the script's dataclasses. Now: it takes out of the namespace what it makes them of.
+    The trainer's own, a hundred and more, are told as its."""
+    trainers = [kind for kind in parser.dataclass_types if any(base.__name__ == "TrainingArguments" for base in kind.__mro__)]
+    theirs = {field.name for kind in trainers for field in dataclasses.fields(kind)}
+    return {name: value for name, value in vars(namespace).items() if name not in theirs}
 
 
 def _json_file(name: Any) -> Any:

@@ -64,6 +64,17 @@ def test_subcommands_and_defaults_are_in_it(watched: Hyperparameters) -> None:
     assert vars(watched.found()["argparse"]) == {"lr": 2.0, "deepspeed_config": None, "what": "train", "epochs": 3}
 
 
+def test_what_transformers_parses_for_dataclasses_of_the_script_is_in_it(watched: Hyperparameters) -> None:
+    from transformers import HfArgumentParser, TrainingArguments
+
+    given = ["--lr", "2", "--output_dir", "x", "--learning_rate", "1", "--use_cpu"]
+    mine, trainers, rest = HfArgumentParser((Settings, TrainingArguments)).parse_args_into_dataclasses(
+        [*given, "--other"], return_remaining_strings=True
+    )
+    assert (mine, trainers.learning_rate, rest) == (Settings(lr=2.0), 1.0, ["--other"])
+    assert watched.found()["argparse"] == {"lr": 2.0}
+
+
 def test_what_a_library_parses_is_none_of_the_scripts(watched: Hyperparameters, tmp_path: Path) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
