@@ -389,6 +389,7 @@ class Dispatcher:
 
     def _settle(self, job: Job, answer: Answer, now: float) -> None:
         kind = answer.kind
+        ours = job.spool in (None, self.spool)  # not what a dead process left: that is of another run
         if kind == "acked":
             self._notices.reachable(now, again=self._failures > 0)
             self._failures = 0
@@ -396,11 +397,11 @@ class Dispatcher:
             self.sender.counters["acked"] += answer.stored + answer.duplicate
             self.sender.counters["duplicate"] += answer.duplicate
             for item in answer.rejected:
-                self.sender.counters["rejected"] += item["count"]
-                self._notices.rejected(item)
+                self.sender.counters["rejected"] += item["count"] if ours else 0
+                self._notices.rejected(item, ours=ours)
             if job.spool is not None:
                 job.spool.ack(job.outgoing.seq)
-            if job.spool in (None, self.spool):  # not what a dead process of before is asked for
+            if ours:
                 self._watched = answer.watched
                 for command in answer.commands:
                     self._obey(command)
@@ -419,9 +420,10 @@ class Dispatcher:
         self._notices.undelivered(answer, now)
 
     def _quarantine(self, outgoing: Outgoing, spool: Spool | None, reason: str) -> None:
-        self.sender.counters["quarantined_frames"] += 1
-        self.sender.counters["rejected"] += outgoing.samples
-        self.sender.counters["rejected_events"] += len(outgoing.events)
+        if spool in (None, self.spool):  # of what a dead process left nothing is missing in this run
+            self.sender.counters["quarantined_frames"] += 1
+            self.sender.counters["rejected"] += outgoing.samples
+            self.sender.counters["rejected_events"] += len(outgoing.events)
         if spool is None:
             return
         kept = spool.quarantine(outgoing.seq, reason)

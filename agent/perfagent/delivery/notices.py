@@ -64,13 +64,14 @@ class Notices:
             self._warn("name", "some logged values have no name (empty, or no text) and were left out")
         refused.clear()
 
-    def rejected(self, item: Mapping[str, Any]) -> None:
-        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted."""
+    def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
+        """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted. ours:
+        they are of this run, not of what an earlier process left."""
         name, reason = (_line(item.get(key)) for key in ("name", "reason"))
         self._warn(
             "rejected",
             f"the server left out samples of {name or 'a series'} ({reason or 'it gives no reason'}); "
-            "all that is left out is counted in agent/dropped",
+            + ("all that is left out is counted in agent/dropped" if ours else "an earlier process had left them in the spool"),
         )
 
     def quarantined(self, reason: str, place: Path | None) -> None:

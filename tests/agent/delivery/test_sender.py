@@ -17,6 +17,7 @@ from typing import Any
 import msgspec
 import pytest
 from builders import until
+from faults.loops import orphan
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
@@ -657,6 +658,33 @@ def test_what_the_server_tells_a_dead_process_is_not_obeyed_by_the_one_that_send
     assert ("dead", 1) in transport.stored
     assert (obeyed, dispatcher._watched) == ([], True)
     sender.close("finished")
+
+
+@pytest.mark.fault
+@pytest.mark.parametrize("status", [400, 200])
+def test_a08_what_the_server_refuses_of_a_dead_process_is_told_and_is_no_drop_of_the_run_that_sends_it(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, status: int
+) -> None:
+    class Refusing(RecordingTransport):
+        def post(self, body: bytes, **more: Any) -> Reply:
+            reply = super().post(body, **more)
+            if self.frames[-1].source != "dead":
+                return reply
+            rejected = [{"name": "loss", "reason": "no", "count": 5}]
+            return Reply(status, {}, msgspec.json.encode({"stored": 0, "duplicate": 0, "rejected": rejected, "commands": []}))
+
+    orphan(config(tmp_path).state_dir, "dead", "http://127.0.0.1:9")
+    transport = Refusing()
+    sender = make(tmp_path, transport)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.start()
+        sender.rows.append(row(1))
+        until(lambda: sender._dispatch().orphans.done, why="what the dead process left was not sent")
+        sender.close("finished")
+    assert len(caplog.records) == 1
+    assert sender.counters["rejected"] == 0
+    assert not [name for frame in transport.frames for group in frame.groups for name in group.values if name == DROPPED]
+    assert not sender.spool.folder.exists(), "nothing is left of a run that was delivered whole"
 
 
 @pytest.mark.fault
