@@ -26,6 +26,8 @@ _YIELD_EVERY = 5000  # events, after which the interpreter is offered to the tra
 _OWN_WORDS = (
     "cpu_op", "kernel", "fwdbwd", "ac2g", "cuda_runtime", "cuda_driver", "gpu_memcpy", "gpu_memset", "Trace", "overhead",
 )  # fmt: skip
+_CALL = re.compile("(cuda|cu|hip)[A-Z]")
+"""A call of the runtime's or the driver's, by its name: cudaLaunchKernel, cuLaunchKernelEx."""
 _NAME = re.compile(r'^(\s*"name": )"(.*)"(,?\s*)$', re.DOTALL)
 
 
@@ -61,6 +63,7 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
     """The operators of the CPU, each with what it started on a device, and everything that ran on a device (start, end, name)."""
     cpu: list[Recorded] = []
     by_correlation: dict[int, Recorded] = {}
+    calls: list[tuple[Recorded, int]] = []  # of CUDA's library, with the number of the operator that made each
     kernels: list[tuple[int, int, str, int]] = []
     for count, event in enumerate(events):
         if count % _YIELD_EVERY == 0:
@@ -72,10 +75,15 @@ def record(events: Iterable[Event]) -> tuple[list[Recorded], list[tuple[int, int
             kinds = bool(event.is_user_annotation()), bool(event.is_python_function())
             one = Recorded(_name_of(event), *span, event.start_thread_id(), *kinds)
             cpu.append(one)
-            if event.correlation_id():
+            if event.linked_correlation_id():
+                calls.append((one, event.linked_correlation_id()))
+            elif event.correlation_id() and not _CALL.match(one.name):  # those have numbers of their own, which begin at 1, too
                 by_correlation[event.correlation_id()] = one
         elif not event.is_user_annotation():
             kernels.append((event.start_ns(), event.end_ns(), _name_of(event), event.linked_correlation_id()))
+    for call, linked in calls:
+        if (caller := by_correlation.get(linked)) is not None:
+            call.thread = caller.thread  # Kineto and torch count threads in different ways
     for start, end, _, linked in kernels:
         starter = by_correlation.get(linked)
         if linked and starter is not None:

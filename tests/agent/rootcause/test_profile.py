@@ -510,6 +510,22 @@ def test_time_on_a_device_belongs_to_the_operator_that_launched_it():
     assert next(iter(rows)) == "aten::addmm", "the largest of the own times first, on whichever side"
 
 
+def test_calls_of_cuda_have_numbers_of_their_own_and_take_no_kernel_from_an_operator():
+    """Those of operators and those of calls both begin at 1; and the library's threads are numbered in another way."""
+    calls = [
+        Fake("cudaStreamIsCapturing", 12, 14, correlation=3, link=2, thread=4711),
+        Fake("cudaLaunchKernel", 20, 60, correlation=2, link=2, thread=4711),
+        Fake("cudaEventRecord", 125, 130, correlation=1, thread=4711),
+        Fake("cuLaunchKernelEx", 105, 115, correlation=4, link=3, thread=4711),
+    ]
+    rows = {row["name"]: row for row in trace.operators(trace.record(EVENTS + calls)[0])}
+    assert rows["aten::addmm"]["self_device_s"] == 400e-9
+    assert rows["aten::relu"]["self_device_s"] == 50e-9
+    assert not any("self_device_s" in rows[call.title] for call in calls)
+    assert rows["aten::addmm"]["self_cpu_s"] == pytest.approx((80 - 2 - 40) * 1e-9), "without what CUDA's own calls took"
+    assert rows["aten::relu"]["self_cpu_s"] == pytest.approx(10e-9)
+
+
 def test_gaps_on_the_device_are_named_by_what_ran_before_and_after():
     cpu, device = trace.record(EVENTS)
     found = trace.gaps(cpu, device, 1, 0, 1000)
