@@ -94,6 +94,11 @@ class Backlog:
             self._enforce_memory()
         return kept
 
+    def put_down(self, part: Part) -> None:
+        """Writes down a frame of a recording that was made of ticks and sent: which of them it held is known of the last one
+        only, and the next server gets it, too."""
+        self.files.append("frames", framed(FRAME, squeezed((0, [part]))))
+
     def read(self, payload: bytes, path: Path, offset: int) -> tuple[int, list[Kept]]:
         """The frames in a record that a dead process left, and the number that they replace. Raises one of BAD_RECORD."""
         replaced, parts = _read(payload)

@@ -361,6 +361,8 @@ class Spool:
         """The server has stored this frame (or refused it for good, or it was split): it need not be kept any longer."""
         kept, state = None, self.files.state
         if self._inflight is not None and self._inflight.seq == seq:
+            if self.recording and self._from_ticks:
+                self._backlog.put_down((seq, self._inflight_upto, False, self._inflight.groups, self._inflight.events))
             kept, self._backlog.carried, self._inflight = self._backlog.carried, None, None
         state.acked = max(state.acked, seq)
         if kept is not None:  # where its ticks are still there they must not look new once its file is gone

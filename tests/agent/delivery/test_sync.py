@@ -279,6 +279,25 @@ def test_a_copy_of_a_recording_is_the_recording(run_sync: Sync, tmp_path: Path) 
         assert sorted(server.values("loss")) == list(range(30))
 
 
+def test_a_copy_of_what_a_killed_process_left_goes_to_a_second_server_whole(run_sync: Sync, tmp_path: Path) -> None:
+    """Where it cannot be written, `sync` says to copy it. One frame of it was on its way when the process was killed."""
+    left = Spool(tmp_path / "spool" / "s", Header(source="s", project="p", rank=0, server=None, run="r", attempt=1))
+    for first in (0, 10):
+        steps = list(range(first, first + 10))
+        times = [float(step) for step in steps]
+        left.append([Group(step=steps, time=times, monotonic=times, values={"loss": times})], [], now=0.0)
+        assert first or left.next() is not None
+    left.abandon()
+    shutil.copytree(tmp_path / "spool", tmp_path / "copy")
+    with IngestServer() as first_server, IngestServer() as second:
+        for server in (first_server, second, second):
+            assert run_sync(server.url, tmp_path / "copy")[0] == 0
+            assert sorted(server.values("loss")) == list(range(20))
+        assert first_server.stored.keys() == second.stored.keys()
+        assert run_sync(first_server.url, tmp_path / "spool")[0] == 0, "the original, later"
+        assert len(first_server.samples("loss")) == 20
+
+
 def test_an_upload_with_a_last_moment_keeps_to_it(tmp_path: Path) -> None:
     """The watcher of `perfagent run` and the end of a process have that much time and no more."""
     path = record(tmp_path / "record")
