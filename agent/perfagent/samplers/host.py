@@ -37,7 +37,8 @@ _NOT_A_LINK = (
 )
 """Their bytes go through another interface as well; so do those of a VLAN, which has a dot in its name, as has a partition of
 InfiniBand (ib0.8001), whose bytes are counted nowhere else."""
-_LINK = re.compile(rb"^ *(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
+_NAME = rb"(?!" + _NOT_A_LINK + rb")(?:ib[^ :]*|[^ :.]+)"
+_LINK = re.compile(rb"^ *(" + _NAME + rb"): *(\d+)" + rb" +\d+" * 7 + rb" +(\d+)", re.MULTILINE)
 _MEMORY = re.compile(rb"MemTotal: *(\d+) kB.*MemAvailable: *(\d+) kB", re.DOTALL)
 
 Values = dict[str, float]
@@ -69,8 +70,10 @@ class HostReader:
         proc: Path = Path("/proc"),
         group: cgroup.ControlGroup | None = None,
         cost: Callable[[], float] = time.thread_time,
+        interfaces: Path = Path("/sys/class/net"),
     ) -> None:
-        self._cost = cost
+        self._cost, self._interfaces = cost, interfaces
+        self._below: dict[bytes, bool] = {}
         group = group if group is not None else cgroup.find()
         self._group = cgroup.GroupReader(group)
         self._pressure = PressureReader(group.pressure if group is not None else {}, proc)
@@ -168,14 +171,26 @@ class HostReader:
         self._io = now, read, written, busy_ms
 
     def _network(self, values: Values, now: float) -> None:
-        links = _LINK.findall(self._links.read() or b"")
+        links = [link for link in _LINK.findall(self._links.read() or b"") if not self._is_below_another(link[0])]
         if not links:
             return
-        received, sent = (sum(int(link[place]) for link in links) for place in (0, 1))
+        received, sent = (sum(int(link[place]) for link in links) for place in (1, 2))
         if self._net is not None:
             _rate(values, "host/net_received_bytes_per_s", received - self._net[1], now - self._net[0])
             _rate(values, "host/net_sent_bytes_per_s", sent - self._net[2], now - self._net[0])
         self._net = now, received, sent
+
+    def _is_below_another(self, name: bytes) -> bool:
+        """Whether the interface above it counts the same bytes: a virtual function below its eth0 (Azure), a port of a bridge or
+        bond that has a name of its own. Asked once of each."""
+        known = self._below.get(name)
+        if known is None:
+            try:
+                above = os.fsencode((self._interfaces / os.fsdecode(name) / "master").readlink().name)
+            except OSError:
+                above = b""
+            known = self._below[name] = re.fullmatch(_NAME, above) is not None
+        return known
 
 
 def _percent(part: int, whole: int) -> float:

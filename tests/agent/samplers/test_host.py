@@ -61,6 +61,22 @@ def test_rates_need_two_readings_and_count_whole_disks_and_real_links_only(tmp_p
     assert second["host/memory_used_bytes"] == 10_000_000 * 1024
 
 
+def test_bytes_that_two_interfaces_count_are_told_once(tmp_path: Path) -> None:
+    """On Azure a virtual function carries what eth0 above it counts, too; a bridge may bear any name."""
+    machine = Machine(tmp_path)
+    for name, above in (("enP1s1", "eth0"), ("eno1", "vmbr0"), ("eno2", "bond0"), ("eth0", ""), ("vmbr0", "")):
+        (tmp_path / "net" / name).mkdir(parents=True)
+        if above:
+            (tmp_path / "net" / name / "master").symlink_to(f"../{above}")
+    reader = HostReader(machine.proc, NO_GROUP, interfaces=tmp_path / "net")
+    for now in (10.0, 12.0):
+        counted = int(1000 * (now - 10.0))
+        lines = [f"{name}: {counted} 0 0 0 0 0 0 0 {counted}\n" for name in ("eth0", "enP1s1", "vmbr0", "eno1", "bond0", "eno2")]
+        (machine.proc / "net" / "dev").write_text("".join(lines))
+        told = reader.read(now)
+    assert told["host/net_received_bytes_per_s"] == told["host/net_sent_bytes_per_s"] == 3 * 1000.0
+
+
 def test_waiting_for_a_disk_is_not_work_and_the_busiest_disk_counts(tmp_path: Path) -> None:
     machine = Machine(tmp_path)
     reader = HostReader(machine.proc, NO_GROUP)
