@@ -2,6 +2,7 @@
 
     check.py [--out FOLDER] [--only NAME ...] [--docs PAGE]     on a machine with a GPU
     check.py --dry-run-cpu [--out FOLDER]                       whether the checks themselves work; says nothing about a GPU
+    check.py --join FOLDER FOLDER ... [--docs PAGE]             anywhere: the results of several calls with --only, as one
 
 Each group of checks runs in a process of its own, so that one that fails or hangs does not take the others along. Nothing is
 sent: every training records into FOLDER/recorded, which `perfagent sync` uploads later, from wherever there is a server.
@@ -39,6 +40,7 @@ GROUPS = {  # module: what it checks, and the seconds that it may take
     "compute": ("attention kernels, packed attention, activations computed again", 300),
 }
 
+DRY = "CPU (dry run)"
 TIMED = ("overhead", "timing")  # times on a busy CPU are no reason to fail: a dry run only shows them
 
 
@@ -47,6 +49,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("gpu-check-results"), help="folder for results and recordings")
     parser.add_argument("--only", nargs="+", choices=GROUPS, metavar="NAME", help=f"of {', '.join(GROUPS)}")
     parser.add_argument("--docs", type=Path, help="page that gets the section, under its device and date (docs/gpu.md)")
+    parser.add_argument("--join", nargs="+", type=Path, metavar="FOLDER", help="results to put together, all of one machine")
     parser.add_argument("--dry-run-cpu", action="store_true", help="run the checks' own code on a CPU, with a tiny model")
     parser.add_argument("--group", choices=GROUPS, help=argparse.SUPPRESS)
     parser.add_argument("--machine", action="store_true", help=argparse.SUPPRESS)
@@ -57,6 +60,11 @@ def main() -> int:
     if options.machine:
         sys.stdout.write(json.dumps(_machine(stage)) + "\n")
         return 0
+    if options.join:
+        parts = [json.loads((folder / "results.json").read_text("utf-8")) for folder in options.join]
+        if len({(part["machine"]["device"], part["machine"]["torch"], part["machine"]["commit"]) for part in parts}) > 1:
+            parser.error("these are of several machines, or of several versions")
+        return _told(stage, parts[0]["machine"], [Result(**one) for part in parts for one in part["results"]], options.docs)
     reason = "" if stage.dry else _no_gpu()
     if reason:
         sys.stderr.write(f"gpu_check: {reason}; nothing was checked\n")
@@ -71,11 +79,19 @@ def main() -> int:
         sys.stderr.write(f"{name}: {GROUPS[name][0]} ...\n")
         results += _in_its_own_process(name, stage)
         save(stage.out, machine, results)  # each time: a machine that is lent may be taken away in the midst of it
-    if stage.dry:
+    return _told(stage, machine, results, options.docs)
+
+
+def _told(stage: Stage, machine: dict[str, Any], results: list[Result], docs: Path | None) -> int:
+    """Written and shown. The answer is the exit code."""
+    stage.out.mkdir(parents=True, exist_ok=True)
+    save(stage.out, machine, results)
+    dry = machine["device"] == DRY
+    if dry:
         sys.stdout.write("A dry run on a CPU: it shows that the checks run, and nothing about a GPU.\n")
     sys.stdout.write(f"{machine['words']}\n\n{table(results)}\n\n{stage.out / 'results.json'}, section.md, recorded/\n")
-    if options.docs is not None and not stage.dry:
-        put(options.docs, (stage.out / "section.md").read_text("utf-8"))
+    if docs is not None and not dry:
+        put(docs, (stage.out / "section.md").read_text("utf-8"))
     return 1 if any(result.status == "FAIL" for result in results) else 0
 
 
@@ -142,7 +158,7 @@ def _machine(stage: Stage) -> dict[str, Any]:
     date = datetime.datetime.now(datetime.UTC).date().isoformat()
     told: dict[str, Any] = {"date": date, "perfagent": perfagent.__version__, "torch": torch.__version__}
     told |= {"python": platform.python_version(), "system": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count()}
-    told["device"] = "CPU (dry run)"
+    told["device"] = DRY
     version = Path(__file__).with_name("VERSION")
     told["commit"] = version.read_text("utf-8").strip() if version.exists() else _commit()
     if not stage.dry:

@@ -95,6 +95,26 @@ def test_what_was_found_stays_where_the_machine_is_taken_away(checks, monkeypatc
     assert [one["check"] for one in told["results"]] == ["synchronization"]
 
 
+def test_results_of_several_calls_become_one_section(checks, monkeypatch, tmp_path, capsys):
+    """A machine may be lent for ten minutes a call."""
+    check, report = checks
+    machine = {"device": "H100", "date": "2026-01-01", "words": "H100, torch 2.13", "torch": "2.13", "commit": "abc"}
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        report.save(tmp_path / name, machine, [report.Result(name, "1", "1", "pass")])
+    page = tmp_path / "gpu.md"
+    page.write_text("<!-- results:begin -->\n<!-- results:end -->\n", "utf-8")
+    folders = [str(tmp_path / name) for name in ("first", "second")]
+    joins = ["check.py", "--out", str(tmp_path / "all"), "--docs", str(page), "--join", *folders]
+    monkeypatch.setattr(sys, "argv", joins)
+    assert check.main() == 0
+    assert "2 passed, 0 failed" in page.read_text("utf-8")
+    report.save(tmp_path / "second", machine | {"device": "T4"}, [])
+    with pytest.raises(SystemExit):
+        check.main()
+    assert "several machines" in capsys.readouterr().err
+
+
 def test_a_folder_with_other_things_in_it_is_left_alone(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work", "utf-8")
     done = run("--dry-run-cpu", "--out", str(tmp_path), folder=tmp_path)
