@@ -373,7 +373,7 @@ class Spool:
         self._collect()
 
     def split(self, seq: int) -> bool:
-        """Replaces the frame in flight by two halves with new numbers; False when it is a single row or event."""
+        """Replaces the frame in flight by two halves with new numbers; False when it is a single value or event."""
         frame = self._inflight
         if frame is None or frame.seq != seq or (two := halves(frame.groups, frame.events)) is None:
             return False

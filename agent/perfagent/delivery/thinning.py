@@ -20,10 +20,11 @@ def raw_size(group: Group) -> int:
 
 
 def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
-    """Half of the rows and the other half; the events by themselves once there is one row; None for a single row or event."""
+    """Half of the rows and the other half; the events by themselves once there is one row, then half of its values; None for a
+    single value or event."""
     rows = sum(group.rows for group in groups)
     if rows + len(events) <= 1:
-        return None
+        return _halves_of_row(groups) if rows else None
     if rows == 1 and events:  # the row by itself, then the events
         return (list(groups), []), ([], list(events))
     goal = rows // 2
@@ -38,6 +39,19 @@ def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, C
             right.append(_rows(group, range(take, group.rows)))
     middle = len(events) if rows else len(events) // 2
     return (left, list(events[:middle])), (right, list(events[middle:]))
+
+
+def _halves_of_row(groups: Sequence[Group]) -> tuple[Content, Content] | None:
+    (row,) = (group for group in groups if group.rows)
+    names = list(row.values)
+    if len(names) == 1:
+        return None
+    middle = len(names) // 2
+    left, right = (
+        Group(step=row.step, time=row.time, monotonic=row.monotonic, values={name: row.values[name] for name in half})
+        for half in (names[:middle], names[middle:])
+    )
+    return ([left], []), ([right], [])
 
 
 def thin(groups: list[Group], events: list[Event]) -> Content:

@@ -64,6 +64,21 @@ def test_a_single_row_is_parted_from_the_events_and_those_are_halved() -> None:
     assert halves([], told[:1]) is None
 
 
+def test_a_single_row_is_halved_down_to_its_values() -> None:
+    empty, row = columns([], a=[]), columns([7], a=[0.1], b=[0.5], c=[0.25])
+    parts = halves([empty, row], [])
+    assert parts is not None
+    (left, _), (right, _) = parts
+    assert [*left[0].values, *right[0].values] == ["a", "b", "c"]
+    assert halves(left, []) is None
+    found = halves(right, [])
+    assert found is not None
+    for name, ((group,), events) in zip("bc", found, strict=True):
+        assert (group.step, group.time, group.monotonic, group.values, events) == (
+            row.step, row.time, row.monotonic, {name: row.values[name]}, [],
+        )  # fmt: skip
+
+
 def test_the_size_of_a_group_is_that_of_all_its_columns() -> None:
     one = columns([1, 2, 3], a=[0.5] * 3, b=[0.5] * 3)
     assert raw_size(one) == sum(map(len, (one.step, one.time, one.monotonic, *one.values.values())))
