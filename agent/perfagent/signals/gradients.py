@@ -348,6 +348,8 @@ def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) ->
     try:
         with torch.no_grad():
             reading = collect(order.norms(gradients, plan.dtype))
+    except torch.OutOfMemoryError:
+        raise
     except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another kind than its parameter
         return None
     return None if reading is None else GradientNorms([(reading, order.places)], plan.sizes, plan, sharded=plan.sharded)

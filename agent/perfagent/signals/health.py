@@ -10,8 +10,10 @@ them asking another.
 
 from __future__ import annotations
 
+import contextlib
 import math
 import operator
+import sys
 import time
 import weakref
 from collections.abc import Callable, Sequence
@@ -33,6 +35,9 @@ DEEPER = 16
 _MOST_TOLD = 64
 """Parameters of a run whose NaN and Inf are told number by number: names are limited."""
 _MOST_OTHERS = 256
+_WITHOUT_ROOM = 1000
+"""Steps without a pass where the device had no room for one: at each failed allocation torch gives back all that it holds in
+reserve, and waits for the device."""
 _gradient = operator.attrgetter("grad")
 
 
@@ -67,6 +72,13 @@ class Health:
 
     def measure(self, p: Progress, optimizer: Any, *, after: bool = False) -> None:
         """A pass over the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
+        try:
+            self._measure(p, optimizer, after=after)
+        except sys.modules["torch"].OutOfMemoryError:  # no fault of the hook that asked, which counts the steps
+            p.measure_at = p.completed + _WITHOUT_ROOM
+            self._planned_ns = 0.0  # nor does it come back earlier
+
+    def _measure(self, p: Progress, optimizer: Any, *, after: bool) -> None:
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
         plan = self._plan
@@ -157,7 +169,8 @@ class Health:
             self._others_ns += looked.cost_ns
             self._looks_at = None
         if kept is not None:
-            p.moved = kept.compare(parameters_of(optimizer))
+            with contextlib.suppress(sys.modules["torch"].OutOfMemoryError):
+                p.moved = kept.compare(parameters_of(optimizer))
             model = _alive(p.found)
             if model is not None:
                 self._look_for_dead_units(p, model)

@@ -10,6 +10,8 @@ import torch
 from builders import until
 from torch import nn
 
+from perfagent.hooks import guard
+from perfagent.hooks.progress import state
 from perfagent.signals.gradients import Plan, gradients_of, norms
 
 
@@ -367,6 +369,28 @@ def test_no_pass_becomes_part_of_a_cuda_graph(monkeypatch):
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert norms([None, Gradient()]) is None
+
+
+def test_a_device_without_room_for_a_pass_costs_that_pass_only(record, monkeypatch):
+    """The allocation fails in the hook that counts the steps: it was turned off, and with it all that a run shows."""
+    asked = []
+
+    def full(*_arguments, **_options):
+        asked.append(state.current.completed)
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB.")
+
+    monkeypatch.setattr(torch, "_foreach_norm", full)
+    model = small()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(4):
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+    assert not guard.failures
+    state.current.health.come_back(state.current)
+    assert state.current.measure_at >= 1000
+    assert asked == [0], "each failure makes torch give back what it holds in reserve"
+    assert [number for number, _ in recorded.steps()] == [1, 2, 3, 4]
 
 
 def test_nothing_is_read_back_on_the_training_thread():
