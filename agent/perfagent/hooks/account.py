@@ -525,30 +525,42 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
     """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
 
     Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
-    unless another batch was fetched: then the loop discarded the first ones. Where no model was called in between, all are of one
-    forward pass, and the loop combines what each of its losses gives (gradient surgery).
+    unless another batch was fetched: then the loop discarded the first ones (a window that the end of an epoch cut short). Where
+    no model was called in between, all are of one forward pass, and the loop combines what each of its losses gives (gradient
+    surgery).
     """
     roots: list[Root] = []
     earlier: list[Root] = []
     first: list[Root] = []
     before = None
     calls = calls_before = 0  # of models; until the gradients were cleared
+    fetched = False  # since the last of the passes
     for entry in entries:
         kind = entry[0]
         if kind == BACKWARD and entry[3] is not None:
             if first and not roots and calls and calls == calls_before:
                 first, roots = [], first
             roots.append(Root(entry[3], entry[4]))
+            fetched = False
         elif kind in (FORWARD, BESIDE):
             calls += 1
-        elif kind == CLEARED and (before == BACKWARD_END or (before == OPTIMIZER and roots)):
+        elif kind == CLEARED and roots and before not in (FORWARD, RETURNED):
             first, roots, calls_before = first or roots, [], calls
-        elif kind == DATA and entry[4] is not None and first and not roots:
-            first, roots = [], [] if _are_finite(first) else first  # a loss that is no number is told in any case
+            if fetched:
+                first, roots = _discarded(first)
+        elif kind == DATA and entry[4] is not None:
+            fetched = True
+            if first and not roots:
+                first, roots = _discarded(first)
         elif kind == OPTIMIZER_END and (first or roots):
             earlier, first, roots = first or roots, [], []
         before = kind
     return first or roots or earlier
+
+
+def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:
+    """What is left of losses that the loop discarded, as `roots_of` goes on: one that is no number is told in any case."""
+    return [], [] if _are_finite(roots) else roots
 
 
 def _are_finite(roots: Sequence[Root]) -> bool:

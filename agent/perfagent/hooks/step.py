@@ -33,7 +33,8 @@ __all__ = [
     "watch_whole_step",
 ]  # fmt: skip
 
-_CLEARED_AFTER = (FORWARD, RETURNED, BACKWARD_END, OPTIMIZER)
+_IN_FORWARD = (FORWARD, RETURNED)
+_CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
 _RAISED = 64
 """Steps of other optimizers after which one that began its step and never ended it has raised."""
 
@@ -295,19 +296,20 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
 
 
 def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
-    """zero_grad, watched where it stands between the model's call and backward, or discards what a backward pass has left."""
+    """zero_grad, watched where it stands between the model's call and backward, or discards what backward passes have left: at
+    once, or where the next epoch begins with a window of its own."""
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or not p.trace or p.trace[-1] not in _CLEARED_AFTER or p.thread != get_ident():
+        if p is None or not p.trace or not (p.roots or p.trace[-1] in _CLEARED_AFTER) or p.thread != get_ident():
             return original(self, *args, **kwargs)
         trace, began, after = p.trace, now(), p.trace[-1]
-        held = (after == BACKWARD_END or (after == OPTIMIZER and p.roots)) and _holds_gradients(p, self)
+        held = (p.roots or after == BACKWARD_END) and after not in _IN_FORWARD and _holds_gradients(p, self)
         try:
             return original(self, *args, **kwargs)
         finally:
-            in_forward, own = after in (FORWARD, RETURNED), after == BACKWARD_END and p.primary_id == id(self)
+            in_forward, own = after in _IN_FORWARD, after == BACKWARD_END and p.primary_id == id(self)
             if trace[-1] == after and (in_forward or own or (held and not _holds_gradients(p, self))):
                 trace.extend((began, now(), CLEARED))
 

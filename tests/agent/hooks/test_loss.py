@@ -234,6 +234,35 @@ def test_a_pass_that_the_loop_discards_is_none_of_the_step(record, model):
     assert [loss for _, loss in recorded.of("loss")] == printed
 
 
+@pytest.mark.parametrize("evaluates", [False, True])
+@pytest.mark.parametrize("clears", ["before the epoch", "with its first batch"])
+def test_a_window_that_the_end_of_an_epoch_cuts_short_is_none_of_the_next_step(record, model, clears, evaluates):
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model, optimizer=optimizer)
+    data, printed = torch.randn(5, 6, 8), []
+    for _ in range(3):
+        window = []
+        if clears == "before the epoch":
+            optimizer.zero_grad()
+        for number, x in enumerate(torch.utils.data.DataLoader(data, batch_size=None)):
+            if number % 2 == 0 and clears != "before the epoch":
+                optimizer.zero_grad()
+            loss = cross_entropy(model, x) / 2
+            loss.backward()
+            window.append(loss.item())
+            if number % 2:
+                printed.append(sum(window))
+                window = []
+                optimizer.step()
+                optimizer.zero_grad()
+        if evaluates:
+            with torch.no_grad():
+                for x in torch.utils.data.DataLoader(data, batch_size=None):
+                    model.eval()(x)
+            model.train()
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(printed, rel=1e-6)
+
+
 def test_checkpointing_calls_backward_inside_and_counts_once(record, model):
     from torch.utils.checkpoint import checkpoint
 
