@@ -11,14 +11,16 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from builders import free_port, until
 from faults.accounts import Accounts, row
+from ingest_server import Scripted
 
+import perfagent
 from perfagent.delivery import courier, segments, spool
 from perfagent.delivery.backlog import Backlog
 from perfagent.delivery.columns import Columns
@@ -27,6 +29,7 @@ from perfagent.delivery.dispatcher import Dispatcher
 from perfagent.delivery.segments import Segments
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport
+from perfagent.hooks import guard
 
 pytestmark = pytest.mark.fault
 
@@ -218,6 +221,64 @@ def test_a21_no_new_thread_at_the_interpreters_end_is_no_trouble_and_nothing_is_
 
 
 # ---- A23
+
+
+class Raising(logging.Handler):
+    """Of a script that wants a field in every record, or no warnings at all."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.records: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.name == "perfagent":
+            self.records.append(record.getMessage())
+            raise KeyError("request_id")
+
+
+@pytest.fixture
+def raising() -> Iterator[Raising]:
+    handler = Raising()
+    logger = logging.getLogger("perfagent")
+    logger.addHandler(handler)
+    logger.setLevel(logging.INFO)
+    yield handler
+    logger.removeHandler(handler)
+    logger.setLevel(logging.NOTSET)
+
+
+def test_a23_what_the_scripts_own_handler_of_logs_raises_stays_out_of_its_training(raising: Raising, tmp_path: Path) -> None:
+    run = perfagent.init(record=tmp_path)
+    run.log(None)  # type: ignore[arg-type]
+    run.alert("x", level="loud")
+
+    @guard.guarded
+    def hook() -> None:
+        raise ValueError("hook")
+
+    hook()
+    run.finish()
+    run.log({"late": 1.0})
+    guard.reset()
+    said = " | ".join(raising.records)
+    for words in ("log() takes a dict", "the level info", "turned off", "after the run's end"):
+        assert words in said
+
+
+def test_a23_a_handler_of_logs_that_raises_does_not_switch_the_agent_off_when_the_server_comes_back(
+    fault: Accounts, raising: Raising, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("perfagent.delivery.sender.AGAIN_S", 0.05)
+    server = fault.server()
+    sender = fault.sender(server)
+    sender._dispatch()._random.uniform = lambda a, b: 0.02  # type: ignore[method-assign]
+    for step in range(4):
+        server.script.append(Scripted(status=503))
+        sender.rows.append(row(step))
+        assert sender.flush(10)
+    assert sum("reachable again" in told for told in raising.records) == 4
+    assert (sender.disabled, sender.counters["errors"]) == (False, 0)
+    assert sorted(server.values("loss")) == [0, 1, 2, 3]
 
 
 def test_a23_a_callback_that_raises_is_off_after_three_errors_with_one_warning(

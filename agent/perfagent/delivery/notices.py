@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from perfagent.telling import logger
+
 if TYPE_CHECKING:
     from collections import Counter
 
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
     from perfagent.delivery.transport import Answer
 
 __all__ = ["Notices", "damage"]
-
-_log = logging.getLogger("perfagent")
 
 TELL_AGAIN_S = 600.0
 """On a bad line a server comes and goes all the time; that is told so often."""
@@ -121,10 +121,14 @@ class Notices:
 
     # ---- the server
 
+    def no_mirror(self, error: Exception) -> None:
+        why = f"perfagent: nothing more is written for TensorBoard: {error}; the run itself goes on"
+        self._sender.tell("mirror", logging.WARNING, why)
+
     def reachable(self, now: float, *, again: bool) -> None:
         """It answered; again: after failures."""
         if again:
-            _log.info("perfagent: server %s reachable again", self._sender.config.server)
+            logger.info("perfagent: server %s reachable again", self._sender.config.server)
         if now - self._unreachable_at >= TELL_AGAIN_S:
             self._sender.told.discard("unreachable")
 

@@ -1,0 +1,23 @@
+"""What the agent tells the user goes through the logger "perfagent", whose handlers and filters are the script's own: what they
+raise ends here. Without us nothing would have been logged, and nothing raised."""
+
+from __future__ import annotations
+
+import logging
+
+from perfagent.hooks.guard import by_signal
+
+__all__ = ["logger"]
+
+
+def _handled(record: logging.LogRecord) -> None:
+    try:
+        _handle(record)
+    except Exception as error:
+        if by_signal(error):  # the script's own, which came up in the midst of it
+            raise
+
+
+logger = logging.getLogger("perfagent")
+_handle = logger.handle
+logger.handle = _handled  # type: ignore[method-assign]
