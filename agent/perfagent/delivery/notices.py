@@ -121,10 +121,6 @@ class Notices:
 
     # ---- the server
 
-    def no_mirror(self, error: Exception) -> None:
-        why = f"perfagent: nothing more is written for TensorBoard: {error}; the run itself goes on"
-        self._sender.tell("mirror", logging.WARNING, why)
-
     def reachable(self, now: float, *, again: bool) -> None:
         """It answered; again: after failures."""
         if again:
