@@ -172,6 +172,14 @@ def test_a15_what_memory_held_to_the_end_and_no_disk_took_is_counted_too(
     assert "100 samples are lost" in caplog.text
 
 
+def test_a15_the_caps_of_a_sender_that_nobody_configured_are_those_that_are_promised(fault: Accounts) -> None:
+    """What happens at them is tested with smaller ones; 512 MB of disk are A05's, 16 MB A08's, 2000 series A20's."""
+    sender = fault.sender(f"http://127.0.0.1:{free_port()}", start=False)
+    kept, columns = sender.spool._backlog, sender._dispatch()._columns
+    assert (kept.max_bytes, kept.max_memory_bytes) == (512 * 2**20, 8 * 2**20)
+    assert (spool.QUARANTINE_BYTES, columns.max_series) == (16 * 2**20, 2000)
+
+
 def test_a15_a_lock_is_let_go_when_the_disk_refuses_the_rest_of_the_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
