@@ -6,6 +6,7 @@ about ranks is read in identity.py). An argument wins over the environment, the 
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import stat
 from dataclasses import dataclass, field, fields
@@ -58,6 +59,8 @@ class AgentConfig:
     """The run's id, when the user names it: the same id again is a new attempt of that run. PERFAGENT_RUN_ID."""
     record: Path | None = None
     """Folder to record into instead of sending: offline use, uploaded later by `perfagent sync`. PERFAGENT_RECORD."""
+    tensorboard: Path | None = None
+    """Folder for event files of TensorBoard, beside what is sent or recorded. PERFAGENT_TENSORBOARD."""
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     state_dir: Path = field(default_factory=_default_state_dir)
@@ -89,6 +92,8 @@ class AgentConfig:
             problem = identity_problem(kind, value)
             if problem is not None and not self.disabled:
                 raise ConfigError(f"{name} cannot be used: {problem}")
+        if self.tensorboard is not None and not self.disabled and importlib.util.find_spec("tensorboard") is None:
+            raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -120,7 +125,7 @@ class AgentConfig:
         values.update((name, value) for name, value in overrides.items() if value is not None)
         # a secret from a file ends with a line break
         values.update((name, values[name].strip()) for name in _STRIPPED if isinstance(values.get(name), str))
-        for name in ("record", "state_dir"):
+        for name in ("record", "state_dir", "tensorboard"):
             if name in values:
                 values[name] = _folder(name, values[name])
         if not isinstance(values.get("server", ""), str):
@@ -148,6 +153,7 @@ _VARIABLES = {
     "project": "PERFAGENT_PROJECT",
     "run_id": "PERFAGENT_RUN_ID",
     "record": "PERFAGENT_RECORD",
+    "tensorboard": "PERFAGENT_TENSORBOARD",
 }
 
 _STRIPPED = ("server", "api_key")

@@ -15,6 +15,7 @@ import time
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -356,7 +357,20 @@ class Run:
         self._context.install()
         state.current = self._progress
         instrument.when_torch_is_imported(_torch_came)
+        self.mirror(self.settings.tensorboard)
         self._sender.start()
+
+    def mirror(self, folder: Path | None) -> None:
+        """Writes event files of TensorBoard there as well, unless it does so somewhere already."""
+        if folder is None or self._sender.mirror is not None or self._sender.disabled:
+            return
+        try:
+            from perfagent.mirror.tensorboard import TensorBoardMirror
+
+            self._sender.mirror = TensorBoardMirror(folder)
+        except Exception as error:  # noqa: BLE001 - a disk that is full; a broken installation of somebody else's package
+            said = f"perfagent: nothing is written for TensorBoard into {folder}: {error}; the run itself goes on"
+            self._sender.tell("mirror", logging.WARNING, said)
 
     def _place(self) -> dict[str, Any]:
         """Which rank of how many this is, as far as that is known."""

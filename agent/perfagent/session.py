@@ -54,6 +54,7 @@ def attach(
     group: str | None = None,
     server: str | None = None,
     record: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
@@ -63,7 +64,8 @@ def attach(
     model, optimizer: what is trained; found by themselves when not given. config: a dict, dataclass or namespace; `run.config`
     may be added to later. notes: text for people, shown with the run, where they may change it. record: a
     folder to record into, without a server; where a run is current and this or server means another place, that run ends and
-    one begins there. start_step: the number of the first step to come, when training is resumed.
+    one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of the first step to
+    come, when training is resumed.
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
@@ -92,6 +94,7 @@ def attach(
         moves = names_place and _elsewhere(run, server, record)
         if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
+            run.mirror(AgentConfig.from_env(tensorboard=tensorboard).tensorboard)
             _named = _named or bool(name or project)
             return run
     if told is not None:
@@ -103,7 +106,7 @@ def attach(
             elif run is not None and unnamed:
                 run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
-    settings = AgentConfig.from_env(project=project, server=server, record=record, run_id=run_id)
+    settings = AgentConfig.from_env(project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id)
     if run is not None:
         run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
@@ -125,6 +128,7 @@ def init(
     group: str | None = None,
     server: str | None = None,
     record: str | os.PathLike[str] | None = None,
+    tensorboard: str | os.PathLike[str] | None = None,
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
@@ -138,6 +142,7 @@ def init(
         group=group,
         server=server,
         record=record,
+        tensorboard=tensorboard,
         run_id=run_id,
         start_step=start_step,
         notes=notes,

@@ -12,7 +12,7 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from perfagent.delivery.bell import give_way
@@ -31,7 +31,7 @@ from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.sender import Mirror, Sender
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 
@@ -256,7 +256,19 @@ class Dispatcher:
         if told:  # rows with other names besides stand in groups of their own
             newest = max(told, key=lambda group: group.monotonics()[-1])
             self.sender.newest_loss = newest.steps()[-1], newest.column("loss")[-1]
+        self._mirror(lambda mirror: mirror.take(groups, self.sender.reader.begins))
         return groups
+
+    def _mirror(self, write: Callable[[Mirror], None]) -> None:
+        """Has the mirror write, on rank 0; where it cannot, that is told and was the last time."""
+        mirror = self.sender.mirror
+        if mirror is None or self.sender.identity.rank:
+            return
+        try:
+            write(mirror)
+        except Exception as error:  # noqa: BLE001 - it is somebody else's code, on a disk that may be full
+            self.sender.mirror = None
+            self._notices.no_mirror(error)
 
     def _lost(self, row: Any) -> None:  # noqa: ARG002
         self.sender.counters["dropped"] += 1
@@ -485,6 +497,9 @@ class Dispatcher:
             self._drain(time.monotonic())
         self.spool.read_drafts()  # what of them is refused is told with the last rows
         self._drain(time.monotonic(), last=True)
+        if self.sender.mirror is not None:
+            self.spool.read_drafts()
+            self._mirror(lambda mirror: mirror.close())
         if self.sender.config.record is not None:
             self._identified = self._identified or self.sender.identity.poll()
             self._identify()

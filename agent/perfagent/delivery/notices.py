@@ -119,6 +119,10 @@ class Notices:
     def command_failed(self, error: Exception) -> None:
         self._warn("command", f"a command of the server failed: {type(error).__name__}: {error}")
 
+    def no_mirror(self, error: Exception) -> None:
+        why = f"perfagent: nothing more is written for TensorBoard: {error}; the run itself goes on"
+        self._sender.tell("mirror", logging.WARNING, why)
+
     # ---- the server
 
     def reachable(self, now: float, *, again: bool) -> None:

@@ -26,7 +26,7 @@ import threading
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -44,8 +44,9 @@ if TYPE_CHECKING:
     from perfagent.delivery.transport import Transport
     from perfagent.hooks.progress import Progress
     from perfagent.identity import Identity
+    from perfagent.wire import Group
 
-__all__ = ["Deferred", "Sender", "Source"]
+__all__ = ["Deferred", "Mirror", "Sender", "Source"]
 
 MAX_ROWS = 50_000
 MAX_EVENTS = 10_000
@@ -60,6 +61,16 @@ class Deferred(Protocol):
 
     def row(self) -> AnyRow:
         """The row, once it is ready."""
+
+
+class Mirror(Protocol):
+    """Where what is recorded is written as well. Both raise OSError where that cannot be."""
+
+    def take(self, groups: Iterable[Group], begins: deque[int]) -> None:
+        """Samples that were recorded. begins: steps with which epochs began; whoever uses them takes them out."""
+
+    def close(self) -> None:
+        """There will be no more."""
 
 
 class Happened(NamedTuple):
@@ -110,6 +121,8 @@ class Sender:
         """log() calls so far, and their values; those right behind another one, and theirs (for the governor)."""
         self.stepped = (0, 0)
         """Plain steps so far, and the entries of their traces (for the governor)."""
+        self.mirror: Mirror | None = None
+        """Where rank 0 writes what it records as well; the session puts one here if that is wanted."""
         self.newest_loss: tuple[int, float] | None = None
         """Step and value of the last loss that was read: for whoever shows the run."""
         self.events: deque[Happened] = deque(maxlen=MAX_EVENTS)

@@ -136,6 +136,8 @@ class Account:
         """Finds evaluations (evaluation.py); asked where a trace may hold one."""
         self.feeding = 0
         """The loader whose batches are followed by backward passes, by its id; 0 from the end of its epoch on."""
+        self.epochs = 0
+        """How often such a loader has come to its end."""
 
     def read(self, entries: Sequence[Entry], *, device: bool = False) -> Breakdown:
         """device: the entries carry events of a device clock."""
@@ -296,6 +298,7 @@ class Account:
             for one in [one for one in self._waiting if one not in self._fed and one not in self._fetched]:
                 del self._waiting[one]
         elif loader in self._fed or self._fetched == {loader: 1}:  # of one batch, its end is found by looking ahead
+            self.epochs += loader in self._fed - self._over
             self._over.add(loader)  # what was fetched ahead of it is yet to come
         else:
             self._waiting.pop(loader, None)

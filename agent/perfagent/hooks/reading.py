@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +37,7 @@ Row = tuple[int, float, float, tuple[str, ...], list[float]]
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
+_MOST_BEGINS = 1000
 
 
 class Note(NamedTuple):
@@ -71,6 +73,8 @@ class StepReader:
         """Unix time at the beginning of the monotonic clock."""
         self.investigator: Investigator | None = None
         self.flops: StepFlops | None = None
+        self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
+        """Steps with which epochs began, the first one aside, for whoever sums over epochs and takes them out."""
 
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
@@ -91,7 +95,10 @@ class StepReader:
         if clock is not None:
             entries = with_divisors(entries)
         ended = entries[-1][1]
+        epochs = self.account.epochs
         parts = self.account.read(entries, device=clock is not None)
+        if self.account.epochs != epochs:
+            self.begins.append(note.step)
         values: dict[str, float] = {}
         loss = self._loss(note, parts, entries)
         if loss is not None and not self.loss_by_user:

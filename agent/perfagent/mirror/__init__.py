@@ -1,0 +1,1 @@
+"""What a run records, written beside it for other programs to show."""

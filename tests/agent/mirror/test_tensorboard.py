@@ -1,0 +1,166 @@
+"""The event files are what was recorded, read by TensorBoard's own reader."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import textwrap
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment
+
+import perfagent
+from perfagent import session
+from perfagent.errors import ConfigError
+from perfagent.mirror.epochs import Epochs
+from perfagent.wire import Group
+
+LOOP = """
+    import time
+    import torch
+    import perfagent
+
+    run = perfagent.attach(tensorboard="board")
+    model = torch.nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    loader = torch.utils.data.DataLoader(torch.randn(20, 8), batch_size=4)
+    held_out = torch.utils.data.DataLoader(torch.randn(8, 8), batch_size=4)
+    for epoch in range(3):
+        for x in loader:
+            model(x).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(0.002)
+            run.log({"mine": float("nan") if run.steps_done == 7 else 0.5 * run.steps_done})
+        with torch.no_grad():
+            for x in held_out:
+                model(x)
+"""
+CLOSE = """while epoch == 0 and run._sender.mirror._file is None:
+            time.sleep(0.01)
+        if epoch == 0:
+            import os; os.close(run._sender.mirror._file.fd)
+        with torch.no_grad():"""
+
+
+def trained(folder: Path, script: str = LOOP) -> tuple[Recording, str]:
+    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return Recording(folder / "record"), done.stderr
+
+
+def read(folder: Path) -> dict[str, list[tuple[int, float]]]:
+    """(step, value) of every tag."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    read = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    read.Reload()
+    return {tag: sorted((one.step, one.value) for one in read.Scalars(tag)) for tag in read.Tags()["scalars"]}
+
+
+def same(one: list[tuple[int, float]], other: list[tuple[int, float]]) -> bool:
+    """Event files hold float32."""
+    return [step for step, _ in one] == [step for step, _ in other] and all(
+        math.isclose(a, b, rel_tol=1e-6) or (math.isnan(a) and math.isnan(b)) for (_, a), (_, b) in zip(one, other, strict=True)
+    )
+
+
+@pytest.fixture(scope="module")
+def loop(tmp_path_factory: pytest.TempPathFactory) -> tuple[Recording, dict[str, list[tuple[int, float]]]]:
+    folder = tmp_path_factory.mktemp("loop")
+    recording, said = trained(folder)
+    assert said == ""
+    return recording, read(folder / "board")
+
+
+def test_every_series_is_in_the_event_file_value_by_value(loop):
+    recording, board = loop
+    assert same(board["mine"], [(step, math.nan if step == 7 else 0.5 * step) for step in range(1, 16)])
+    for name in ("loss", "lr", "step_time_s", "phase/forward_s", "samples_per_s", "process/rss_bytes", "mine"):
+        assert same(board[name], recording.series(name)), name
+    assert same(board["System/Samples_Per_Second"], board["samples_per_s"])
+
+
+def test_the_sums_over_epochs_stand_at_the_last_step_of_each(loop):
+    recording, board = loop
+    times = dict(recording.series("step_time_s"))
+    for tag, name in (("forward", "forward"), ("backward", "backward"), ("optimizer", "optimizer"), ("data_loading", "data")):
+        phase = dict(recording.series(f"phase/{name}_s"))
+        sums = [(end, sum(phase.get(step, 0.0) for step in range(end - 4, end + 1) if step in times)) for end in (5, 10, 15)]
+        assert same(board[f"perf/epoch_{tag}_time"], sums)
+        if name == "data":
+            ratios = [(end, 100 * spent / sum(times.get(step, 0.0) for step in range(end - 4, end + 1))) for end, spent in sums]
+            assert same(board["perf/epoch_data_loading_ratio"], ratios)
+    for (_, compute), (_, data) in zip(board["perf/epoch_compute_ratio"], board["perf/epoch_data_loading_ratio"], strict=True):
+        assert 0 < compute < compute + data < 100
+    assert 0.01 < board["perf/epoch_avg_memory_gb"][-1][1] < 20
+
+
+def test_a_loop_without_a_loader_is_one_epoch(tmp_path):
+    trained(tmp_path, LOOP.replace("for x in loader:", "for x in torch.randn(5, 4, 8):"))
+    assert [step for step, _ in read(tmp_path / "board")["perf/epoch_forward_time"]] == [15]
+
+
+def test_a_rank_above_zero_writes_nothing(tmp_path):
+    trained(tmp_path, LOOP.replace('tensorboard="board")', 'tensorboard="board"); run._identity.rank = 1'))
+    assert not (tmp_path / "board").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_told_and_the_run_goes_on(tmp_path):
+    recording, said = trained(tmp_path, LOOP.replace('tensorboard="board"', 'tensorboard="/proc/board"'))
+    (line,) = said.splitlines()
+    assert line.startswith("perfagent: nothing more is written for TensorBoard: [Errno 2]")
+    assert line.endswith("'/proc/board'; the run itself goes on")
+    assert len(recording.series("loss")) == 15
+
+
+def test_a_file_that_is_closed_meanwhile_is_told_once_and_the_run_goes_on(tmp_path):
+    recording, said = trained(tmp_path, LOOP.replace("with torch.no_grad():", CLOSE))
+    (line,) = said.splitlines()
+    assert line.startswith("perfagent: nothing more is written for TensorBoard: its file in ")
+    assert len(recording.series("loss")) == 15
+
+
+def test_a_run_that_is_current_is_mirrored_from_then_on(tmp_path):
+    trained(tmp_path, LOOP.replace("run = perfagent.attach(", "perfagent.init(); run = perfagent.attach("))
+    assert len(read(tmp_path / "board")["loss"]) == 15
+
+
+def test_the_environment_names_the_folder_too(tmp_path):
+    named = "import os; os.environ['PERFAGENT_TENSORBOARD'] = 'board'\n"
+    trained(tmp_path, named + textwrap.dedent(LOOP).replace('tensorboard="board"', ""))
+    assert len(read(tmp_path / "board")["loss"]) == 15
+
+
+def test_without_the_package_it_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path / "record"))
+    with pytest.raises(ConfigError, match="pip install tensorboard"):
+        perfagent.init(tensorboard=tmp_path / "board")
+    assert session.current() is None
+    monkeypatch.setenv("PERFAGENT_TENSORBOARD", str(tmp_path / "board"))
+    with pytest.raises(ConfigError, match=r"PERFAGENT_TENSORBOARD: .*pip install tensorboard"):
+        perfagent.init()
+
+
+def test_epochs_end_where_they_end_however_the_samples_come():
+    """Frames are cut anywhere, and one may hold several epochs, or the beginning of one of which there is nothing yet."""
+    steps = range(1, 31)
+    begins = [11, 14, 31]
+    for size in (1, 3, 7, 30):
+        epochs, found = Epochs(), []
+        for first, behind in pairwise([*range(1, 31, size), 31]):
+            part = [step for step in steps if first <= step < behind]
+            values = {"step_time_s": [1.0] * len(part), "phase/data_s": [0.5] * len(part)}
+            group = Group(part, [float(step) for step in part], part, values)
+            found += epochs.add([group], [begin for begin in begins if first <= begin < behind or (begin == 31 and behind == 31)])
+        assert [(epoch.step, epoch.values["perf/epoch_time"]) for epoch in found] == [(10, 10.0), (13, 3.0), (30, 17.0)]
+        assert [*epochs.end()] == []
