@@ -90,6 +90,8 @@ class Dispatcher:
         self._notices = Notices(sender, self.spool.folder)
         self._collector = Collector(sender, self._columns, self.spool.read_drafts, self._lost)
         self._newest_event = self._taken_events = 0
+        self._events_full = False
+        """Whether there was room for no more events when they were taken last."""
         self._all_written = True
         """Whether the disk took every draft since the last time they were read."""
         self._courier: Courier | None = None
@@ -170,7 +172,8 @@ class Dispatcher:
         if self.sender.counters["overflows"]:
             self._notices.overflow()
         events: list[Event] = []
-        for _ in range(len(self.sender.events)):  # what comes meanwhile may come faster than this loop ends
+        waiting = len(self.sender.events)
+        for _ in range(waiting):  # what comes meanwhile may come faster than this loop ends
             event = self.sender.events.popleft()._asdict()
             self._newest_event = max(self._newest_event, event.pop("number"))
             self._taken_events += 1
@@ -184,7 +187,7 @@ class Dispatcher:
                 continue
             events.append(Event(**event))
             self._urgent = self._urgent or event["kind"] in URGENT
-        self._count_overflow()
+        self._count_overflow(full=waiting == self.sender.events.maxlen)
         if not taken.total and not events:
             self._keep_early()
             return
@@ -209,13 +212,14 @@ class Dispatcher:
             self._all_written = False
             self._notices.disk(self.spool.error)
 
-    def _count_overflow(self) -> None:
-        """Events that had to make room for others before they were taken. (One that has its number and is just being put in
-        looks like one of them, until it is taken.)"""
+    def _count_overflow(self, *, full: bool) -> None:
+        """Events that had to make room for others before they were taken. full: there was no room for more, so that there may be
+        some: else one that has its number, and is just being put in, would look like one of them."""
+        before, self._events_full = self._events_full, full
         gone = self._newest_event - self._taken_events
-        if gone > self.sender.counters["event_overflows"]:
+        if (full or before) and gone > self.sender.counters["event_overflows"]:
+            self.sender.counters["event_overflows"] = gone
             self._notices.event_overflow()
-        self.sender.counters["event_overflows"] = gone
 
     def _keep_early(self) -> None:
         if self._collector.aside and self.sender.progress is not None:

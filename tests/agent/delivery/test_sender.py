@@ -432,6 +432,25 @@ def test_alerts_that_came_too_fast_are_counted_one_by_one(
     assert len([record for record in caplog.records if "came faster" in record.message]) == 1
 
 
+def test_alerts_out_of_order_are_no_drop(tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture) -> None:
+    """Two threads may put them in in the other order than they were numbered, and one is put first on purpose."""
+    sender = make(tmp_path, transport)
+    for number in range(5):
+        sender.event("alert", {"title": str(number)})
+    last = sender.events.pop()
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        sender.events.appendleft(last)
+        held = sender.events.pop()
+        sender.start()
+        assert sender.flush(30)
+        sender.events.append(held)
+        assert sender.flush(30)
+        sender.close("finished")
+    assert sum(event.kind == "alert" for frame in transport.frames for event in frame.events) == 5
+    assert not sender.counters["event_overflows"]
+    assert not caplog.records
+
+
 def test_alerts_that_never_stop_coming_keep_nothing_from_being_written(tmp_path: Path, transport: RecordingTransport) -> None:
     sender = make(tmp_path, transport)
 
