@@ -75,15 +75,7 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:  # noqa: N807
         p = state.current
-        if p is None or p.data_depth or p.phase_depth or p.thread != get_ident():
-            return original(self)
-        p.data_depth = 1
-        began = now()
-        try:
-            return original(self)
-        finally:
-            p.data_depth = 0
-            p.trace.extend((began, now(), 0, None, DATA))
+        return original(self) if p is None else _begun(p, original, self)
 
     return __iter__
 
@@ -133,7 +125,7 @@ _numbers = count(1)
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
     """The items of any iterable, with the wait for each counted as data wait."""
     loader = next(_numbers)
-    iterator = _begun(p, iterable)
+    iterator = _begun(p, iter, iterable)
     while True:
         if not _counts(p):
             try:
@@ -166,13 +158,14 @@ def _counts(p: Progress) -> bool:
     return p is state.current and p.thread == get_ident() and not p.data_depth and not p.phase_depth
 
 
-def _begun(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
+def _begun(p: Progress, begin: Callable[[Any], Any], iterable: Any) -> Any:
+    """An iterator of it; starting the workers of a loader is data wait."""
     if not _counts(p):
-        return iter(iterable)
+        return begin(iterable)
     p.data_depth = 1
     began = now()
     try:
-        return iter(iterable)
+        return begin(iterable)
     finally:
         p.data_depth = 0
         p.trace.extend((began, now(), 0, None, DATA))

@@ -159,8 +159,10 @@ def test_epochs_end_where_they_end_however_the_samples_come():
         epochs, found = Epochs(), []
         for first, behind in pairwise([*range(1, 31, size), 31]):
             part = [step for step in steps if first <= step < behind]
-            values = {"step_time_s": [1.0] * len(part), "phase/data_s": [0.5] * len(part)}
+            values = {"step_time_s": [1.0] * len(part), "phase/data_s": [0.5] * len(part), "phase/comm_s": [0.25] * len(part)}
             group = Group(part, [float(step) for step in part], part, values)
             found += epochs.add([group], [begin for begin in begins if first <= begin < behind or (begin == 31 and behind == 31)])
         assert [(epoch.step, epoch.values["perf/epoch_time"]) for epoch in found] == [(10, 10.0), (13, 3.0), (30, 17.0)]
+        assert {epoch.values["perf/epoch_data_loading_ratio"] for epoch in found} == {50.0}
+        assert {epoch.values["perf/epoch_communication_ratio"] for epoch in found} == {25.0}
         assert [*epochs.end()] == []
