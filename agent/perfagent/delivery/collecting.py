@@ -21,11 +21,11 @@ from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
-from perfagent.hooks.account import entry_count
 from perfagent.hooks.layout import StepPacker
 from perfagent.hooks.progress import Mark
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import EarlyLog, StepRow
+from perfagent.hooks.trace import entry_count
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender

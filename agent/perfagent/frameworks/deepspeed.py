@@ -20,13 +20,13 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Value, take
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
 from perfagent.hooks.backward import begin_pass, remember
 from perfagent.hooks.guard import guarded, keep_out_of_frames
 from perfagent.hooks.living import living
 from perfagent.hooks.model import owned
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.step import finish_step, make_primary
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
 from perfagent.signals.sharding import zero_pieces
 
 if TYPE_CHECKING:

@@ -1,72 +1,37 @@
-"""Turns the stamps of a step into the time of each phase and the number of samples. Runs on the sender's thread, in step order.
-
-A step's trace is one flat list, since what is in it is looked at on another processor: entry by entry the fields and then the
-kind, so that the last item tells what happened last. What it may hold, in the order in which it happened (time in ns; event: of
-the device clock, or None):
-
-    began, ended, loader, size, DATA        a wait for data; size is None when it only started workers (loader 0) or ended an
-                                            epoch
-    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
-    ended, event, holds_loss, RETURNED      it returned
-    began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
-                                            where that is no loss; divided: the user scaled it: by what a division made it,
-                                            True where a product did or that is not known, False where neither did
-    ended, event, BACKWARD_END
-    began, event, OPTIMIZER                 the optimizer's step, or GradScaler.step around it
-    ended, event, OPTIMIZER_END
-    began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
-                                            ends where the device's time is meant, else None twice
-    began, ended, CLEARED                   zero_grad between the model's call and backward; or of the gradients of the optimizer
-                                            that counts, after a backward pass
-    began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
-    began, event, ended, BESIDE             another model was called with gradients, while the root's pass did not run (beside.py)
-
-`entries_of` makes tuples of them, the kind first: what those read that are not in a hurry.
-"""
+"""Turns the stamps of a step (trace.py) into the time of each phase and the number of samples. Runs on the sender's thread, in
+step order."""
 
 from __future__ import annotations
 
-import math
 from collections import deque
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
-from perfagent.device import Reading, Value, value_of
+from perfagent.device import Value
 from perfagent.hooks.passes import ForwardPass, Size
+from perfagent.hooks.trace import (
+    BACKWARD,
+    BACKWARD_END,
+    BESIDE,
+    CLEARED,
+    DATA,
+    EVALUATED,
+    FORWARD,
+    NEWEST,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    PHASE,
+    RETURNED,
+    Entry,
+)
 
-__all__ = [
-    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "OPTIMIZER",
-    "OPTIMIZER_END", "PHASE", "RETURNED", "Account", "Breakdown", "Divided", "Entry", "Root", "Trace", "backward_since",
-    "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs", "roots_of", "shorten", "trace_of",
-    "with_divisors",
-]  # fmt: skip
+__all__ = ["Account", "Breakdown"]
 
-DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
-FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6, 4)
-"""Items of an entry in a trace, by its kind."""
-_HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
-MOST_ITEMS = 400_000
-"""Of a trace that no step ends."""
-Trace = list[Any]
-Entry = tuple[Any, ...]
-
-_NEWEST = 64
 _MOST_BATCHES = 256
 """Batches of one loader that may wait for a backward pass (evaluation loaders never get one)."""
 _MOST_LOADERS = 8
 _WHOLE = 8
 """So many batches in a row, each of one step, and batches are no longer taken in parts."""
-
-
-Divided = Value | bool
-
-
-class Root(NamedTuple):
-    """The tensor a backward pass started from."""
-
-    value: Value | None
-    divided: Divided
-
 
 _NOTHING: dict[str, Any] = {}
 
@@ -418,7 +383,7 @@ def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) 
     spans: list[tuple[int, int]] = []
     ungraded: list[tuple[int, int]] = []
     root = forward = backward = optimizer = 0
-    for entry in entries[max(0, first - _NEWEST) : phase]:
+    for entry in entries[max(0, first - NEWEST) : phase]:
         kind, at = entry[0], entry[1]
         if kind == DATA or (kind == PHASE and entry[4] is None):
             spans.append((at, entry[2]))
@@ -462,123 +427,3 @@ def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end:
         device.setdefault(phase, []).append((begin, end))
 
 
-def entries_of(trace: Sequence[Any]) -> list[Entry]:
-    """Raises ValueError, IndexError or TypeError for what is no trace (damaged on the disk)."""
-    found: list[Entry] = []
-    end = len(trace)
-    while end:
-        kind = trace[end - 1]
-        begin = end - FIELDS[kind]
-        if begin < 0:
-            raise ValueError(f"an entry of kind {kind} has {FIELDS[kind]} items, {end} are left")
-        found.append((kind, *trace[begin : end - 1]))
-        end = begin
-    found.reverse()
-    return found
-
-
-def trace_of(entries: Sequence[Entry]) -> Trace:
-    """The trace that holds these."""
-    return [item for entry in entries for item in (*entry[1:], entry[0])]
-
-
-def entry_count(trace: Sequence[Any]) -> int:
-    """About how many entries a trace has: those of a usual step have four items on average. A fetch, which is what a trace begins
-    with where there is a loader, counts twice, as it costs."""
-    return len(trace) // 4 + (trace[4:5] == [DATA])
-
-
-def shorten(trace: Trace) -> None:
-    """Drops the older half of a trace that no step ends."""
-    entries = entries_of(trace)
-    trace[:] = trace_of(entries[len(entries) // 2 :])
-
-
-def events_of(entries: Sequence[Entry]) -> list[Any]:
-    """The events of the device clock in a trace, those of its last entry last."""
-    events = [event for entry in entries if entry[0] in (PHASE, EVALUATED) for event in entry[4:] if event is not None]
-    return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
-
-
-def forward_runs(trace: Trace) -> bool:
-    """Whether the root was called and its forward pass is not over: looked for in the newest entries only."""
-    end = len(trace)
-    for _ in range(_NEWEST):
-        kind = trace[end - 1] if end else OPTIMIZER_END
-        if kind in (BACKWARD_END, OPTIMIZER_END) or (kind == RETURNED and trace[end - 2]):
-            return False
-        if kind == FORWARD:
-            return True
-        end -= FIELDS[kind]
-    return False
-
-
-def backward_since(trace: Trace, at: int) -> bool:
-    """Whether a backward pass has ended since the trace was that long."""
-    end = len(trace)
-    while end > at:
-        kind = trace[end - 1]
-        if kind == BACKWARD_END:
-            return True
-        end -= FIELDS[kind]
-    return False
-
-
-def roots_of(entries: Sequence[Entry]) -> list[Root]:
-    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
-
-    Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
-    unless another batch was fetched: then the loop discarded the first ones (a window that the end of an epoch cut short). Where
-    no model was called in between, all are of one forward pass, and the loop combines what each of its losses gives (gradient
-    surgery).
-    """
-    roots: list[Root] = []
-    earlier: list[Root] = []
-    first: list[Root] = []
-    before = None
-    calls = calls_before = 0  # of models; until the gradients were cleared
-    fetched = False  # since the last of the passes
-    for entry in entries:
-        kind = entry[0]
-        if kind == BACKWARD and entry[3] is not None:
-            if first and not roots and calls and calls == calls_before:
-                first, roots = [], first
-            roots.append(Root(entry[3], entry[4]))
-            fetched = False
-        elif kind in (FORWARD, BESIDE):
-            calls += 1
-        elif kind == CLEARED and roots and before not in (FORWARD, RETURNED):
-            first, roots, calls_before = first or roots, [], calls
-            if fetched:
-                first, roots = _discarded(first)
-        elif kind == DATA and entry[4] is not None:
-            fetched = True
-            if first and not roots:
-                first, roots = _discarded(first)
-        elif kind == OPTIMIZER_END and (first or roots):
-            earlier, first, roots = first or roots, [], []
-        before = kind
-    return first or roots or earlier
-
-
-def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:
-    """What is left of losses that the loop discarded, as `roots_of` goes on: one that is no number is told in any case."""
-    return [], [] if _are_finite(roots) else roots
-
-
-def _are_finite(roots: Sequence[Root]) -> bool:
-    """False where they are still on a device."""
-    return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)
-
-
-def with_divisors(entries: list[Entry]) -> list[Entry]:
-    """The entries with what losses were divided by, which was on its way from a device; once, when ready."""
-    for place, entry in enumerate(entries):
-        if entry[0] == BACKWARD and isinstance(entry[4], Reading):
-            entries[place] = (*entry[:4], value_of(entry[4]))
-    return entries
-
-
-def forward_passes(entries: Sequence[Entry]) -> int:
-    """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
-    return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -14,9 +14,10 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import DeviceClock, take
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, MOST_ITEMS, Divided, Root
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.roots import Divided, Root
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, MOST_ITEMS
 
 __all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 

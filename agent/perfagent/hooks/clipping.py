@@ -16,9 +16,9 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import Value, is_captured, take
-from perfagent.hooks.account import Trace, backward_since
 from perfagent.hooks.guard import guarded
 from perfagent.hooks.progress import Progress, state
+from perfagent.hooks.trace import Trace, backward_since
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
 

@@ -23,10 +23,10 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
-from perfagent.hooks.account import PHASE
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames
 from perfagent.hooks.phases import device_mark
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.trace import PHASE
 
 __all__ = ["COLLECTIVES", "install"]
 

@@ -14,11 +14,11 @@ from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
-from perfagent.hooks.account import DATA, MOST_ITEMS, shorten
 from perfagent.hooks.evaluation import interrupted
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
+from perfagent.hooks.trace import DATA, MOST_ITEMS, shorten
 from perfagent.hooks.unseen import read_on
 from perfagent.signals.throughput import Measure, reader
 

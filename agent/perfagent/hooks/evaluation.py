@@ -18,7 +18,13 @@ from collections.abc import Callable, Iterator
 from itertools import islice
 from typing import Any
 
-from perfagent.hooks.account import (
+from perfagent.hooks.account import Account
+from perfagent.hooks.checkpoint import Patch, replace_when_imported
+from perfagent.hooks.guard import guarded, not_traced
+from perfagent.hooks.phases import device_mark, tell, watch_phase
+from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.row import StepRow
+from perfagent.hooks.trace import (
     BACKWARD,
     BACKWARD_END,
     BESIDE,
@@ -30,18 +36,12 @@ from perfagent.hooks.account import (
     OPTIMIZER_END,
     PHASE,
     RETURNED,
-    Account,
     Entry,
     Trace,
     entries_of,
     shorten,
     trace_of,
 )
-from perfagent.hooks.checkpoint import Patch, replace_when_imported
-from perfagent.hooks.guard import guarded, not_traced
-from perfagent.hooks.phases import device_mark, tell, watch_phase
-from perfagent.hooks.progress import Progress, now
-from perfagent.hooks.row import StepRow
 from perfagent.hooks.unseen import unseen_evaluations
 
 __all__ = ["EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]

@@ -18,7 +18,6 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.account import DATA, FIELDS, FORWARD, RETURNED
 from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.guard import failed, failures, not_traced, untraced
@@ -26,6 +25,7 @@ from perfagent.hooks.living import living
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.standing import CALL, Standing, copy_that_calls
+from perfagent.hooks.trace import DATA, FIELDS, FORWARD, RETURNED
 
 __all__ = ["Watched", "size_of_call", "watch_forward"]
 

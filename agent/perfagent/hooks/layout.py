@@ -15,7 +15,8 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
-from perfagent.hooks.account import (
+from perfagent.hooks.reading import Note
+from perfagent.hooks.trace import (
     BACKWARD,
     BACKWARD_END,
     CLEARED,
@@ -28,7 +29,6 @@ from perfagent.hooks.account import (
     Trace,
     entries_of,
 )
-from perfagent.hooks.reading import Note
 
 __all__ = ["Layout", "StepPacker", "Steps", "count", "joined", "layout_of", "notes_in", "words_of"]
 

@@ -2,7 +2,7 @@
 
 One `Progress` belongs to one run; `state.current` is the one the hooks write to, None when no run is active and in every forked
 child. A hook adds a few items to the trace and returns; what the stamps mean is worked out on the sender's thread
-(account.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
+(trace.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
 Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of its own.
 
 Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; what crosses threads
@@ -22,12 +22,13 @@ from typing import Any
 from perfagent.cost import clips_ns, log_ns, steps_ns
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.account import OPTIMIZER_END, Root, Trace
 from perfagent.hooks.moving import OneOfThreads, lives
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.reading import StepReader
+from perfagent.hooks.roots import Root
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.hooks.together import Taken, Together
+from perfagent.hooks.trace import OPTIMIZER_END, Trace
 from perfagent.signals.health import Health
 from perfagent.signals.updates import UpdateRatios
 

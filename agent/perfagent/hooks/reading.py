@@ -13,18 +13,9 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import DeviceClock, value_of
-from perfagent.hooks.account import (
-    Account,
-    Breakdown,
-    Divided,
-    Entry,
-    Root,
-    Trace,
-    entries_of,
-    events_of,
-    roots_of,
-    with_divisors,
-)
+from perfagent.hooks.account import Account, Breakdown
+from perfagent.hooks.roots import Divided, Root, roots_of, with_divisors
+from perfagent.hooks.trace import Entry, Trace, entries_of, events_of
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -45,7 +36,7 @@ class Note(NamedTuple):
 
     wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0
     for the first. roots: how many losses were backpropagated in it. user_loss: what the user logged as its "loss". passes:
-    forward passes of a later step, where those of this one are not known. trace: see account.py; its last entry holds the end.
+    forward passes of a later step, where those of this one are not known. trace: see trace.py; its last entry holds the end.
     rare: series that only some steps have.
     """
 

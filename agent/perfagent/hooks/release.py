@@ -22,9 +22,9 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from perfagent.hooks.account import DATA, FIELDS
 from perfagent.hooks.guard import guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.trace import DATA, FIELDS
 
 __all__ = ["Release"]
 

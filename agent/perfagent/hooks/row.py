@@ -13,21 +13,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.cost import rare_ns, steps_ns
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.account import (
-    BACKWARD,
-    DATA,
-    FORWARD,
-    Divided,
-    Entry,
-    Trace,
-    entries_of,
-    entry_count,
-    events_of,
-    forward_passes,
-    roots_of,
-)
 from perfagent.hooks.reading import Note, Row
+from perfagent.hooks.roots import Divided, roots_of
 from perfagent.hooks.together import Taken, clipped_norm, report_of
+from perfagent.hooks.trace import BACKWARD, DATA, FORWARD, Entry, Trace, entries_of, entry_count, events_of, forward_passes
 
 if TYPE_CHECKING:
     from perfagent.hooks.progress import Progress

@@ -14,19 +14,11 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take, take_if_any
-from perfagent.hooks.account import (
-    BACKWARD_END,
-    CLEARED,
-    FORWARD,
-    OPTIMIZER,
-    OPTIMIZER_END,
-    RETURNED,
-    backward_since,
-)
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.primary import appoint, follow, make_primary, takes_over
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.together import has_gradients
+from perfagent.hooks.trace import BACKWARD_END, CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, backward_since
 
 __all__ = [
     "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_scaler_step", "watch_unscale",

@@ -15,8 +15,8 @@ from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Value, ready, take_if_any, value_of
-from perfagent.hooks.account import backward_since
 from perfagent.hooks.guard import guarded
+from perfagent.hooks.trace import backward_since
 from perfagent.signals.gradients import joint_report
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.account import PHASE
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames
 from perfagent.hooks.phases import device_mark
 from perfagent.hooks.progress import Progress, now, state
+from perfagent.hooks.trace import PHASE
 
 __all__ = ["install"]
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
 from perfagent.frames import variables_of
-from perfagent.hooks.account import entries_of
+from perfagent.hooks.trace import entries_of
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, in_callers
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence

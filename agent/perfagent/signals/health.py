@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from perfagent.cost import telling_ns
 from perfagent.device import Value
-from perfagent.hooks.account import BACKWARD, entries_of
+from perfagent.hooks.trace import BACKWARD, entries_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, norms, parameters_of
 from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios

@@ -18,12 +18,12 @@ from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 from perfagent.hooks.evaluation import Evaluations, Interrupted
 from perfagent.hooks.layout import StepPacker, Steps, count, notes_in
 from perfagent.hooks.progress import Progress, now
 from perfagent.hooks.reading import Note
 from perfagent.hooks.row import EarlyLog, LoggedLater, StepRow
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 
 class Event:

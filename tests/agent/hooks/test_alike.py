@@ -16,7 +16,11 @@ from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
 from perfagent.hooks import layout
-from perfagent.hooks.account import (
+from perfagent.hooks.alike import read_alike
+from perfagent.hooks.layout import StepPacker, Steps, joined, notes_in
+from perfagent.hooks.progress import Progress
+from perfagent.hooks.reading import Note, StepReader
+from perfagent.hooks.trace import (
     BACKWARD,
     BACKWARD_END,
     CLEARED,
@@ -28,11 +32,7 @@ from perfagent.hooks.account import (
     RETURNED,
     entries_of,
     trace_of,
-)  # fmt: skip
-from perfagent.hooks.alike import read_alike
-from perfagent.hooks.layout import StepPacker, Steps, joined, notes_in
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.reading import Note, StepReader
+)
 from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.flops import StepFlops
 from perfagent.signals.operators import Counted

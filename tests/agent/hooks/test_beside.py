@@ -284,9 +284,10 @@ def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(record, both)
             model.train()
 
     recorded = loop(record, model, distill(model, teacher), 12, before=before)
-    assert list(told(recorded, "phase/eval_s")) == [6, 11]
-    assert min(told(recorded, "phase/eval_s").values()) >= 0.035
-    assert max(told(recorded, "phase/forward_s").values()) < 0.02
+    evaluations, forward = told(recorded, "phase/eval_s"), told(recorded, "phase/forward_s")
+    assert list(evaluations) == [6, 11]
+    assert min(evaluations.values()) >= 0.035
+    assert all(forward[step] < evaluations[step] / 2 for step in evaluations)
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
-from perfagent.hooks.account import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
 from perfagent.hooks.evaluation import after_last_step
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
 from perfagent.hooks.unseen import unseen_evaluations
 
 NAP_S = 0.03

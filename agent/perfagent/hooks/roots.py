@@ -1,0 +1,76 @@
+"""What a step minimized: what its backward passes started from, of which some are another optimizer's or were discarded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from perfagent.device import Reading, Value, value_of
+from perfagent.hooks.trace import BACKWARD, BESIDE, CLEARED, DATA, FORWARD, OPTIMIZER_END, RETURNED, Entry
+
+__all__ = ["Divided", "Root", "roots_of", "with_divisors"]
+
+Divided = Value | bool
+
+
+class Root(NamedTuple):
+    """The tensor a backward pass started from."""
+
+    value: Value | None
+    divided: Divided
+
+
+def roots_of(entries: Sequence[Entry]) -> list[Root]:
+    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
+
+    Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
+    unless another batch was fetched: then the loop discarded the first ones (a window that the end of an epoch cut short). Where
+    no model was called in between, all are of one forward pass, and the loop combines what each of its losses gives (gradient
+    surgery).
+    """
+    roots: list[Root] = []
+    earlier: list[Root] = []
+    first: list[Root] = []
+    before = None
+    calls = calls_before = 0  # of models; until the gradients were cleared
+    fetched = False  # since the last of the passes
+    for entry in entries:
+        kind = entry[0]
+        if kind == BACKWARD and entry[3] is not None:
+            if first and not roots and calls and calls == calls_before:
+                first, roots = [], first
+            roots.append(Root(entry[3], entry[4]))
+            fetched = False
+        elif kind in (FORWARD, BESIDE):
+            calls += 1
+        elif kind == CLEARED and roots and before not in (FORWARD, RETURNED):
+            first, roots, calls_before = first or roots, [], calls
+            if fetched:
+                first, roots = _discarded(first)
+        elif kind == DATA and entry[4] is not None:
+            fetched = True
+            if first and not roots:
+                first, roots = _discarded(first)
+        elif kind == OPTIMIZER_END and (first or roots):
+            earlier, first, roots = first or roots, [], []
+        before = kind
+    return first or roots or earlier
+
+
+def with_divisors(entries: list[Entry]) -> list[Entry]:
+    """The entries with what losses were divided by, which was on its way from a device; once, when ready."""
+    for place, entry in enumerate(entries):
+        if entry[0] == BACKWARD and isinstance(entry[4], Reading):
+            entries[place] = (*entry[:4], value_of(entry[4]))
+    return entries
+
+
+def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:
+    """What is left of losses that the loop discarded, as `roots_of` goes on: one that is no number is told in any case."""
+    return [], [] if _are_finite(roots) else roots
+
+
+def _are_finite(roots: Sequence[Root]) -> bool:
+    """False where they are still on a device."""
+    return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)
