@@ -322,8 +322,9 @@ def test_one_that_is_evaluated_with_gradients_in_the_other_mode_is_evaluated(rec
             judge.train()
 
     recorded = loop(record, model, lambda: (judge(torch.ones(2, 4)) * model(torch.ones(2, 4))).mean(), 8, before=before)
-    assert list(told(recorded, "phase/eval_s")) == [6]
-    assert max(told(recorded, "phase/forward_s").values()) < 0.015
+    evaluations = told(recorded, "phase/eval_s")
+    assert list(evaluations) == [6]
+    assert told(recorded, "phase/forward_s")[6] < evaluations[6] / 2
 
 
 def test_a_log_behind_a_call_belongs_to_the_step_before(record):
