@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-__all__ = ["default_name", "identity_problem"]
+__all__ = ["default_name", "draw_id", "identity_problem"]
 
 _LENGTHS = {"project": 256, "run": 128, "source": 64}  # characters, as in the server's tables
 _NOT_IN_ADDRESSES = frozenset("/\\?#%")
@@ -30,6 +30,12 @@ def identity_problem(kind: str, value: str) -> str | None:
 
 def _fits_an_address(run: str) -> bool:
     return _NOT_IN_ADDRESSES.isdisjoint(run) and run not in (".", "..")
+
+
+def draw_id() -> str:
+    """A random run id: short enough for an address bar, 60 bits."""
+    # Of 32 characters each byte is as good as another. (`secrets` may be the script's own: a file of keys beside it.)
+    return "".join("0123456789abcdefghjkmnpqrstvwxyz"[byte % 32] for byte in os.urandom(12))
 
 
 def default_name(run: str, started: str | None = None) -> str | None:

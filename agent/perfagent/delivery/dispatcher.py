@@ -26,7 +26,7 @@ from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
 from perfagent.device import listen_here
 from perfagent.errors import WireError
-from perfagent.identity import process_start
+from perfagent.identity.pids import process_start
 from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 

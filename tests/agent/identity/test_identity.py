@@ -12,7 +12,8 @@ import pytest
 from builders import free_port, job_environment
 
 from perfagent.config import AgentConfig
-from perfagent.identity import Identity, process_start
+from perfagent.identity import Identity
+from perfagent.identity.pids import process_start
 
 ELASTIC = {
     "WORLD_SIZE": "2",

@@ -1,0 +1,169 @@
+"""What launchers tell a process by its environment: its place among the ranks, the run's id where they have one, and what a job's
+ranks on one node derive a common name from."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from perfagent.identity import slurm
+from perfagent.identity.joining import in_group
+from perfagent.identity.leftovers import sweep
+from perfagent.identity.pids import process_start
+from perfagent.naming import identity_problem
+
+__all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]
+
+_LAUNCHERS = (
+    # torchrun, deepspeed, scripts of one's own
+    (("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("GROUP_RANK", "NODE_RANK", "CROSS_RANK", "SLURM_NODEID")),
+    (("OMPI_COMM_WORLD_RANK",), ("OMPI_COMM_WORLD_LOCAL_RANK",), ("OMPI_COMM_WORLD_SIZE",), ()),
+    (("MV2_COMM_WORLD_RANK",), ("MV2_COMM_WORLD_LOCAL_RANK",), ("MV2_COMM_WORLD_SIZE",), ()),
+    (("PMI_RANK",), ("MPI_LOCALRANKID",), ("PMI_SIZE",), ()),
+    (("SLURM_PROCID",), ("SLURM_LOCALID",), slurm.STEP_TASKS, ("SLURM_NODEID",)),
+)
+"""Where each launcher tells rank, local rank, world size and node; in every list the first that holds a number counts. (MPI does
+not tell the node: OMPI_COMM_WORLD_NODE_RANK is the rank on the node, and how ranks are dealt to nodes is an option of mpirun.)"""
+
+
+def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
+    """(rank, local_rank, world_size, node_rank), from the first launcher that tells a world size."""
+    for names in _LAUNCHERS:
+        rank, local, size, node = (_first(env, choice) for choice in names)
+        if rank is None or size is None or not 0 <= rank < size:
+            continue
+        if names[0] == ("SLURM_PROCID",) and (not slurm.under_srun(env) or (size == 1 and in_group())):
+            continue  # one task may start several processes, by mp.spawn
+        return rank, local or 0, size, 0 if size == 1 else node
+    if in_group():
+        distributed = sys.modules["torch.distributed"]
+        size = distributed.get_world_size()
+        return distributed.get_rank(), whole_number(env.get("LOCAL_RANK")) or 0, size, whole_number(env.get("GROUP_RANK"))
+    return 0, 0, 1, 0
+
+
+def _first(env: Mapping[str, str], names: tuple[str, ...]) -> int | None:
+    return next((found for name in names if (found := whole_number(env.get(name))) is not None), None)
+
+
+def named_by_launcher(env: Mapping[str, str], rank: int, size: int, folder: Path, before: int) -> tuple[str | None, int]:
+    """(run, attempt) where a launcher has a real id for this training; an attempt of 0 is rank 0's to draw.
+
+    A requeued SLURM job keeps its id: a new attempt of the same run. before: how many runs this process has had.
+    """
+    if env.get("SLURM_JOB_ID") and slurm.under_srun(env) and slurm.whole_step(env, rank, size):
+        elastic = "TORCHELASTIC_RESTART_COUNT" in env
+        # the workers that torchrun starts again belong to the training that their agent began
+        starter = _elastic_agent() if elastic else os.getpid()
+        local = "0" if elastic else env.get("LOCAL_RANK", str(rank))
+        owner = f"{starter}-{process_start(starter)}-{before}"
+        run = slurm.run_id(env, slurm.count_training(folder, env, owner=owner, local_rank=local))
+        if rank == 0:
+            sweep(folder)
+        shared = size > 1 and not elastic and slurm.ranks_are_tasks(env, rank, size)
+        return run, slurm.job_started_ms(env) if shared else 0
+    rendezvous = env.get("TORCHELASTIC_RUN_ID", "")
+    # torchrun's own ids: "none" by default, a random uuid with --standalone; a bare number (100 in PyTorch's documentation,
+    # $RANDOM in many scripts) names many jobs: only a name that somebody chose is an id
+    if rendezvous and rendezvous != "none" and not rendezvous.isdigit() and not _is_uuid(rendezvous):
+        return _fit_for_an_address(rendezvous), 0
+    return None, 0
+
+
+def _fit_for_an_address(name: str) -> str:
+    """A run id from a name that was chosen for something else."""
+    return name if identity_problem("run", name) is None else re.sub(r"[^\w.:@+=-]", "-", name)[:128].strip(".") or "job"
+
+
+def _is_uuid(text: str) -> bool:
+    return re.fullmatch(r"[0-9a-f]{8}-([0-9a-f]{4}-){3}[0-9a-f]{12}", text) is not None
+
+
+def job_key(env: Mapping[str, str], machine: str) -> str | None:
+    """A name that all ranks of this job on this node derive alike and no other job does; None where the environment has none.
+
+    It outlives a launcher's restart of its workers: torchrun's agent stays the parent process. machine: homes are shared between
+    nodes, and so are the locks in them.
+    """
+    rank, _, size, _ = place(env)
+    if env.get("TORCHELASTIC_RESTART_COUNT") is not None:
+        # python -m perfagent run replaces itself, so the agent is the parent; a wrapper script between is followed upwards
+        agent = _elastic_agent()
+        parts = ["elastic", env.get("TORCHELASTIC_RUN_ID", ""), env.get("MASTER_ADDR", ""), str(agent), str(process_start(agent))]
+    elif env.get("PMIX_NAMESPACE"):
+        parts = ["pmix", env["PMIX_NAMESPACE"]]
+    elif env.get("MASTER_PORT") and env.get("MASTER_ADDR"):
+        # a container for each task (`srun apptainer exec`) hides who started the tasks; their step is the same
+        tasks = slurm.under_srun(env) and slurm.ranks_are_tasks(env, rank, size)
+        starter = f"{env['SLURM_JOB_ID']}.{env['SLURM_STEP_ID']}" if tasks else str(_starter(_told_by(env, rank, size)))
+        parts = ["address", env["MASTER_ADDR"], env["MASTER_PORT"], env.get("WORLD_SIZE", ""), starter]
+    elif env.get("SLURM_JOB_ID") and slurm.under_srun(env):
+        parts = ["slurm", env["SLURM_JOB_ID"], env.get("SLURM_STEP_ID", "")]
+    elif any(env.get(names[0][0]) for names in _LAUNCHERS[1:4]):
+        daemon = _starter(_told_by(env, rank, size))  # one a node starts the ranks there
+        parts = ["mpi", str(daemon), str(process_start(daemon))]
+    else:
+        address = _store_address()
+        if address is None:
+            return None
+        parts = ["store", address]
+    return hashlib.sha256("\0".join([*parts, machine]).encode()).hexdigest()[:24]
+
+
+def this_node() -> str:
+    """This node, told from every other: the name alone may be "localhost" on all, the boot alone is that of many containers."""
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, ValueError):
+        boot = ""
+    return f"{os.uname().nodename} {boot}"
+
+
+def _store_address() -> str | None:
+    """Where the ranks of an initialised torch.distributed met, which nobody told in the environment (mp.spawn, tcp://)."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is None or not distributed.is_available() or not distributed.is_initialized():
+        return None
+    try:
+        store = distributed.distributed_c10d._get_default_store()
+        while hasattr(store, "underlying_store"):
+            store = store.underlying_store
+        return f"{store.host}:{store.port}" if hasattr(store, "port") else str(store.path)
+    except Exception:  # noqa: BLE001 - a store of another kind, or of another torch
+        return None
+
+
+def _elastic_agent() -> int:
+    """Pid of torchrun's agent, which tells its workers of their restarts."""
+    return _starter(["TORCHELASTIC_RESTART_COUNT"])
+
+
+def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
+    """The variables by which this process was told that it is this rank of so many, but for SLURM's."""
+    return [names[0][0] for names in _LAUNCHERS[:4] if (_first(env, names[0]), _first(env, names[2])) == (rank, size)]
+
+
+def _starter(told: list[str]) -> int:
+    """Pid of what told a rank these variables: the nearest ancestor that was started without them. A script or a program of its
+    own between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is another process for each rank."""
+    names = tuple(f"{name}=".encode() for name in told)
+    pid = os.getppid()
+    for _ in range(8):
+        try:
+            if not any(variable.startswith(names) for variable in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")):
+                return pid
+            pid = int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[1])
+        except (OSError, ValueError, IndexError):  # somebody else's, as SLURM's daemon: none of a rank's own
+            break
+    return pid
+
+
+def whole_number(text: str | None) -> int | None:
+    try:
+        return int(text) if text else None
+    except ValueError:
+        return None

@@ -1,0 +1,182 @@
+"""How the ranks of a job come to agree on run, attempt and start step, without a collective and without waiting."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from perfagent.identity.joining import ALONE_AFTER_S, in_group
+from perfagent.identity.launchers import whole_number
+from perfagent.identity.leftovers import sweep
+from perfagent.identity.pids import process_start
+from perfagent.naming import draw_id
+
+if TYPE_CHECKING:
+    from perfagent.identity.process import Identity
+
+__all__ = ["STORE_KEY", "Meeting"]
+
+STORE_KEY = "perfagent/run"
+_MOST_FAILURES = 10
+
+
+class Meeting:
+    """Where rank 0 leaves run, attempt and start step for the others: a file for its node, the job's store for other nodes."""
+
+    def __init__(self, folder: Path, key: str | None, env: Mapping[str, str], started: int, ordinal: int) -> None:
+        """key: the same for all ranks of a node, and of one node only. ordinal: which run of this process it is."""
+        self._path = folder / (f"{key}-{ordinal}.json" if ordinal else f"{key}.json") if key else None
+        self._restart = whole_number(env.get("TORCHELASTIC_RESTART_COUNT")) or 0
+        self._elastic = env.get("TORCHELASTIC_RESTART_COUNT") is not None
+        self._agent_store = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        self._by_hand = not self._elastic and bool(env.get("RANK"))
+        self._in_group = False  # at any time
+        self._address = env.get("MASTER_ADDR", ""), whole_number(env.get("MASTER_PORT")) or 0
+        self._store_key = f"{STORE_KEY}/{self._restart}/{ordinal}"
+        self._started = started
+        self._since = time.monotonic()
+        self._store: Any = None
+        self._store_failed = 0
+        self._filed = self._stored = False
+        self._next_store = 0.0
+
+    @property
+    def publishing(self) -> bool:
+        """Whether rank 0 still waits for the job's store, which often comes long after it knows the run's id."""
+        return not self._stored and self._store_failed < _MOST_FAILURES
+
+    def poll(self, mine: Identity) -> None:
+        self._in_group = self._in_group or in_group()
+        if mine.rank == 0:
+            self._settle(mine)
+            self._publish(mine)
+        elif not mine.known:
+            self._look(mine)
+
+    def _settle(self, mine: Identity) -> None:
+        """Rank 0 decides. After a launcher's restart the run keeps the id of the attempt before."""
+        if mine.run is None:
+            earlier = self._read_file()
+            mine.run = str(earlier["run"]) if earlier and self._elastic else draw_id()
+        mine.attempt = mine.attempt or self._started
+
+    def _message(self, mine: Identity) -> dict[str, Any]:
+        return {
+            "run": mine.run,
+            "attempt": mine.attempt,
+            "start_step": mine.start_step,
+            "restart": self._restart,
+            "pid": os.getpid(),
+            "pid_start": process_start(os.getpid()),
+        }
+
+    def _publish(self, mine: Identity) -> None:
+        if self._path is not None and not self._filed:
+            self._filed = True
+            temporary = self._path.with_suffix(f".{os.getpid()}")
+            with contextlib.suppress(OSError):
+                self._path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                sweep(self._path.parent)
+                fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+                with os.fdopen(fd, "w", encoding="utf-8") as file:
+                    json.dump(self._message(mine), file)
+                temporary.replace(self._path)
+        if not self._stored:
+            store = self._find_store()
+            if store is not None:
+                try:
+                    store.set(self._store_key, json.dumps(self._message(mine)))
+                    self._stored = True
+                except Exception:  # noqa: BLE001 - whatever the store's backend raises: the file and a later try remain
+                    self._lose_store()
+
+    def _look(self, mine: Identity) -> None:
+        found = self._read_file()
+        if found is not None and not self._fits(found):
+            found = None
+        if found is None:
+            found = self._read_store()
+        if found is not None:
+            mine.run, mine.attempt = str(found["run"]), int(found["attempt"])
+            if mine.start_step is None and isinstance(found.get("start_step"), int):
+                mine.start_step = found["start_step"]
+        elif self._by_hand and not self._in_group and self._has_waited(mine):
+            mine.stand_alone(self._started)
+        elif time.monotonic() - self._since > ALONE_AFTER_S and mine.run is not None:
+            mine.attempt = (
+                mine.attempt or self._started
+            )  # a named run without a meeting place: an attempt of its own is better than none
+
+    def _has_waited(self, mine: Identity) -> bool:
+        """Whether a rank that trains in no group need look no longer for the others: its variables may be those of an
+        earlier training, in the same shell."""
+        return mine.ended() or (mine.begun() and (self._path is None or time.monotonic() - self._since > ALONE_AFTER_S))
+
+    def _fits(self, found: dict[str, Any]) -> bool:
+        """Whether the file is of this start of the job. Outside torchrun the key may be an older job's: its rank 0 must live."""
+        if self._elastic:
+            return found.get("restart") == self._restart
+        return process_start(int(found.get("pid", 0))) == found.get("pid_start") != 0
+
+    def _read_file(self) -> dict[str, Any] | None:
+        if self._path is None:
+            return None
+        try:
+            return _message(self._path.read_text(encoding="utf-8"))
+        except OSError:
+            return None
+
+    def _read_store(self) -> dict[str, Any] | None:
+        store = self._find_store()
+        if store is None:
+            return None
+        key = self._store_key
+        try:
+            if not store.check([key]):
+                return None
+            return _message(store.get(key).decode("utf-8"))
+        except Exception:  # noqa: BLE001 - a store whose host is gone raises what its backend likes
+            self._lose_store()
+            return None
+
+    def _find_store(self) -> Any:
+        """The job's key-value store, once torch.distributed has one; tried once a second, given up after ten failures."""
+        if self._store is not None or self._store_failed >= _MOST_FAILURES or time.monotonic() < self._next_store:
+            return self._store
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is None or not distributed.is_available():
+            return None
+        if not self._agent_store and not distributed.is_initialized():
+            return None
+        self._next_store = time.monotonic() + 1.0
+        try:
+            if self._agent_store and all(self._address):
+                from datetime import timedelta
+
+                self._store = distributed.TCPStore(
+                    self._address[0], self._address[1], is_master=False, wait_for_workers=False, timeout=timedelta(seconds=5)
+                )
+            else:
+                store = distributed.distributed_c10d._get_default_store()
+                self._store = store.clone()  # one connection must not be shared by two threads
+        except Exception:  # noqa: BLE001 - the store of a job that ends, or of a backend without clone()
+            self._store_failed += 1
+        return self._store
+
+    def _lose_store(self) -> None:
+        self._store = None
+        self._store_failed += 1
+
+
+def _message(text: str) -> dict[str, Any] | None:
+    try:
+        found = json.loads(text)
+        return found if isinstance(found["run"], str) and found["run"] and isinstance(found["attempt"], int) else None
+    except (ValueError, KeyError, TypeError):
+        return None

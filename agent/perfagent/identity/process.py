@@ -1,0 +1,132 @@
+"""Who this process is: project, run, attempt, rank."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import time
+import uuid
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from perfagent.identity.joining import Joining, in_group, may_join
+from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
+from perfagent.identity.meeting import Meeting
+from perfagent.launch.options import parents_run
+from perfagent.naming import draw_id
+
+if TYPE_CHECKING:
+    from perfagent.config import AgentConfig
+
+__all__ = ["Identity"]
+
+_meetings = itertools.count()
+_runs = itertools.count()
+
+
+@dataclass(slots=True, kw_only=True)
+class Identity:
+    """Who this process is.
+
+    run: None until it is known (ranks above 0 of a job without a named run). source: unique id of this process in this attempt.
+    attempt: rank 0's start in Unix milliseconds (or the SLURM job's), shared by all ranks. local_rank: 0 where the launcher says
+    nothing; node_rank: None there.
+    """
+
+    project: str
+    run: str | None = None
+    name: str | None = None
+    source: str = field(default_factory=lambda: uuid.uuid4().hex)
+    attempt: int = 0
+    rank: int = 0
+    local_rank: int = 0
+    world_size: int = 1
+    node_rank: int | None = 0
+    start_step: int | None = None
+    job_key: str | None = None
+    """A name that the ranks of this job on this node share (None where the environment has none)."""
+    meeting: Meeting | None = field(default=None, repr=False)
+    joining: Joining | None = field(default=None, repr=False)
+    """While it is open whether this process is a rank of a job: place, run and attempt are those that it has if it is none, and
+    nothing is sent. (Killed meanwhile, it was none: what it has measured is told as theirs.)"""
+    begun: Callable[[], bool] = field(default=lambda: False, repr=False)
+    """Whether the first step of this run is over, or the run."""
+    ended: Callable[[], bool] = field(default=lambda: False, repr=False)
+    placed: Callable[[], None] = field(default=lambda: None, repr=False)
+    """Called by poll() where this process turns out to be another rank than was said first."""
+
+    @property
+    def known(self) -> bool:
+        return self.run is not None and self.attempt > 0
+
+    @property
+    def settled(self) -> bool:
+        """Whether there is nothing left to poll for: the run is known here, and rank 0 has told the other nodes."""
+        if self.joining is not None:
+            return False
+        return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
+
+    def poll(self) -> bool:
+        """On the sender thread: publishes (rank 0) or looks for (others) the run's id. True once it is known."""
+        if self.joining is not None:
+            if not self.joining.over(begun=self.begun()):
+                return False
+            self._settle(self.joining)
+        if self.meeting is not None:
+            self.meeting.poll(self)
+        return self.known
+
+    @classmethod
+    def from_environment(
+        cls,
+        config: AgentConfig,
+        *,
+        name: str | None = None,
+        start_step: int | None = None,
+        meet: bool = True,
+        ordinal: int | None = None,
+        environ: Mapping[str, str] | None = None,
+        now: Callable[[], float] = time.time,
+        machine: Callable[[], str] | None = None,
+    ) -> Identity:
+        """meet: look for the other ranks of a job; a command that will become the trainer only wants to know its place.
+        ordinal: which run of this process it is; counted when not given, so that a second one is not taken for the first.
+        machine: names the node; a test has several on one."""
+        env = os.environ if environ is None else environ
+        mine = cls(project=config.project, run=config.run_id, name=name, start_step=start_step)
+        mine.rank, mine.local_rank, mine.world_size, mine.node_rank = place(env)
+        started = max(1, int(now() * 1000))
+        folder = config.state_dir / "jobs"
+        if mine.run is None:
+            before = ordinal if ordinal is not None else next(_runs) if meet else 0
+            mine.run, mine.attempt = named_by_launcher(env, mine.rank, mine.world_size, folder, before)
+        key = mine.job_key = job_key(env, (machine or this_node)())
+        if mine.world_size <= 1 or (key is None and mine.rank == 0 and "torch.distributed" not in sys.modules):
+            mine.attempt = mine.attempt or started
+            mine.run = mine.run or draw_id()
+        if meet and mine.world_size <= 1 and may_join():
+            mine.joining = Joining(folder, config.run_id, mine.attempt)
+        if meet and mine.world_size > 1 and not (mine.known and mine.attempt != started):
+            again = next(_meetings) if ordinal is None else ordinal
+            mine.meeting = Meeting(folder, key, env, started, again)
+            mine.meeting.poll(mine)
+        return mine
+
+    def _settle(self, joining: Joining) -> None:
+        """It is a rank of the group that it has joined, or alone."""
+        self.joining = None
+        if in_group():
+            self.rank, self.local_rank, self.world_size, self.node_rank = place(os.environ)
+        if self.world_size > 1:
+            self.run, self.attempt = joining.named or parents_run() or (self.run if self.rank == 0 else None), 0
+            self.job_key = job_key(os.environ, this_node())
+            self.meeting = Meeting(joining.folder, self.job_key, os.environ, joining.started, next(_meetings))
+        self.placed()
+
+    def stand_alone(self, started: int) -> None:
+        """The environment told of a job that there is not: variables that were left in a shell."""
+        self.rank, self.local_rank, self.world_size, self.node_rank = 0, 0, 1, 0
+        self.run, self.attempt, self.meeting = self.run or draw_id(), started, None
+        self.placed()
