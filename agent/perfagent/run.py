@@ -19,7 +19,7 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfagent import instrument
+from perfagent import instrument, verdict
 from perfagent.config import AgentConfig
 from perfagent.context.console import Console
 from perfagent.context.gathering import Context
@@ -228,22 +228,7 @@ class Run:
         warning, when the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
-        import httpx
-        import msgspec
-
-        from perfagent.wire import Finding
-
-        headers = {"Authorization": f"Bearer {self.settings.api_key}"} if self.settings.api_key else {}
-        local = any(host in self.settings.server for host in ("//127.", "//localhost", "//[::1]"))
-        try:
-            with httpx.Client(timeout=2.0, trust_env=not local, headers=headers) as client:
-                answer = client.get(f"{self.settings.server}/api/v1/runs/{self.id}/verdict")
-            if answer.status_code in (401, 403):
-                why = "the key in PERFAGENT_API_KEY may send, not read" if self.settings.api_key else "reading needs a key"
-                self._sender.tell("verdict", logging.WARNING, f"perfagent: no verdict here: {why}; see `perfagent show`")
-            return msgspec.json.decode(answer.content, type=Finding) if answer.status_code == 200 else None
-        except (httpx.HTTPError, msgspec.MsgspecError):
-            return None
+        return verdict.ask(self.id, self.settings, self._sender.tell)
 
     def finish(self, status: str | int | None = None, *, exit_code: int | None = None) -> None:
         """Ends the run and delivers what is left, in at most 1.5 s. status: finished (default), failed, ..., or an exit code.
