@@ -7,8 +7,9 @@ and are off when it returns: outside of it nothing of ours is on a module, so th
 it. Models that are compiled, scripted or replicated over devices are left alone. A functional relu cannot be seen: such a model
 has no such series.
 
-Which dimension the units are in is said by the module that made the tensor: the last one of a Linear, the second of a
-convolution. Where that is not known, an activation of more than two dimensions is left out.
+Which dimension the units are in is said by the module that made the tensor (units.py). Where that is not known, an activation of
+more than two dimensions is left out. A module that is called several times has the units of all its calls (the one ReLU of a
+residual block), but where the same modules made them once more (a recurrent network): then the first of those calls is looked at.
 """
 
 from __future__ import annotations
@@ -19,27 +20,28 @@ from contextlib import nullcontext
 from functools import partial
 from time import perf_counter_ns
 from typing import Any
-from weakref import WeakKeyDictionary, ref
+from weakref import WeakKeyDictionary
 
 from perfagent.device import Reading, collect, is_captured
 from perfagent.hooks.guard import failed, not_traced
+from perfagent.signals.units import Makers, makers_of
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
 
 KINDS = frozenset(("ReLU", "ReLU6", "ReLUSquaredActivation"))
 """Activations that are zero where they are off, and never negative."""
 MOST_MODULES = 64
+Units = frozenset[int]
+"""Those that some modules make, by the ids of these."""
 _MOST_NUMBERS = 2**22
 """Numbers of an output that are looked at: samples beyond that are left out."""
 LEAST_ROWS = 64
 """Samples times positions that a unit must have been zero for. A random network's units: 30 % look dead in 2 rows, none in 64."""
-_MOST_MAKERS = 1024
-"""Modules of which it is noted what they made."""
-_MOST_NODES = 16
-_KEEPS_SHAPE = ("Add", "Sub", "Mul", "Div", "Relu", "Hardtanh", "Pow", "NativeDropout", "Clone", "ToCopy")
-"""How autograd's names of operations begin behind which the units are where they were."""
-_suspects: WeakKeyDictionary[Any, tuple[Any, int]] = WeakKeyDictionary()
-"""By module: which units were zero in every row so far (on the device), and how many rows those were; until they are enough."""
+_MOST_CALLS = 8
+"""Of one module in a call of the model, those that are looked at."""
+_suspects: WeakKeyDictionary[Any, dict[Units, tuple[Any, int]]] = WeakKeyDictionary()
+"""By module, and by what made the units: which were zero in every row so far (on the device), and how many rows those were; until
+they are enough."""
 
 
 def activations_of(model: Any) -> list[tuple[str, Any]]:
@@ -70,10 +72,10 @@ class DeadUnits:
         self.cost_ns = 0
         self._activations = activations_of(model)
         self._done = done
-        self._dead: dict[str, Any] = {}
-        self._looked_at: set[str] = set()
-        self._makers = _makers_of(model) if self._activations else []
-        self._made = _Made()
+        self._dead: dict[str, list[Any]] = {}
+        self._looked_at: dict[str, set[Units]] = {}
+        self._makers = makers_of(model) if self._activations else []
+        self._made = Makers()
 
     def __bool__(self) -> bool:
         return bool(self._activations)
@@ -99,43 +101,54 @@ class DeadUnits:
             self._finish(began)
 
     def _activated(self, name: str, module: Any, inputs: Any, output: Any) -> None:
-        if name in self._looked_at or not isinstance(output, sys.modules["torch"].Tensor):
+        looked_at = self._looked_at.setdefault(name, set())
+        if len(looked_at) >= _MOST_CALLS or not isinstance(output, sys.modules["torch"].Tensor):
             return
-        self._looked_at.add(name)
-        unit = 1 if output.dim() == 2 else self._made.unit_dimension(inputs[0] if inputs else None, output)
-        if unit is not None:
-            self._look(name, module, output, unit)
+        dimension, units = self._made.origin(inputs[0] if inputs else None, output)
+        if units in looked_at or (looked_at and not units):
+            return
+        looked_at.add(units)
+        if output.dim() == 2:
+            dimension = 1
+        if dimension is not None:
+            self._look(name, module, units, output, dimension)
 
-    def _look(self, name: str, module: Any, output: Any, unit: int) -> None:
+    def _look(self, name: str, module: Any, units: Units, output: Any, dimension: int) -> None:
         output = output.detach()
         if output.dim() < 2 or not output.numel() or is_captured(output):
             return
         output = output[: max(1, _MOST_NUMBERS * output.shape[0] // output.numel())]
-        rows = output.numel() // output.shape[unit]
+        rows = output.numel() // output.shape[dimension]
         with sys.modules["torch"].no_grad():
-            dead = output.amax([dimension for dimension in range(output.dim()) if dimension != unit]) == 0  # NaN is not zero
-            before, more = _suspects.pop(module, (None, 0))
+            dead = output.amax([other for other in range(output.dim()) if other != dimension]) == 0  # NaN is not zero
+            suspects = _suspects.setdefault(module, {})
+            before, more = suspects.pop(units, (None, 0))
             if before is not None and before.shape == dead.shape and before.device == dead.device:
                 dead, rows = dead & before, rows + more
             if rows < LEAST_ROWS:
-                _suspects[module] = dead, rows
+                suspects[units] = dead, rows
             else:
-                self._dead[name] = dead.float().mean()
+                self._dead.setdefault(name, []).append(dead)
 
     def _finish(self, began: int) -> None:
         try:
-            if self._dead:
-                together: dict[Any, list[str]] = {}
-                for name, share in self._dead.items():
-                    together.setdefault(share.device, []).append(name)
-                torch = sys.modules["torch"]
-                found = [(collect(torch.stack([self._dead[name] for name in names])), names) for names in together.values()]
-                readings = [(reading, names) for reading, names in found if reading is not None]
-                if readings:
-                    self._done(DeadShares(readings))
+            torch = sys.modules["torch"]
+            together: dict[Any, dict[str, Any]] = {}
+            for name, module in self._activations:
+                dead = self._dead.get(name)
+                if dead is None or self._looked_at[name] & _suspects[module].keys():
+                    continue  # the units of all its calls, or none
+                device = dead[0].device
+                with torch.no_grad():
+                    units = torch.cat([mask for mask in dead if mask.device == device])
+                    together.setdefault(device, {})[name] = units.float().mean()
+            found = [(collect(torch.stack([*shares.values()])), [*shares]) for shares in together.values()]
+            readings = [(reading, names) for reading, names in found if reading is not None]
+            if readings:
+                self._done(DeadShares(readings))
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
-        self._activations, self._dead, self._makers, self._made = [], {}, [], _Made()
+        self._activations, self._dead, self._makers, self._made = [], {}, [], Makers()
         self.cost_ns += perf_counter_ns() - began
 
 
@@ -164,54 +177,6 @@ class _Hook:
 
 
 not_traced(_Hook.__call__, nor_what_it_calls=True)
-
-
-def _makers_of(model: Any) -> list[tuple[Any, bool]]:
-    """The modules that say where units are, and whether that is the last dimension; else it is the second."""
-    nn = sys.modules["torch"].nn
-    last = (nn.Linear, nn.Bilinear, nn.Embedding)
-    second = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
-    found = []
-    for module in model.modules():
-        if isinstance(module, last) or type(module).forward is nn.LayerNorm.forward:  # a LayerNorm of its own may be of channels
-            found.append((module, True))
-        elif isinstance(module, second):
-            found.append((module, False))
-    return found[:_MOST_MAKERS]
-
-
-class _Made:
-    """What modules made in the course of one call, as tensors and as autograd's nodes."""
-
-    __slots__ = ("_nodes", "_tensors")
-
-    def __init__(self) -> None:
-        self._tensors: dict[int, tuple[Any, int]] = {}
-        self._nodes: dict[Any, int] = {}
-
-    def note(self, last: bool, module: Any, _inputs: Any, output: Any) -> None:
-        if not isinstance(output, sys.modules["torch"].Tensor) or output.dim() <= 2:
-            return
-        if not last and output.dim() != len(getattr(module, "kernel_size", output.shape[2:])) + 2:
-            return  # a convolution of one sample, without a dimension for more
-        dimension = output.dim() - 1 if last else 1
-        self._tensors[id(output)] = ref(output), dimension
-        if output.grad_fn is not None:
-            self._nodes[output.grad_fn] = dimension
-
-    def unit_dimension(self, taken: Any, output: Any) -> int | None:
-        """Of what an activation took and made. None where it is not known."""
-        made = self._tensors.get(id(taken))
-        if made is not None and made[0]() is taken and taken.dim() == output.dim():
-            return made[1]
-        found, waiting = set(), [output.grad_fn]
-        for _ in range(_MOST_NODES):
-            node = waiting.pop() if waiting else None
-            if node in self._nodes:
-                found.add(self._nodes[node])
-            elif node is not None and type(node).__name__.startswith(_KEEPS_SHAPE):
-                waiting += [after for after, _ in node.next_functions if after is not None]
-        return found.pop() if len(found) == 1 else None
 
 
 class DeadShares:

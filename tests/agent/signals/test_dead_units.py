@@ -154,10 +154,53 @@ def test_what_small_batches_told_goes_with_the_model():
     assert len(_suspects) == before
 
 
-def test_a_module_that_is_called_twice_is_looked_at_once():
-    activation = nn.ReLU()
-    model = nn.Sequential(nn.Linear(32, 32), activation, nn.Linear(32, 32), activation)
-    assert small_batches(model, 40, 2)[0] == {}
+class _Shared(nn.Module):
+    """One activation behind several layers, as many models have it."""
+
+    def __init__(self, *layers):
+        super().__init__()
+        self.layers, self.act = nn.ModuleList(layers), nn.ReLU()
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = self.act(layer(x))
+        return x
+
+
+def test_a_module_that_is_called_for_several_layers_has_the_units_of_all():
+    model = _Shared(nn.Linear(32, 48), dead(nn.Linear(48, 16), 16))
+    with torch.no_grad():
+        model.layers[0].bias[:] = 1e3
+    assert looked_at(model, torch.randn(LEAST_ROWS, 32))[0] == {"act": 0.25}
+    assert small_batches(model, 40, 4) == [{}, {"act": 0.25}, {}, {"act": 0.25}]
+
+
+def test_calls_with_the_same_units_are_looked_at_once():
+    """A recurrent network's: a unit that is off in its first step may be on in the others, and is no other unit there."""
+    layer = nn.Linear(32, 32)
+    model = _Shared(layer, layer, layer)
+    with torch.no_grad():
+        layer.bias[:8] = -1e6
+        layer.bias[8:] = 1e3
+    assert looked_at(model, torch.randn(LEAST_ROWS, 32))[0] == {"act": 0.25}
+    assert small_batches(model, 40, 2) == [{}, {"act": 0.25}], "its rows count once"
+
+
+def test_units_of_a_call_that_has_too_few_rows_are_waited_for():
+    """A head without positions behind convolutions with many."""
+    model = _Shared(nn.Conv2d(3, 8, 3), nn.Flatten(), dead(nn.Linear(8 * 16, 8), 8))
+    with torch.no_grad():
+        model.layers[0].bias[:] = 1e3
+    assert [looked_at(model, torch.randn(32, 3, 6, 6))[0] for _ in range(2)] == [{}, {"act": 0.5}]
+
+
+def test_units_of_a_call_that_came_once_are_not_waited_for():
+    model = _Shared(nn.Linear(32, 8), nn.Linear(8, 8))
+    with torch.no_grad():
+        model.layers[0].bias[:] = 1e3
+    assert small_batches(model, 40, 1) == [{}]
+    model.layers = model.layers[:1]
+    assert small_batches(model, 40, 1) == [{"act": 0.0}]
 
 
 class _Block(nn.Module):
