@@ -1,13 +1,14 @@
 """The waiting half of the watcher: a bare interpreter (python -I -S, some 5 MB) that sleeps on the trainer's pidfd.
 
-A script and not a module of the package in use: it imports three built-in modules, and becomes watcher.py (exec) when there is
+A script and not a module of the package in use: it imports four built-in modules, and becomes watcher.py (exec) when there is
 something to tell: the trainer ended, or it has run for a while without a session of its own. Its argument is JSON made by
-watcher.watch(); descriptor 3 is the pidfd.
+watcher.watch(), to which it adds when the trainer ended; descriptor 3 is the pidfd.
 """
 
 import os
 import select
 import sys
+import time
 
 PIDFD = 3
 UNSEEN_MS = 5000
@@ -36,12 +37,13 @@ def main() -> None:
     python, locks, name, told = sys.argv[1:5]
     poll = select.poll()
     poll.register(PIDFD, select.POLLIN)
-    if not poll.poll(UNSEEN_MS):
-        while seen(locks, name.encode()):
-            if poll.poll():
-                break
+    ended = poll.poll(UNSEEN_MS)
+    while not ended and seen(locks, name.encode()):
+        ended = poll.poll()
+    # Here, and not once watcher.py is loaded: by then an error of another rank, which this end caused, would seem to be the first.
+    when = f"{time.time()!r} {time.monotonic()!r}" if ended else ""
     os.set_inheritable(PIDFD, True)
-    os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told])  # noqa: S606
+    os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told, when])  # noqa: S606
 
 
 main()

@@ -153,8 +153,11 @@ def _oom_kills(pid: int) -> int | None:
 
 
 class _Watch:
-    def __init__(self, told: dict[str, Any]) -> None:
+    """ended: when the trainer ended, by both clocks, where wait.py has seen it."""
+
+    def __init__(self, told: dict[str, Any], ended: tuple[float, float] | None) -> None:
         self._told = told
+        self._ended = ended
         self._config = AgentConfig.from_env(project=told["project"], record=told["record"])
         self._pid: int = told["pid"]
         self._owner = f"{told['pid']} {told['started']}"
@@ -168,6 +171,7 @@ class _Watch:
         while not poll.poll(1000 * wait_s):
             # A script without torch and without perfagent has no session: it is a run all the same, and this is its sign of life.
             wait_s = SIGN_OF_LIFE_S if self._speaks_for_trainer() else 300.0
+        self._ended = self._ended or _now()
         ending = ending_of(self._pid, PIDFD)
         if ending.signal == signal.SIGKILL and self._told["oom_kills"] is not None:
             group = cgroup.find()  # ours is the trainer's
@@ -201,7 +205,8 @@ class _Watch:
             data |= {"host": os.uname().nodename, "started": self._told["begun"]}
         elif not final:
             data = {}
-        events = [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=redacted(data))] if data else []
+        at, monotonic = self._ended or _now()
+        events = [Event(kind="state", time=at, monotonic=monotonic, data=redacted(data))] if data else []
         if events or not spool.waiting:
             spool.append([], events, now=time.monotonic())
 
@@ -263,7 +268,8 @@ class _Watch:
         data = {"state": known[0], "watcher": True, "exit_code": ending.code, "signal": ending.signal}
         if known[1]:
             data["reason"] = known[1]
-        spool.append([], [Event(kind="state", time=time.time(), monotonic=time.monotonic(), data=data)], now=time.monotonic())
+        at, monotonic = self._ended or _now()
+        spool.append([], [Event(kind="state", time=at, monotonic=monotonic, data=data)], now=time.monotonic())
 
     def _take_over(self, folder: Path) -> Spool | None:
         """The spool of a source of the trainer, once its lock is free; None when somebody else has it, or it is gone."""
@@ -311,6 +317,10 @@ class _Watch:
         if server not in self._transports:
             self._transports[server] = HttpTransport(server, self._config.api_key)
         return upload(spool, self._transports[server], until=until).complete
+
+
+def _now() -> tuple[float, float]:
+    return time.time(), time.monotonic()
 
 
 def _needs(header: Header, state: str) -> bool:
@@ -363,4 +373,5 @@ def _is_there(pid: int) -> bool:
 
 
 if __name__ == "__main__":
-    _Watch(json.loads(sys.argv[1])).run()
+    at, monotonic = map(float, sys.argv[2].split()) if sys.argv[2] else (0.0, 0.0)
+    _Watch(json.loads(sys.argv[1]), (at, monotonic) if sys.argv[2] else None).run()

@@ -295,6 +295,20 @@ def test_a13_however_a_training_ends_the_server_learns_the_truth_and_gets_the_re
     assert len({frame.run for frame in server.frames}) == 1
 
 
+def test_an_end_has_its_own_time_however_long_the_watcher_takes_to_load(tmp_path: Path, server: IngestServer) -> None:
+    """By it the server tells which of several ranks was the first: the others fail some milliseconds later."""
+    (tmp_path / "site").mkdir()
+    slow = "import sys, time\nif 'perfagent.launch.watcher' in sys.orig_argv: time.sleep(3)\n"
+    (tmp_path / "site" / "sitecustomize.py").write_text(slow)
+    (tmp_path / "train.py").write_text(TRAIN.format(end="print(time.time(), flush=True)\nos._exit(7)"))
+    env = environment(tmp_path, server)
+    env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
+    done = subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
+    assert ended(server) == "failed"
+    (told,) = [event for f in server.stored.values() for event in f.events if event.data.get("state") == "failed"]
+    assert 0 <= told.time - float(done.stdout.split()[-1]) < 2
+
+
 def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(1.0)")
     env = environment(tmp_path, f"http://127.0.0.1:{free_port()}")
