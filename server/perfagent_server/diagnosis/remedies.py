@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE_REMEDY", "REMEDIES", "crash_remedy", "oom_remedy"]
+__all__ = ["ELSEWHERE_REMEDY", "PEER_REMEDY", "REMEDIES", "crash_remedy", "oom_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -44,6 +44,13 @@ ELSEWHERE_REMEDY = (
     "While it trains, `perfagent profile RUN` shows the operators of some steps, and `perfagent stacks RUN` what it does now."
 )
 """For a run that no rule finds anything in, and most of whose step no phase accounts for."""
+
+PEER_REMEDY = (
+    "The error says that the process at the other end was gone: look at the other ranks for one that ended or fell silent before "
+    "it, at their hosts (a kill, memory) and at the network between them; fix the cause, and start the run again from its last "
+    "checkpoint."
+)
+"""For a rank that failed because it lost another, when nothing tells of that other one."""
 
 _OOM_REMEDIES = {
     "gpu": REMEDIES["oom_observed"],

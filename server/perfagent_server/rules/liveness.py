@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
-from perfagent_server.diagnosis.remedies import REMEDIES, crash_remedy
+from perfagent_server.diagnosis.remedies import PEER_REMEDY, REMEDIES, crash_remedy
 from perfagent_server.rules.memory import is_oom
 from perfagent_server.rules.window import End, Window
 
 __all__ = ["LostContact", "ProcessCrash"]
+
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset) by (remote )?peer|connection was likely closed|remote (worker|process|peer) (crash|hang|exit)"
+    r"|ncclRemoteError|communicator was aborted",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say on a rank when the process at the other end is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,8 +28,11 @@ class ProcessCrash:
 
     Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of memory
     has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what the launcher
-    then does to the other ranks is its consequence.
+    then does to the other ranks is its consequence. So is an error that says that another process is gone, where another rank
+    ended at the same time (together_s) without saying so: such an error and the death behind it are milliseconds apart.
     """
+
+    together_s: float = 3.0
 
     id: ClassVar[str] = "process_crash"
     on: ClassVar[tuple[str, ...]] = ("state",)
@@ -33,7 +44,7 @@ class ProcessCrash:
         if not ends:
             return None
         crashes = [end for end in ends if end.state != "preempted" and not _by_hand(end)]
-        first = min(crashes or ends, key=lambda end: (end.time, end.rank))
+        first = self._leading(crashes or ends)
         step = first.step if first.step is not None else window.step
         if not crashes:
             what = "was preempted (SIGTERM)" if first.state == "preempted" else "was interrupted from the keyboard"
@@ -50,10 +61,19 @@ class ProcessCrash:
                 "state": first.state, "reason": first.reason, "exception": first.exception,
                 "traceback": "\n".join(first.traceback.splitlines()[-20:]),
             },
-            fix=crash_remedy(first.state, first.reason, first.exception, first.traceback)
-            if crashes
-            else "Start the run again; it goes on from its last checkpoint.",
+            fix=self._fix(window, first) if crashes else "Start the run again; it goes on from its last checkpoint.",
         )  # fmt: skip
+
+    def _leading(self, ends: list[End]) -> End:
+        first = min(ends, key=lambda end: (end.time, end.rank))
+        near = [end for end in ends if end.time - first.time <= self.together_s]
+        return min(near, key=lambda end: (_lost_a_peer(end), end.time, end.rank))
+
+    @staticmethod
+    def _fix(window: Window, first: End) -> str:
+        if window.world_size > 1 and _lost_a_peer(first):
+            return PEER_REMEDY
+        return crash_remedy(first.state, first.reason, first.exception, first.traceback)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,6 +106,10 @@ class LostContact:
             evidence={"silence_s": max(lost.values()), "step": window.step},
             fix=REMEDIES[self.id],
         )
+
+
+def _lost_a_peer(end: End) -> bool:
+    return bool(_PEER_GONE.search(f"{end.exception}\n{end.reason}"))
 
 
 def _by_hand(end: End) -> bool:

@@ -330,3 +330,41 @@ def test_the_earliest_failure_leads_in_whatever_order_the_ranks_report() -> None
     assert update.finding.message == "Rank 1 failed after step 30: KeyError: 'labels'"
     assert update.finding.evidence["exception"] == "KeyError: 'labels'"
     assert "KeyError" in verdict(evaluator).message
+
+
+RESET = "RuntimeError: [pair.cc:537] Read error [10.0.0.2]:33976: Connection reset by peer. This is typically caused by a remote worker"
+CLOSED = "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+
+
+def _ended(evaluator: Evaluator, name: str, rank: int, after_s: float, said: str) -> list:
+    event = Event(kind="state", time=evaluator.window.now + after_s, step=30, data={"state": name, "reason": said})
+    evaluator.window.world_size = 2
+    return evaluator.take(frame({}, [], ident=evaluator.upto + 1, rank=rank, events=[event]))
+
+
+@pytest.mark.parametrize("said", [RESET, CLOSED, "DistBackendError: NCCL communicator was aborted on rank 0"])
+@pytest.mark.parametrize(
+    ("name", "cause"), [("killed", "killed by SIGKILL"), ("failed", "exit code 3"), ("failed", "KeyError: 'labels'")]
+)
+def test_a_rank_that_lost_its_peer_does_not_lead_before_the_peer(name: str, cause: str, said: str) -> None:
+    """The peer's socket is closed before its death is seen, and its exception told after it."""
+    evaluator = _trained()
+    _ended(evaluator, "failed", 0, 0.0, said)
+    _ended(evaluator, name, 1, 0.05, cause)
+    found = verdict(evaluator)
+    assert found.message.startswith("Rank 1 ")
+    assert cause in found.message
+    assert found.ranks == [0, 1]
+
+
+def test_a_rank_that_the_launcher_kills_long_after_a_broken_connection_is_its_consequence() -> None:
+    evaluator = _trained()
+    _ended(evaluator, "failed", 0, 0.0, RESET)
+    _ended(evaluator, "killed", 1, 30.0, "killed by SIGKILL")
+    assert verdict(evaluator).message.startswith("Rank 0 failed")
+
+
+def test_a_rank_that_lost_a_peer_of_which_nothing_is_known_sends_the_reader_there() -> None:
+    evaluator = _trained()
+    _ended(evaluator, "failed", 0, 0.0, RESET)
+    assert "the other ranks" in verdict(evaluator).fix
