@@ -23,6 +23,7 @@ from sqlalchemy import Connection, bindparam, insert, select, update
 
 from perfagent.errors import WireError
 from perfagent.wire import STATES, Event, Frame, to_json
+from perfagent_server.blame import Failure, first_of
 from perfagent_server.ingest.limits import whole
 from perfagent_server.store.prepared import Prepared
 from perfagent_server.store.starts import UNDECIDED, Starts
@@ -463,7 +464,7 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
     # By the ranks' own clocks: on one host they tell milliseconds apart, which our guess of how far a clock is off does not.
     failures = [row for row in rows if row.state in FAILED]
     if failures:
-        first = min(failures, key=lambda row: (row.ended or 0.0, row.rank, row.state, row.reason))
+        first = failures[first_of([Failure(row.ended or 0.0, row.rank, row.state, row.reason) for row in failures])]
         several = len({row.rank for row in rows}) > 1
         reason = f"rank {first.rank}: {first.reason}" if several and first.reason else first.reason
         return first.state, reason, first.ended_by_our_clock()

@@ -40,7 +40,7 @@ def main() -> None:
     ended = poll.poll(UNSEEN_MS)
     while not ended and seen(locks, name.encode()):
         ended = poll.poll()
-    # Here, and not once watcher.py is loaded: by then an error of another rank, which this end caused, would seem to be the first.
+    # Here, and not once watcher.py is loaded: an error of another rank, which this end caused, would seem to be the first.
     when = f"{time.time()!r} {time.monotonic()!r}" if ended else ""
     os.set_inheritable(PIDFD, True)
     os.execv(python, [python, "-P", "-m", "perfagent.launch.watcher", told, when])  # noqa: S606

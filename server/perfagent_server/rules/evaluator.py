@@ -163,7 +163,9 @@ class Evaluator:
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
-        self._note_end(End(state, stored.rank, self._time_told(event), whole(event.step), **words))
+        step = whole(event.step)
+        # A watcher knows no step. What other ranks tell of later ones must not move this end.
+        self._note_end(End(state, stored.rank, self._time_told(event), window.step if step is None else step, **words))
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
         changes += self._judge_ready(window.close(list(window.tracks)))

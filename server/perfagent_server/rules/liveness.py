@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import re
+import math
 from dataclasses import dataclass
 from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
+from perfagent_server.blame import Failure, first_of, lost_a_peer
 from perfagent_server.diagnosis.remedies import PEER_REMEDY, REMEDIES, crash_remedy
 from perfagent_server.rules.memory import is_oom
 from perfagent_server.rules.window import End, Window
 
 __all__ = ["LostContact", "ProcessCrash"]
-
-_PEER_GONE = re.compile(
-    r"connection (was )?(closed|reset) by (remote )?peer|connection was likely closed|remote (worker|process|peer) (crash|hang|exit)"
-    r"|ncclRemoteError|communicator was aborted",
-    re.IGNORECASE,
-)
-"""What gloo, NCCL and torch's store say on a rank when the process at the other end is gone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,10 +23,8 @@ class ProcessCrash:
     Preemption and an interrupt from the keyboard are told as info, which no channel sends by default. Running out of memory
     has its own rule. The first failure leads, by the clocks of the ranks and in whatever order they report: what the launcher
     then does to the other ranks is its consequence. So is an error that says that another process is gone, where another rank
-    ended at the same time (together_s) without saying so: such an error and the death behind it are milliseconds apart.
+    ended at the same time without saying so, or was preempted before.
     """
-
-    together_s: float = 3.0
 
     id: ClassVar[str] = "process_crash"
     on: ClassVar[tuple[str, ...]] = ("state",)
@@ -43,7 +35,12 @@ class ProcessCrash:
         ends = [end for end in window.ends if end.state in ("failed", "killed", "preempted") and not is_oom(end)]
         if not ends:
             return None
-        crashes = [end for end in ends if end.state != "preempted" and not _by_hand(end)]
+        preempted = min((end.time for end in ends if end.state == "preempted"), default=math.inf)
+        crashes = [
+            end
+            for end in ends
+            if end.state != "preempted" and not _by_hand(end) and not (end.time > preempted and lost_a_peer(_said(end)))
+        ]
         first = self._leading(crashes or ends)
         step = first.step if first.step is not None else window.step
         if not crashes:
@@ -64,14 +61,13 @@ class ProcessCrash:
             fix=self._fix(window, first) if crashes else "Start the run again; it goes on from its last checkpoint.",
         )  # fmt: skip
 
-    def _leading(self, ends: list[End]) -> End:
-        first = min(ends, key=lambda end: (end.time, end.rank))
-        near = [end for end in ends if end.time - first.time <= self.together_s]
-        return min(near, key=lambda end: (_lost_a_peer(end), end.time, end.rank))
+    @staticmethod
+    def _leading(ends: list[End]) -> End:
+        return ends[first_of([Failure(end.time, end.rank, end.state, _said(end)) for end in ends])]
 
     @staticmethod
     def _fix(window: Window, first: End) -> str:
-        if window.world_size > 1 and _lost_a_peer(first):
+        if window.world_size > 1 and lost_a_peer(_said(first)):
             return PEER_REMEDY
         return crash_remedy(first.state, first.reason, first.exception, first.traceback)
 
@@ -108,8 +104,8 @@ class LostContact:
         )
 
 
-def _lost_a_peer(end: End) -> bool:
-    return bool(_PEER_GONE.search(f"{end.exception}\n{end.reason}"))
+def _said(end: End) -> str:
+    return f"{end.exception}\n{end.reason}"
 
 
 def _by_hand(end: End) -> bool:

@@ -332,8 +332,8 @@ def test_the_earliest_failure_leads_in_whatever_order_the_ranks_report() -> None
     assert "KeyError" in verdict(evaluator).message
 
 
-RESET = "RuntimeError: [pair.cc:537] Read error [10.0.0.2]:33976: Connection reset by peer. This is typically caused by a remote worker"
-CLOSED = "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote server shutdown or crash?"
+RESET = "RuntimeError: [pair.cc:537] Read error [10.0.0.2]:33976: Connection reset by peer. Check the logs of the remote worker"
+CLOSED = "DistNetworkError: failed to recv, got 0 bytes. Connection was likely closed. Did the remote server crash?"
 
 
 def _ended(evaluator: Evaluator, name: str, rank: int, after_s: float, said: str) -> list:
@@ -368,3 +368,28 @@ def test_a_rank_that_lost_a_peer_of_which_nothing_is_known_sends_the_reader_ther
     evaluator = _trained()
     _ended(evaluator, "failed", 0, 0.0, RESET)
     assert "the other ranks" in verdict(evaluator).fix
+
+
+def test_a_rank_that_lost_one_that_was_preempted_is_preempted_with_it() -> None:
+    evaluator = _trained()
+    _ended(evaluator, "failed", 0, 0.05, RESET)
+    _ended(evaluator, "preempted", 1, 0.0, "terminated by SIGTERM")
+    found = verdict(evaluator)
+    assert (found.severity, found.message) == ("info", "Rank 1 was preempted (SIGTERM) after step 30: terminated by SIGTERM")
+
+
+def test_a_rank_that_is_terminated_because_another_lost_the_network_is_no_preemption() -> None:
+    evaluator = _trained()
+    _ended(evaluator, "preempted", 1, 0.1, "terminated by SIGTERM")
+    _ended(evaluator, "failed", 0, 0.0, RESET)
+    assert verdict(evaluator).message.startswith("Rank 0 failed")
+
+
+def test_the_step_of_an_end_is_not_moved_by_what_other_ranks_tell_later() -> None:
+    evaluator = _trained()
+    evaluator.window.world_size = 2
+    killed = state("killed", reason="killed by SIGKILL")
+    [change] = evaluator.take(frame({}, [], ident=evaluator.upto + 1, rank=1, events=[killed]))
+    evaluator.take(frame({"loss": [2.0] * 9}, range(31, 40), ident=evaluator.upto + 1))
+    _ended(evaluator, "preempted", 0, 60.0, "terminated by SIGTERM")
+    assert change.finding.message == verdict(evaluator).message == "Rank 1 was killed after step 30: killed by SIGKILL"

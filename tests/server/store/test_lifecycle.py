@@ -65,6 +65,17 @@ def test_the_first_failure_names_the_cause_whatever_arrives_first(shelf, order: 
     assert (run["state"], run["reason"], run["ended"]) == ("failed", "rank 1: ValueError: bad batch", BEGIN + 4)
 
 
+def test_the_rank_that_only_lost_its_peer_does_not_name_the_cause(shelf) -> None:
+    """The socket of a dead process is closed some milliseconds before its end is seen."""
+    shelf.append(*(frame(1, state("running"), rank=rank) for rank in range(3)))
+    lost = "RuntimeError: [pair.cc:537] Read error [127.0.0.1]:33976: Connection reset by peer"
+    shelf.append(frame(2, state("failed", time=BEGIN + 4, reason=lost), rank=0))
+    shelf.append(frame(2, state("preempted", time=BEGIN + 4.1, reason="SIGTERM"), rank=2))
+    assert run_of(shelf)["reason"] == f"rank 0: {lost}", "nothing tells of another cause"
+    shelf.append(frame(2, state("killed", time=BEGIN + 4.02, reason="killed by SIGKILL"), rank=1))
+    assert (run_of(shelf)["state"], run_of(shelf)["reason"]) == ("killed", "rank 1: killed by SIGKILL")
+
+
 def test_a_failure_after_finish_counts_and_a_second_finish_does_not(shelf) -> None:
     shelf.append(frame(1, state("running"), state("finished", time=BEGIN + 1)))
     shelf.append(frame(1, state("failed", time=BEGIN + 2, reason="exit code 3"), source="watcher"))

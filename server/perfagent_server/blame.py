@@ -1,0 +1,45 @@
+"""Which of several ranks that failed was the first: the one with the cause, and not one that only lost it.
+
+By the ranks' own clocks, which on one host tell milliseconds apart. An error that says that another process is gone may still
+come before that process is seen dead, for its sockets are closed first, and before its exception is told.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import NamedTuple
+
+__all__ = ["TOGETHER_S", "Failure", "first_of", "lost_a_peer"]
+
+TOGETHER_S = 3.0
+"""Such an error and the death behind it are milliseconds apart; what a launcher kills that does not heed SIGTERM ends later."""
+_PEER_GONE = re.compile(
+    r"connection (was )?(closed|reset) by (remote )?peer|connection was likely closed|ncclRemoteError|communicator was aborted"
+    r"|remote (worker|process|peer) (crash|hang|exit)",
+    re.IGNORECASE,
+)
+"""What gloo, NCCL and torch's store say on a rank when the process at the other end is gone."""
+
+
+class Failure(NamedTuple):
+    time: float
+    rank: int
+    state: str
+    said: str
+
+
+def lost_a_peer(said: str) -> bool:
+    return bool(_PEER_GONE.search(said))
+
+
+def first_of(failures: Sequence[Failure]) -> int:
+    """The place of the first among them."""
+    earliest = min(failures)
+    # A launcher sends SIGTERM to the others because one has failed: what it does to them is no cause.
+    causes = [
+        one
+        for one in failures
+        if one.time - earliest.time <= TOGETHER_S and one.state != "preempted" and not lost_a_peer(one.said)
+    ]
+    return failures.index(min(causes) if causes and lost_a_peer(earliest.said) else earliest)
