@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE_REMEDY", "PEER_REMEDY", "REMEDIES", "crash_remedy", "oom_remedy"]
+__all__ = ["ELSEWHERE_REMEDY", "PEER_REMEDY", "REMEDIES", "STANDING_REMEDY", "crash_remedy", "oom_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -44,6 +44,12 @@ ELSEWHERE_REMEDY = (
     "While it trains, `perfagent profile RUN` shows the operators of some steps, and `perfagent stacks RUN` what it does now."
 )
 """For a run that no rule finds anything in, and most of whose step no phase accounts for."""
+
+STANDING_REMEDY = (
+    "If it neither evaluates nor saves now: `perfagent stacks RUN` shows where every thread of every rank stands. Of several "
+    "ranks the one whose stack differs is the one that the others wait for; one that waits for its loader has a worker hanging."
+)
+"""For a run that is heard and whose steps do not end any more."""
 
 PEER_REMEDY = (
     "The error says that the process at the other end was gone: look at the other ranks for one that ended or fell silent before "

@@ -11,7 +11,7 @@ import math
 
 from perfagent.wire import LOSS, SEVERITIES, Finding, healthy
 from perfagent_server.alerts.life import Machine
-from perfagent_server.diagnosis.remedies import ELSEWHERE_REMEDY, REMEDIES
+from perfagent_server.diagnosis.remedies import ELSEWHERE_REMEDY, REMEDIES, STANDING_REMEDY
 from perfagent_server.rules.evaluator import USER_ALERT, Evaluator
 from perfagent_server.rules.loss import LossSpike, NonfiniteLoss
 from perfagent_server.rules.utilization import share_elsewhere, spell_s
@@ -38,6 +38,9 @@ ORDER: tuple[str, ...] = (
 _PLACE = {rule: place for place, rule in enumerate(ORDER)}
 _FEW_STEPS = 10
 """So many steps no rule about speed or learning has seen enough of."""
+_STANDS_S = 60.0
+_STANDS_STEPS = 5.0
+"""From so long on, and so many times the longest of the newest steps, the verdict says that no step ends any more."""
 _MOST = 0.5
 """Of a step, where its time went: more than all the rest together."""
 _SAID_BY_PEOPLE = len(ORDER)  # rules that are not in the tree come before the user's own alerts, and both after it
@@ -72,7 +75,11 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
     elsewhere = share_elsewhere(window) or 0.0
     found = healthy(_figures(judge, elsewhere))
     found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
-    if elsewhere >= _MOST:
+    standing = _standing_s(window)
+    if standing is not None:
+        found.evidence["standing_s"] = standing
+        found.fix = STANDING_REMEDY
+    elif elsewhere >= _MOST:
         found.evidence["other_share_pct"] = 100 * elsewhere
         found.fix = ELSEWHERE_REMEDY
     return found
@@ -124,6 +131,16 @@ def _not_finite(window: Window) -> Finding | None:
     )
 
 
+def _standing_s(window: Window) -> float | None:
+    """For how long no rank has told a step, by our own clock, when that is unlike this run. It may evaluate, save or hang: what
+    it must not be told is that nothing holds it back."""
+    took = window.track("step_time_s")
+    if took is None or window.ended:
+        return None
+    quiet = window.now - max(took.ranks.values())
+    return quiet if quiet >= max(_STANDS_S, _STANDS_STEPS * max(took.last(took.size))) else None
+
+
 def _figures(judge: Evaluator, elsewhere: float) -> str:
     """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`."""
     window = judge.window
@@ -140,7 +157,10 @@ def _figures(judge: Evaluator, elsewhere: float) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    if elsewhere >= _MOST:
+    standing = _standing_s(window)
+    if standing is not None:
+        said = f"No step has ended for {spell_s(standing)}"
+    elif elsewhere >= _MOST:
         tense = "was" if window.ended else "is"
         said = f"Most of the step ({100 * elsewhere:.0f} %) {tense} outside of data, forward, backward and optimizer"
     elif window.ended:

@@ -44,6 +44,24 @@ def _stepping(other_s: float, step_s: float = 0.1, *, steps: int = 40, **more: l
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(("step_s", "after_s", "said"), [(0.1, 59, ""), (0.1, 93, "93 s"), (20, 93, ""), (20, 101, "101 s")])
+def test_a_run_that_is_heard_and_ends_no_step_is_not_told_that_nothing_holds_it_back(
+    step_s: float, after_s: float, said: str
+) -> None:
+    _, judge = judge_series(_stepping(0.0, step_s), step_s=step_s)
+    alive = judge.window.now + after_s
+    judge.take(frame({"host/load1": [0.0]}, [40], ident=judge.upto + 1, received=alive))
+    found = verdict(judge)
+    assert found.rule == "healthy"
+    assert found.message.startswith(f"No step has ended for {said}: step 40" if said else "Nothing holds this run back")
+    assert ("perfagent stacks RUN" in found.fix) == bool(said)
+    steps = {"loss": [3.0], "step_time_s": [alive - judge.window.now + step_s]}
+    judge.take(frame(steps, [41], ident=judge.upto + 1, received=alive + 1))
+    assert verdict(judge).message.startswith("Nothing holds this run back: step 41")
+    judge.take(frame({}, [], ident=judge.upto + 1, received=alive + 900, events=[state("finished", step=41)]))
+    assert verdict(judge).message.startswith("Nothing held this run back")
+
+
 def test_a_run_most_of_whose_step_no_phase_accounts_for_is_told_so_and_how_to_find_out() -> None:
     _, judge = judge_series(_stepping(0.095))
     found = verdict(judge)
