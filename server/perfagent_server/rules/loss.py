@@ -128,8 +128,8 @@ class LossSpike:
 
     A loss of its own kind has its own idea of what a jump is: the same statistic is taken over the last thousand steps, and
     the jump must be usual_times what is usual there (the 85th percentile), or unsteady_times it for a loss that changes its
-    sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); such a loss is judged only once
-    there is history enough. A single step cannot move the median: blips stay silent.
+    sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); before there is history
+    enough, such a loss must jump by early_unsteady_z of its spread. A single step cannot move the median: blips stay silent.
 
     A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is told the first time
     and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for such a turn.
@@ -152,6 +152,7 @@ class LossSpike:
     unsteady_times: float = 6.0
     unsteady_record: float = 2.0
     early_z: float = 3.0
+    early_unsteady_z: float = 25.0
     unsteady_history: int = 50
     lost_in_a_row: int = 2
 
@@ -306,7 +307,7 @@ class LossSpike:
         typical = sorted(one[1] for one in past)[int(0.8 * len(past))] if past else spread
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
         if unsteady and len(past) < self.unsteady_history:
-            return False
+            return distance >= self.early_unsteady_z * spread and self._by_factors(values)
         if len(past) < self.unsteady_history and distance < self.early_z * spread:
             return False
         if not past:
@@ -316,12 +317,15 @@ class LossSpike:
         if unsteady:
             if distance < self.unsteady_times * usual or distance < self.unsteady_record * distances[-1]:
                 return False
-            if min(values) <= 0:
-                return True
-            # A positive value that varies by factors (a temporal-difference loss) is judged by factors.
-            ratio = self._measure([math.log(value) for value in values[-need:]])
-            return ratio[0] >= self.z_at_least * ratio[1]
+            return self._by_factors(values)
         return distance > self.usual_times * usual
+
+    def _by_factors(self, values: list[float]) -> bool:
+        """Whether it is a jump by factors, too, which is how a positive value such as a temporal-difference loss varies."""
+        if min(values) <= 0:
+            return True
+        ratio = self._measure([math.log(value) for value in values[-self.long - self.short :]])
+        return ratio[0] >= self.z_at_least * ratio[1]
 
     def _comes_round(self, values: list[float], steps: list[int], start: int, distance: float) -> bool:
         """Whether this jump is the turn of a cycle: the run jumped so before, fell back slowly, and a whole number of such

@@ -251,6 +251,18 @@ def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
     assert found >= 0.95 * spikes
 
 
+@pytest.mark.parametrize("place", [260, 400, 500, 700])
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_jump_far_out_of_a_noisy_loss_is_told_early_in_the_run_too(seed: int, place: int) -> None:
+    """Small batches: a spread of 10 % of the level, as unsteady as reinforcement learning. 30 batches have wrong labels."""
+    at = np.arange(1000)
+    losses = (0.4 + 1.7 * np.exp(-at / 150)) * (1 + 0.1 * _noise(seed).normal(size=1000))
+    losses[place : place + 30] += 4.0
+    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),))
+    assert [place < change.step <= place + 10 for change in fired(changes)] == [True]
+    assert [change.kind for change in changes] == ["fire", "resolve"]
+
+
 def test_a_short_run_is_never_called_a_spike() -> None:
     changes, _ = judge_series({"loss": [1.0] * 150 + [50.0] * 40})
     assert fired(changes) == []
