@@ -72,6 +72,7 @@ class Investigator:
         self._incoming: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
+        self._newest: Inquiry | None = None  # the same, also when it is told: the row of its step may come later
         self._inquiries = 0
         self._opened_at = -math.inf
         self._bad_logged: tuple[float, int] | None = None  # when it was seen, and the step in progress then
@@ -188,6 +189,8 @@ class Investigator:
             self._watchful = False
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
+        if self._newest is not None and self._newest.step == step:
+            self._newest.history = self.history()  # of a fast training, what follows has pushed it out when it is told
 
     @contained
     def pressing(self, taken: Taken) -> None:
@@ -269,11 +272,6 @@ class Investigator:
             for step, values in [*known.items()][-self.history_steps :]
         ]
 
-    def at_step(self, step: int) -> dict[str, float]:
-        """What is known of a step: from the history, the step itself or the last one before it."""
-        before = [entry for entry in self.history() if entry["step"] <= step]
-        return before[-1] if before else {}
-
     # ---- the end
 
     @contained
@@ -302,7 +300,7 @@ class Investigator:
         self._opened_at = time.monotonic()
         self._inquiries += 1
         self._bad_step = inquiry.step
-        self._inquiry = inquiry
+        self._inquiry = self._newest = inquiry
         self.add(inquiry)
 
 

@@ -77,6 +77,7 @@ class Inquiry:
         self._names: dict[int, str] = {}
         self._classes: dict[str, str] = {}
         self._rate: float | None = None
+        self.history: list[dict[str, float]] | None = None  # as it was when the row of the bad step came
 
     # ---- on the training thread
 
@@ -220,12 +221,16 @@ class Inquiry:
 
     def _surroundings(self) -> dict[str, Any]:
         """What the rows of the step itself and of those before it tell."""
-        known = self._investigator.at_step(self.step)
+        history = self._investigator.history() if self.history is None else self.history
+        history = [entry for entry in history if entry["step"] <= self.step]
+        known = history[-1] if history else {}
         found: dict[str, Any] = {} if self._rate is None else {"lr": self._rate}
-        for name, shown in (("lr", "lr"), ("amp/scale", "loss_scale"), ("loss", "loss"), ("grad/norm", "grad_norm")):
+        # The rate and the scale are mostly those of the step before, where the row of this one has not come; what it made is not.
+        own = (("loss", "loss"), ("grad/norm", "grad_norm")) if known.get("step") == self.step else ()
+        for name, shown in (("lr", "lr"), ("amp/scale", "loss_scale"), *own):
             if name in known:
                 found.setdefault(shown, known[name])
-        found["history"] = [entry for entry in self._investigator.history() if entry["step"] <= self.step]
+        found["history"] = history
         return found
 
     def _evidence(self) -> dict[str, Any]:

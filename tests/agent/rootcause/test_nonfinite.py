@@ -970,6 +970,32 @@ def test_the_rows_of_the_last_seconds_are_in_the_history_although_they_are_read_
     assert [entry["loss"] for entry in history[:5]] == pytest.approx(job.losses[:5])
 
 
+def test_the_loss_of_an_earlier_step_is_not_told_as_that_of_the_bad_one(train):
+    job = train()
+    job.steps(5)
+    job.look = lambda: None
+    job.spoil = lambda loss: loss * math.nan
+    job.steps(3)
+    job.run._investigator.poll()  # it is told before the rows of these steps are read
+    found = evidence(job)
+    assert found["step"] == 6
+    assert found["history"][-1]["step"] < 6
+    assert found["lr"] == 0.01
+    assert not {"loss", "grad_norm"} & found.keys()
+
+
+def test_the_history_of_a_bad_step_is_told_however_many_followed_before_a_look(train):
+    job = train()
+    job.steps(5)
+    look, job.look = job.look, lambda: None
+    job.spoil = lambda loss: loss * math.nan
+    job.steps(40)
+    look()
+    found = evidence(job)
+    assert [entry["step"] for entry in found["history"]] == [1, 2, 3, 4, 5, 6]
+    assert math.isnan(found["loss"])
+
+
 class Halves(torch.autograd.Function):
     """A function of the user's that keeps nothing."""
 
