@@ -40,6 +40,10 @@ _OF_WORKERS = (
     "Use fewer DataLoader workers (num_workers) and a lower prefetch_factor.",
     "Halve the batch size and double gradient accumulation.",
 )
+_KEPT_OF_EVERY_STEP = (
+    "Look whether process/rss_bytes rose step by step: then something is kept of every step, such as a list of losses or outputs "
+    "with their graphs (keep loss.item() instead), and nothing below helps."
+)
 LAST_STEPS = 8
 MOST_TEXT = 4000
 
@@ -115,6 +119,8 @@ def remedies(
     if in_worker:
         plans += [(do, None) for do in _OF_WORKERS]
         return [{"do": do} for do, _ in plans]
+    if not on_device and not (tried is not None and capacity is not None and tried > capacity):
+        plans.append((_KEPT_OF_EVERY_STEP, None))
     plans.append(("Halve the batch size and double gradient accumulation.", activations // 2 if activations else None))
     if not dtypes or "float32" in dtypes:
         plans.append(("Train in mixed precision (torch.autocast, bf16).", activations // 2 if activations else None))

@@ -378,3 +378,15 @@ def test_what_each_allocator_says_is_understood(train, error, device, tried, sai
     assert (evidence["device"], evidence["tried_bytes"]) == (device, tried)
     size = {256_000_000: "244 MiB", 2**31: "2 GiB", 400_001_605: "381 MiB", 15 * 2**29: "7.5 GiB"}[tried]
     assert job.finding()["message"].startswith(f"In step 3 an allocation of {size} of {said} memory failed")
+
+
+def test_of_the_hosts_memory_what_a_script_keeps_of_every_step_comes_before_the_batch():
+    """No smaller batch helps a list of losses that keep their graphs."""
+    from perfagent.rootcause.oom import remedies
+
+    first, second, *_ = [plan["do"] for plan in remedies({"parameters": 4}, on_device=False, tried=16, capacity=64)]
+    assert "kept of every step" in first
+    assert second.startswith("Halve the batch size")
+    assert not any("every step" in plan["do"] for plan in remedies({"parameters": 4}, tried=16, capacity=64))
+    too_large = remedies({"parameters": 4}, on_device=False, tried=65, capacity=64)
+    assert not any("every step" in plan["do"] for plan in too_large), "one such allocation fits nowhere"
