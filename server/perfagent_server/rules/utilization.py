@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -50,10 +51,11 @@ class DataBound:
         if sum(last) < self.least_wait_s * (self.steps - 1):
             return None  # nearly every step of a healthy run ends here
         steps = waits.last_steps(self.steps)
-        if steps == took.last_steps(self.steps):
-            times = took.last(self.steps)
-        else:  # measured by different rows: pair them by step
-            by_step = dict(zip(took.last_steps(took.size), took.last(took.size), strict=True))
+        # Not the newest step times: all of a frame's may be seen before its first wait is judged.
+        begin, end = bisect_left(took.steps, steps[0]), bisect_right(took.steps, steps[-1], hi=took.seen)
+        told, times = took.steps[begin:end], took.values[begin:end]
+        if told != steps:  # measured by different rows: pair them by step
+            by_step = dict(zip(told, times, strict=True))
             pairs = [(at, wait, by_step[at]) for at, wait in zip(steps, last, strict=True) if at in by_step]
             if len(pairs) < self.steps // 2:
                 return None

@@ -200,6 +200,7 @@ class Track:
     def take(
         self, rank: int, steps: Sequence[int], values: Sequence[float], times: Sequence[float], now: float, world: int
     ) -> None:
+        self._trim()
         if self.first is None:
             self.first = now
         self.ranks[rank] = now
@@ -243,17 +244,21 @@ class Track:
             self.seen += 1
             self.total += 1
             return True
-        if len(self.steps) > 2 * self.size:
-            for column in (self.steps, self.values, self.times):
-                del column[: -self.size]
-            self.seen = self.size
         return False
 
     def show_all(self) -> None:
         """Shows every step at once, where no rule wants to judge them one by one."""
         self.total += len(self.steps) - self.seen
         self.seen = len(self.steps)
-        self.advance()
+
+    def _trim(self) -> None:
+        """Drops what is too old, when new steps come and not when the last one was judged: of a frame with more steps than are
+        kept, rules on other series, which are judged later, look up each."""
+        over = self.seen - self.size
+        if over > self.size:
+            for column in (self.steps, self.values, self.times):
+                del column[:over]
+            self.seen = self.size
 
     def snapshot(self) -> list[Any]:
         steps = self.steps[-self.size :]

@@ -46,6 +46,16 @@ def test_workers_that_deliver_in_bursts_are_found() -> None:
     assert [change.finding.rule for change in fired(changes)] == ["data_bound"]
 
 
+@pytest.mark.parametrize("rows", [7, 80, 300, 2000])
+def test_a_loader_that_is_slow_all_the_time_is_one_alert_however_many_steps_come_at_once(rows: int) -> None:
+    """80 steps are what an agent sends of steps of 40 ms: more than the newest step times that are kept."""
+    series = {"step_time_s": [0.04] * 600, "phase/data_s": [0.025] * 600, "phase/forward_s": [0.001] * 600}
+    changes, evaluator = judge_series(series, rows=rows, step_s=0.04)
+    assert [change.kind for change in changes] == ["fire"]
+    machine = evaluator.machines["data_bound"]
+    assert machine.hits == machine.judged - 24, "only before the alert was there too little to judge"
+
+
 def test_one_slow_rank_is_not_the_loader_of_all() -> None:
     evaluator = Evaluator("r")
     evaluator.window.world_size = 4
