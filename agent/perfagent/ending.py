@@ -15,6 +15,8 @@ _NO_MEMORY = (
 """In the words of torch's allocators, of the libraries (cuBLAS, cuDNN, cuSOLVER, ...) that allocate for themselves, of the C
 library, whose reason torch quotes where a file could not be mapped, and of C++."""
 
+_CARRIED = "Original Traceback (most recent call last):"
+
 
 def cause(error: BaseException) -> tuple[str, str, str, str]:
     """State, reason, exception and traceback of a process that an exception ended."""
@@ -22,10 +24,17 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
     try:
         message = text_of(error).strip()
         ending = "oom" if _memory_ran_out(error) else "failed"
-        first = message.splitlines()[0][:500] if message else name
+        first = _first_words(message)[:500] if message else name
         return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
     except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be told all the same
         return "failed", name, name, ""
+
+
+def _first_words(message: str) -> str:
+    """The first line; of an error that torch carries over from a loader's worker, which only says where it was caught, also the
+    last one, which says what it was."""
+    first, *rest = message.splitlines()
+    return f"{first} {rest[-1]}" if _CARRIED in rest else first
 
 
 def text_of(error: BaseException) -> str:

@@ -6,6 +6,7 @@ import errno
 from collections.abc import Callable
 
 import pytest
+import torch
 
 from perfagent.ending import cause, out_of_memory, text_of
 
@@ -31,6 +32,19 @@ def test_a_text_that_fails_is_replaced_by_the_name_of_the_type() -> None:
 
 def test_the_end_is_told_whatever_the_exception_does() -> None:
     assert cause(UntraceableError("mine")) == ("failed", "UntraceableError", "UntraceableError", "")
+
+
+def test_an_error_of_a_loaders_worker_says_what_it_was() -> None:
+    class Broken(torch.utils.data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return 4
+
+        def __getitem__(self, place: int) -> torch.Tensor:
+            return {}["image"]  # type: ignore[no-any-return]
+
+    with pytest.raises(KeyError) as caught:
+        next(iter(torch.utils.data.DataLoader(Broken(), num_workers=1)))
+    assert cause(caught.value)[1] == "KeyError: Caught KeyError in DataLoader worker process 0. KeyError: 'image'"
 
 
 @pytest.mark.parametrize(
