@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-__all__ = ["ELSEWHERE_REMEDY", "PEER_REMEDY", "REMEDIES", "STANDING_REMEDY", "crash_remedy", "oom_remedy"]
+__all__ = ["ELSEWHERE_REMEDY", "GREW_REMEDY", "PEER_REMEDY", "REMEDIES", "STANDING_REMEDY", "crash_remedy", "oom_remedy"]
 
 REMEDIES: dict[str, str] = {
     "nonfinite_loss": (
@@ -44,6 +44,13 @@ ELSEWHERE_REMEDY = (
     "While it trains, `perfagent profile RUN` shows the operators of some steps, and `perfagent stacks RUN` what it does now."
 )
 """For a run that no rule finds anything in, and most of whose step no phase accounts for."""
+
+GREW_REMEDY = (
+    "The loss ran away before it was no number: most often the steps are too large. Stop the run, go back to the last checkpoint "
+    "from before it grew, and lower the learning rate (to a tenth, if it was just raised or never tried), warm it up, and clip "
+    "the gradient norm (1.0 is usual); look for inputs that are not normalized if that does not help."
+)
+"""For a loss that is not finite and was a thousand times larger than usual just before."""
 
 STANDING_REMEDY = (
     "If it neither evaluates nor saves now: `perfagent stacks RUN` shows where every thread of every rank stands. Of several "

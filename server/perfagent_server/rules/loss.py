@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import LOSS, Finding, loss_kind
 from perfagent_server.alerts.life import Life
-from perfagent_server.diagnosis.remedies import REMEDIES
+from perfagent_server.diagnosis.remedies import GREW_REMEDY, REMEDIES
 from perfagent_server.rules.window import Track, Window
 
 __all__ = ["LossSpike", "NonfiniteLoss", "named_ranks", "surroundings", "was_skipped"]
@@ -24,11 +24,13 @@ class NonfiniteLoss:
     of its values in a row: one that is computed in every tenth step is NaN in nine by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no
-    weight; that many of them in a row are no fault, one more is.
+    weight; that many of them in a row are no fault, one more is. A loss that rose by
+    grown_times without a break before ran away: its remedy is another one.
     """
 
     excused_steps: int = 2
     part_values: int = 20
+    grown_times: float = 1000.0
 
     id: ClassVar[str] = "nonfinite_loss"
     on: ClassVar[tuple[str, ...]] = (LOSS,)
@@ -57,6 +59,10 @@ class NonfiniteLoss:
         losses = window.tracks[series].before(since - 1, 50) if series in window.tracks else []
         finite = [value for value in losses if math.isfinite(value)]
         before = f"; the last finite value was {finite[-1]:.4g}" if finite else "; no finite value came before"
+        grew = self._grew(finite)
+        if grew is not None:
+            count, lowest = grew
+            before = f"; over the {count} values before it had grown from {lowest:.4g} to {finite[-1]:.4g}"
         return Finding(
             rule=self.id,
             severity="critical",
@@ -66,8 +72,17 @@ class NonfiniteLoss:
             evidence={
                 "step": since, "series": series, "value": bad.value, **surroundings(window), "last_losses": finite,
             },
-            fix=REMEDIES[self.id],
+            fix=REMEDIES[self.id] if grew is None else GREW_REMEDY,
         )  # fmt: skip
+
+    def _grew(self, finite: list[float]) -> tuple[int, float] | None:
+        """(over how many values, from what) the loss ran away before it was no number: the training diverged, which no bad sample
+        does. None when it did not."""
+        count = 1
+        while count < len(finite) and finite[-count - 1] < finite[-count]:
+            count += 1
+        first = finite[-count] if finite else 0.0
+        return (count, first) if finite and finite[-1] >= self.grown_times * abs(first) > 0 else None
 
     def _excused(self, window: Window, series: str) -> bool:
         """Whether the GradScaler skipped a step since the last finite value of a loss that the script logged. Scripts count from

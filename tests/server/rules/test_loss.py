@@ -320,6 +320,26 @@ def test_the_surroundings_of_a_nan_are_those_of_its_step_whatever_came_with_it()
     assert "on all 2 ranks" in more.finding.message
 
 
+@pytest.mark.parametrize(
+    ("before", "said"),
+    [
+        ([0.16, 827.3, 3.98e13], "; over the 3 values before it had grown from 0.16 to 3.98e+13"),
+        ([2.3, 2.3, 2.4, 9.0, 4e4], "; over the 4 values before it had grown from 2.3 to 4e+04"),
+        ([0.11, 0.3, 0.16, 827.3, 3.98e13], "; over the 3 values before it had grown from 0.16 to 3.98e+13"),
+        ([2.3, 5e6, 2.4], "; the last finite value was 2.4"),
+        ([0.0, 0.0, 2.4], "; the last finite value was 2.4"),
+        ([2.3, 2.2, 9.0], "; the last finite value was 9"),
+        ([-2.3, -4e4], "; the last finite value was -4e+04"),
+        ([], "; no finite value came before"),
+    ],
+)
+def test_a_loss_that_ran_away_is_told_apart_from_one_that_broke_at_once(before: list[float], said: str) -> None:
+    changes, _ = judge_series({"loss": [*before, math.inf, math.nan]})
+    (change,) = fired(changes)
+    assert said in change.finding.message
+    assert change.finding.fix.startswith("The loss ran away") == ("grown" in said)
+
+
 @pytest.mark.parametrize("bad", [math.inf, -math.inf, math.nan])
 def test_every_value_that_is_no_number_counts(bad: float) -> None:
     changes, _ = judge_series({"loss": [1.0] * 5 + [bad]})
