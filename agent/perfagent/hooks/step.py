@@ -156,7 +156,7 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 @untraced
 def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
-    if p.primary_id != id(optimizer) and not takes_over(p, optimizer):
+    if p.primary_id != id(optimizer) and (not takes_over(p, optimizer) or _belongs_to_last(p)):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:
@@ -194,6 +194,12 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
         finally:
             p.pausing = False
             p.step_end = now()  # what finding the model took is ours, not the next step's
+
+
+def _belongs_to_last(p: Progress) -> bool:
+    """Whether it took gradients of the backward pass of the step that is over, which a smaller optimizer has ended: some libraries
+    make one for each parameter, when it is to step for the first time."""
+    return p.last is not None and p.last.roots > 0 and not p.opened
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:

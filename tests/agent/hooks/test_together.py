@@ -425,3 +425,22 @@ def test_optimizers_that_are_dropped_are_let_go_of(every_step):
         del beside
         assert not together._apart
         assert not together._members
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]])
+def test_optimizers_that_are_made_when_they_first_step_make_one_step(every_step, order):
+    """Stochastic variational inference: each parameter has its optimizer, and a larger one that comes makes no step of its own."""
+    model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
+    parameters, optimizers, truth = [*model.parameters()], {}, []
+    recorded = every_step()
+    for _ in range(5):
+        loss = model(torch.randn(4, 8)).square().mean()
+        loss.backward()
+        truth.append((loss.item(), pytest.approx(norm_of(parameters), rel=1e-5)))
+        for place in order:
+            if place not in optimizers:
+                optimizers[place] = torch.optim.Adam([parameters[place]], lr=0.01)
+            optimizers[place].step()
+        model.zero_grad()
+    assert [step for step, _ in recorded.steps()] == [1, 2, 3, 4, 5]
+    assert [(values["loss"], values["grad/norm"]) for _, values in recorded.steps()] == truth
