@@ -54,6 +54,10 @@ class Breakdown:
     device_inside: tuple[tuple[str, Any, Any], ...] = ()
     """(phase, begin, end) of what lies in a phase and is counted for itself: its time is to be taken off that phase."""
 
+    @property
+    def has_size(self) -> bool:
+        return bool(self.samples or self.tokens or self.embedded_tokens)
+
     def take(self, size: Size | None) -> None:
         if size is None:
             return
@@ -116,6 +120,7 @@ class Account:
         optimizer_depth = inside_ns = 0
         fetches = passes = 0
         repeated: set[int] | None = None
+        again = 0  # passes of loops without a loader on a batch that had one before, as it seems
         for place, entry in enumerate(entries):
             kind, at = entry[0], entry[1]
             if kind == DATA:
@@ -167,8 +172,12 @@ class Account:
                         inside_ns += spent
                 if repeated is None:
                     repeated = _repeated(entries)
-                if place in repeated and self._fed:
-                    continue
+                if place in repeated:
+                    if self._fed:
+                        continue
+                    if not optimizer_depth and step.has_size:  # a closure works through its batch anew each time it is called
+                        again += size is not None
+                        size = None
                 if not passes:
                     self._skip(entries, entry, len(repeated))
                 passes += 1
@@ -224,6 +233,8 @@ class Account:
                         forward.pause(at, entry[2])
                     if optimizer_depth:
                         inside_ns += spent
+        if again > 1:  # each may have had a batch of its own: five of a critic to one of its generator
+            step.samples = step.tokens = step.embedded_tokens = 0
         return step
 
     def _see_parts(self, batch: Size | None, *, first: bool, fetched: bool) -> None:

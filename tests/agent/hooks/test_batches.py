@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+import perfagent.signals.compiled  # noqa: F401 - as the sender's thread does
+
 
 def samples_of(recorded, name="samples_per_s"):
     """Samples of each step from the second on, the first that has a rate."""
@@ -270,3 +272,45 @@ def test_a_second_look_at_a_batch_takes_none_that_waits(record):
             model(batch).square().mean().backward()
             train_on(model, optimizer, model(batch).square().mean())
     assert samples_of(recorded) == {step: 4 if step % 4 else 2 for step in range(2, 13)}
+
+
+class Policy(nn.Module):
+    """Called in parts, as actor and critic."""
+
+    def __init__(self):
+        super().__init__()
+        self.actor, self.critic = nn.Linear(8, 2), nn.Linear(10, 4)
+
+    def forward(self, x):
+        return self.actor(x)
+
+
+def optimizers_of(policy):
+    return [torch.optim.SGD(part.parameters(), lr=0.1) for part in (policy.critic, policy.actor)]
+
+
+@pytest.mark.usefixtures("nothing_compiled")
+def test_a_critic_and_its_actor_learn_from_one_batch_of_the_memory(record):
+    """Off-policy reinforcement learning has no loader: both calls tell a size, and only what one of them has was drawn."""
+    policy = Policy()
+    critic, actor = optimizers_of(policy)
+    recorded = record(policy, optimizer=critic)
+    for step in range(1, 11):
+        seen, done = torch.randn(4, 8), torch.randn(4, 2)
+        train_on(policy, critic, policy.critic(torch.cat([seen, done], 1)).square().mean())
+        if step % 2:
+            train_on(policy, actor, -policy.critic(torch.cat([seen, policy.actor(seen)], 1)).mean())
+    recorded.finish()
+    assert samples_of(recorded) == dict.fromkeys(range(4, 11), 4)
+
+
+def test_of_more_passes_than_two_it_is_not_known_which_have_one_batch(record):
+    model = nn.Linear(8, 1)
+    other, ours = nn.Linear(8, 1), torch.optim.SGD(model.parameters(), lr=0.1)
+    beside = torch.optim.SGD(other.parameters(), lr=0.1)
+    recorded = record(model, optimizer=ours)
+    for step in range(1, 9):
+        for _ in range(3 if step > 4 else 0):
+            train_on(other, beside, (other(torch.randn(4, 8)) - model(torch.randn(4, 8))).square().mean())
+        train_on(model, ours, model(torch.randn(4, 8)).square().mean())
+    assert samples_of(recorded) == dict.fromkeys(range(2, 5), 4)
