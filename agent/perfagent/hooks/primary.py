@@ -193,7 +193,10 @@ def _find_model(p: Progress, optimizer: Any) -> None:
     if p.looks >= _LOOKS:
         p.look_at = now() + _PAUSES * (now() - began)
     p.found = found  # None: it is in no model, and need not be looked for again while this optimizer counts
-    if found is not None and p.on_next_model is not None:
+    if found is None:
+        return
+    p.health.found_model()
+    if p.on_next_model is not None:
         p.on_next_model()
 
 

@@ -182,6 +182,11 @@ class Health:
         self._planned_ns = self._cost_ns + self._beyond_ns + extra + telling
         p.measure_at = self._next_pass(p, p.completed, step_ns)
 
+    def found_model(self) -> None:
+        """The model that is trained is known now: what was named without it gets its names in the next pass."""
+        self._plan = None
+        self._others.clear()
+
     def forget(self) -> None:
         """The step of the last pass was given up: its weights are not compared."""
         self._weights = None

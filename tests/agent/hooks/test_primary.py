@@ -85,6 +85,15 @@ def test_the_next_of_several_trainings_counts_though_all_are_kept(record):
     assert known == [*range(2, 31), *range(41, 61), *range(71, 91)]
 
 
+def test_the_layers_of_the_next_training_have_their_names(every_step):
+    """Those of its first step do not: the model is looked for behind it."""
+    recorded = every_step()
+    for _ in range(3):
+        model = small()
+        train(model, torch.optim.Adam(model.parameters(), lr=0.1), 4)
+    assert [step for step, _ in recorded.of("grad_norm/0.weight")] == [1, 2, 3, 4, 6, 7, 8, 10, 11, 12]
+
+
 def test_what_is_trained_now_and_then_beside_the_model_does_not_count(record):
     model, probe = small(), small()
     optimizer, now_and_then = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.SGD(probe.parameters(), lr=0.2)
