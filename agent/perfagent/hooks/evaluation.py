@@ -50,6 +50,8 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
     "lightning.pytorch.loops.evaluation_loop": ("_EvaluationLoop.run",),
     "pytorch_lightning.loops.evaluation_loop": ("_EvaluationLoop.run",),
+    "stable_baselines3.common.evaluation": ("evaluate_policy",),
+    "ultralytics.engine.validator": ("BaseValidator.__call__",),
 }
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
@@ -226,6 +228,7 @@ class Evaluations:
         span: list[int] = []  # began, ended
         fed = 0  # the loader that fed it
         inside = 0  # calls in evaluation mode with gradients that have not returned
+        graded: list[Entry] | None = []  # those calls of the span; None where not all of it are such
         for place, entry in enumerate(entries):
             kind = entry[0]
             feeds = kind == DATA and entry[3] == (account.feeding or None)
@@ -236,23 +239,32 @@ class Evaluations:
             elif kind == RETURNED and inside:
                 inside -= 1
                 span[1] = entry[1]
+                if graded is not None:
+                    graded.append(entry)
             elif kind == EVALUATED and place in own and not span:
                 (fetches or folded).append(entry)
             elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
                     folded += self._closed(span, [])
-                    span = []
+                    span, graded = [], []
                 while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
                     folded.pop()  # another model's, of the same batch
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
+                if kind == EVALUATED:
+                    graded = None
+                elif graded is not None:
+                    graded += [*fetches, entry]
                 fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == DATA), fed)
                 fetches = []
             else:
-                folded += [*self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches)), entry]
-                span, fetches, inside, fed = [], [], 0, 0
+                if kind == BACKWARD and span and graded is not None:  # a critic in that mode, through which its actor learns
+                    folded += [*graded, *fetches, entry]
+                else:
+                    folded += [*self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches)), entry]
+                span, fetches, inside, fed, graded = [], [], 0, 0, []
         folded += self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches))
         return folded
 

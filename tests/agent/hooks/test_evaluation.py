@@ -234,6 +234,21 @@ def test_a_model_that_is_trained_in_evaluation_mode_is_not_evaluated(record):
     assert [number for number, _ in recorded.of("phase/forward_s")] == [2, 3, 4]
 
 
+def test_a_pass_through_a_critic_in_evaluation_mode_is_not_one(record):
+    """By which its actor learns, as in d3rlpy. What is asked behind it is."""
+    recorded, critic, optimizer = start(record)
+    actor = torch.zeros(4, requires_grad=True)
+    for number in range(1, 9):
+        step(critic, optimizer, torch.ones(2, 4))
+        if number % 2:
+            critic.eval()
+            step(critic, torch.optim.SGD([actor], lr=0.1), actor)
+            critic.train()
+        if number == 6:
+            evaluate(critic, no_grad=False)
+    assert [number for number, _ in of(recorded, "phase/eval_s")] == [7]
+
+
 def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path):
     pytest.importorskip("transformers")
     from transformers import Trainer, TrainingArguments

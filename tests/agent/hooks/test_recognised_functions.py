@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib
+import sys
 
 import pytest
+import torch
 
 from perfagent.hooks.checkpoint import SAVERS
 from perfagent.hooks.communication import COLLECTIVES
@@ -21,6 +23,40 @@ def test_functions_that_are_phases_exist(module, name):
     for one in classes:
         owner = getattr(owner, one)
     assert attribute in vars(owner)
+
+
+@pytest.fixture
+def validator(tmp_path, monkeypatch):
+    """A module of that name, as Ultralytics has it."""
+    name = "ultralytics.engine.validator"
+    (tmp_path / "ultralytics" / "engine").mkdir(parents=True)
+    (tmp_path / "ultralytics" / "engine" / "validator.py").write_text(
+        "class BaseValidator:\n"
+        "    def __call__(self, model, batches):\n"
+        "        return [model(next(batches)) for _ in range(3)]\n"
+    )
+    known = {module: sys.modules.pop(module) for module in [*sys.modules] if module.split(".")[0] == "ultralytics"}
+    monkeypatch.syspath_prepend(tmp_path)
+    yield lambda: importlib.import_module(name)
+    for module in [one for one in sys.modules if one.split(".")[0] == "ultralytics"]:
+        del sys.modules[module]
+    sys.modules.update(known)
+
+
+def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record, validator):
+    """It asks an average of the weights, with a loader whose iterator never ends."""
+    recorded = record()
+    validate = type("Validator", (validator().BaseValidator,), {})()
+    model = torch.nn.Linear(4, 1)
+    average = torch.optim.swa_utils.AveragedModel(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for number in range(6):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+        if number == 3:
+            with torch.no_grad():
+                validate(average, iter(torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=2)))
+    assert [step for step, _ in recorded.of("phase/eval_s")] == [5]
 
 
 def test_most_collectives_exist():
