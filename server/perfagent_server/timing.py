@@ -11,12 +11,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from perfagent.wire import PHASES, Quantiles, Timing
+from perfagent.wire import TIMED_PHASES, Quantiles, Timing
 from perfagent_server.store.interface import MetricStore
 
 __all__ = ["NAMES", "quantile", "timing"]
 
-NAMES = ("step_time_s", *(f"phase/{phase}_s" for phase in PHASES))
+NAMES = ("step_time_s", *(f"phase/{phase}_s" for phase in TIMED_PHASES))
 _SHARES = {
     "data": ("data",),
     "transfer": ("h2d",),
@@ -24,6 +24,7 @@ _SHARES = {
     "communication": ("comm",),
     "checkpoint": ("checkpoint",),
     "evaluation": ("eval",),
+    "rollout": ("rollout",),
     "other": ("other",),
 }
 """Share of the step time -> phases that make it up; a step without a phase spent no time in it."""
@@ -45,7 +46,7 @@ def timing(store: MetricStore, run: str, *, steps: int) -> Timing:
         )
         for name, ordered in ((name, sorted(each.values())) for name, each in values.items() if each)
     }
-    phases = {phase: values.get(f"phase/{phase}_s", {}) for phase in PHASES}
+    phases = {phase: values.get(f"phase/{phase}_s", {}) for phase in TIMED_PHASES}
     return Timing(from_step=min(whole), to_step=max(whole), series=found, shares=_shares(whole, phases))
 
 

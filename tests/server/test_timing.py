@@ -40,6 +40,14 @@ def test_shares_are_of_all_the_time_and_absent_where_nothing_was_measured(tmp_pa
     assert told["series"]["phase/eval_s"]["count"] == 1
 
 
+def test_a_rollout_has_a_share_of_its_own(tmp_path: Path) -> None:
+    with api(tmp_path) as client:
+        send(client, frame({"step_time_s": [0.2] * 4, "phase/forward_s": [0.1] * 4}))
+        send(client, frame({"step_time_s": [3.2], "phase/rollout_s": [3.0]}, seq=2, first_step=5))
+        told = client.get("/api/v1/runs/r1/timing").json()
+    assert told["shares"] == pytest.approx({"compute": 0.1, "rollout": 0.75})
+
+
 def test_a_step_that_was_not_timed_as_a_whole_counts_nowhere(tmp_path: Path) -> None:
     with api(tmp_path) as client:
         send(client, frame({"phase/backward_s": [9.0] + [0.06] * 39, "phase/optimizer_s": [1.0] + [0.04] * 39}))

@@ -6,23 +6,27 @@ of them to the last. Calls without gradients in training mode count only as an i
 a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass. What a model
 is asked that nobody watches is told by its loader (unseen.py).
 
+Where an environment was stepped meanwhile, the model was asked what to do there: that is a rollout, a phase of its own.
+
 An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
 """
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from itertools import islice
+from threading import get_ident
 from typing import Any
 
 from perfagent.hooks.account import Account
 from perfagent.hooks.checkpoint import Patch, replace_when_imported
 from perfagent.hooks.guard import guarded, not_traced
 from perfagent.hooks.phases import device_mark, tell, watch_phase
-from perfagent.hooks.progress import Progress, now
+from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.row import StepRow
 from perfagent.hooks.trace import (
     BACKWARD,
@@ -44,7 +48,7 @@ from perfagent.hooks.trace import (
 )
 from perfagent.hooks.unseen import unseen_evaluations
 
-__all__ = ["EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
+__all__ = ["ENVIRONMENTS", "EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
 
 EVALUATORS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
@@ -53,6 +57,14 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "stable_baselines3.common.evaluation": ("evaluate_policy",),
     "ultralytics.engine.validator": ("BaseValidator.__call__",),
 }
+ENVIRONMENTS: dict[str, tuple[str, ...]] = {
+    "gymnasium.wrappers.common": ("OrderEnforcing.step",),  # which `gymnasium.make` puts round nearly everything
+    "gymnasium.vector.sync_vector_env": ("SyncVectorEnv.step",),
+    "gymnasium.vector.async_vector_env": ("AsyncVectorEnv.step",),
+    "gym.wrappers.order_enforcing": ("OrderEnforcing.step",),
+    "stable_baselines3.common.vec_env.base_vec_env": ("VecEnv.step",),
+}
+"""What steps an environment: a model that is asked there acts in it, and is not evaluated."""
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """So many times what the steps of a training do is something else."""
@@ -66,10 +78,32 @@ _APART_NS = 60 * 10**9
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
     """Watches the frameworks' evaluation loops, each when it is imported."""
     replace_when_imported(EVALUATORS, watch_phase("eval"), patch, when_imported)
+    replace_when_imported(ENVIRONMENTS, _watch_environment, patch, when_imported)
 
 
 class Interrupted(list[Any]):
     """A trace that may hold an evaluation: its type says so, since no trace of an ordinary step is to be searched for one."""
+
+
+class Acted(Interrupted):
+    """One in which an environment was stepped: what would be an evaluation without a loader is a rollout."""
+
+
+def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def step(*args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is not None and type(p.trace) is not Acted:
+            _acts(p)
+        return original(*args, **kwargs)
+
+    return step
+
+
+@guarded
+def _acts(p: Progress) -> None:
+    if not (p.phase_depth or p.data_depth) and p.thread == get_ident():
+        p.trace = Acted(p.trace)
 
 
 def interrupted(p: Progress) -> None:
@@ -178,11 +212,12 @@ def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
-    __slots__ = ("_found", "_habit", "_unseen_at")
+    __slots__ = ("_acted", "_found", "_habit", "_unseen_at")
 
     def __init__(self) -> None:
         self._habit = _Habit()
-        self._found: list[float] = []
+        self._found: list[tuple[str, float]] = []
+        self._acted = False  # an environment was stepped in the trace that is read
         self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
@@ -194,6 +229,7 @@ class Evaluations:
 
         first: it is the run's first step, before which data is read for all kinds of reasons.
         """
+        self._acted = type(trace) is Acted
         folded = self._folded(p.account, step, self._with_unseen(step, entries_of(trace), first=first))
         self._tell(p, step - 1, step)
         return trace_of(folded)
@@ -203,6 +239,7 @@ class Evaluations:
         again: what is far apart is not one evaluation."""
         if p.last is not None:
             p.account.trains(entries_of(p.last.trace))  # nothing in this trace tells how the model was trained
+        self._acted = type(trace) is Acted
         folded = self._folded(p.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS)
         self._tell(p, step, step)
         spent_ns: int = sum(entry[2] - entry[1] for entry in folded if entry[0] == PHASE and entry[3] == "eval")
@@ -216,7 +253,7 @@ class Evaluations:
         own, self._unseen_at = first or step - self._unseen_at <= _QUIET_STEPS, step
         for places in reversed([] if own else found):
             began, ended = entries[places[0]][1], entries[places[-1]][2]
-            self._found.insert(0, (ended - began) / 1e9)
+            self._found.insert(0, ("eval", (ended - began) / 1e9))
             entries[places.start : places.stop] = [(PHASE, began, ended, "eval", None, None)]
         return entries
 
@@ -246,7 +283,7 @@ class Evaluations:
             elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
-                    folded += self._closed(span, [])
+                    folded += self._closed(span, [], fed)
                     span, graded = [], []
                 while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
                     folded.pop()  # another model's, of the same batch
@@ -263,23 +300,25 @@ class Evaluations:
                 if kind == BACKWARD and span and graded is not None:  # a critic in that mode, through which its actor learns
                     folded += [*graded, *fetches, entry]
                 else:
-                    folded += [*self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches)), entry]
+                    folded += [*self._closed(span, fetches, fed, broke_off=_is_of_another(fed, folded, fetches)), entry]
                 span, fetches, inside, fed, graded = [], [], 0, 0, []
-        folded += self._closed(span, fetches, broke_off=_is_of_another(fed, folded, fetches))
+        folded += self._closed(span, fetches, fed, broke_off=_is_of_another(fed, folded, fetches))
         return folded
 
-    def _closed(self, span: list[int], fetches: list[Entry], *, broke_off: bool = False) -> list[Entry]:
-        """An evaluation that is over, and the fetches behind it. broke_off: the first of those was one too many of its loader."""
+    def _closed(self, span: list[int], fetches: list[Entry], fed: int, *, broke_off: bool = False) -> list[Entry]:
+        """An evaluation that is over, and the fetches behind it. fed: the loader that fed it, or 0.
+        broke_off: the first of those was one too many of its loader."""
         if not span:
             return fetches
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
             span[1] = fetches.pop(0)[2]  # the one that found the evaluation's loader at its end; 0: another one begins
-        self._found.append((span[1] - span[0]) / 1e9)
-        return [(PHASE, span[0], span[1], "eval", None, None), *fetches]
+        name = "rollout" if self._acted and not fed else "eval"
+        self._found.append((name, (span[1] - span[0]) / 1e9))
+        return [(PHASE, span[0], span[1], name, None, None), *fetches]
 
     def _tell(self, p: Progress, begin_step: int, step: int) -> None:
-        for seconds in self._found:
-            tell(p, "eval", begin_step, seconds, step, always=False)
+        for name, seconds in self._found:
+            tell(p, name, begin_step, seconds, step, always=False)
         self._found = []
 
 
@@ -306,6 +345,6 @@ def after_last_step(p: Progress) -> None:
     A trace so long that its beginning may be gone says nothing.
     """
     trace, p.trace = p.trace, []
-    may_hold = type(trace) is Interrupted or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))
+    may_hold = isinstance(trace, Interrupted) or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))
     if p.last is not None and may_hold and len(trace) < MOST_ITEMS // 3:
         p.rows.append(_AfterLast(p.completed, time.time(), now(), 0, None, None, 0, trace, None))

@@ -197,8 +197,8 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
 
 
 def _belongs_to_last(p: Progress) -> bool:
-    """Whether it took gradients of the backward pass of the step that is over, which a smaller optimizer has ended: some libraries
-    make one for each parameter, when it is to step for the first time."""
+    """Whether it took gradients of the backward pass of the step that is over, which a smaller optimizer has ended: some
+    libraries make one for each parameter, when it is to step for the first time."""
     return p.last is not None and p.last.roots > 0 and not p.opened
 
 

@@ -21,7 +21,7 @@ from perfagent.wire.frame import (
     encode,
 )
 from perfagent.wire.loss_names import LOSS, loss_kind
-from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, Metric, metric, parts_of, whole_of
+from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Metric, metric, parts_of, whole_of
 
 if TYPE_CHECKING:
     from perfagent.wire.query import (
@@ -46,9 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CATALOGUE", "EVENT_KINDS", "FAMILIES", "LOSS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES",
-    "SEVERITIES", "STATES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow", "Metric",
-    "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json", "healthy",
-    "loss_kind", "metric", "parts_of", "plain", "to_json", "whole_of",
+    "SEVERITIES", "STATES", "TIMED_PHASES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow",
+    "Metric", "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json",
+    "healthy", "loss_kind", "metric", "parts_of", "plain", "to_json", "whole_of",
 ]
 
 

@@ -16,7 +16,7 @@ from typing import Literal
 
 import msgspec
 
-__all__ = ["CATALOGUE", "FAMILIES", "PHASES", "Metric", "metric", "parts_of", "whole_of"]
+__all__ = ["CATALOGUE", "FAMILIES", "PHASES", "TIMED_PHASES", "Metric", "metric", "parts_of", "whole_of"]
 
 OverRanks = Literal["mean", "sum", "max", "min"]
 Better = Literal["higher", "lower", "neither"]
@@ -39,6 +39,8 @@ class Metric(msgspec.Struct, frozen=True):
 
 
 PHASES = ("data", "h2d", "forward", "backward", "optimizer", "comm", "checkpoint", "eval", "other")
+TIMED_PHASES = (*PHASES, "rollout")
+"""Those, and what only some trainings have: a rollout is in no chart of the step, as a phase that a script named is in none."""
 
 _PHASE_MEANING = {
     "data": ("Data wait", "time the stepping thread waited for the next batch"),

@@ -7,7 +7,7 @@ from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import ClassVar
 
-from perfagent.wire import PHASES, Finding
+from perfagent.wire import TIMED_PHASES, Finding
 from perfagent_server.alerts.life import Life
 from perfagent_server.diagnosis.remedies import REMEDIES
 from perfagent_server.rules.window import UTILIZATION, Window
@@ -148,6 +148,7 @@ _WAITS = {
     "comm": "communication takes the time",
     "checkpoint": "saving checkpoints takes the time",
     "eval": "evaluation takes the time",
+    "rollout": "acting in the environment takes the time",
     "other": "Python code outside the model takes the time",
     "optimizer": "the optimizer's step takes the time",
     "forward": "the forward pass keeps the host busy: its kernels are small",
@@ -202,7 +203,7 @@ def phase_means(window: Window, steps: int) -> dict[str, float]:
     if took is None:
         return {}
     newest = set(took.last_steps(steps))
-    sums = {phase: _seconds_in(window, phase, newest) for phase in PHASES if _has(window, phase, newest)}
+    sums = {phase: _seconds_in(window, phase, newest) for phase in TIMED_PHASES if _has(window, phase, newest)}
     return {phase: value / len(newest) for phase, value in sums.items()}
 
 

@@ -21,7 +21,7 @@ from operator import itemgetter
 from statistics import median
 from typing import Any
 
-from perfagent.wire import LOSS, PHASES, Group, loss_kind
+from perfagent.wire import LOSS, TIMED_PHASES, Group, loss_kind
 
 __all__ = ["PATIENCE_S", "SIGNALS", "Bad", "End", "Track", "Window"]
 
@@ -82,7 +82,7 @@ SIGNALS: dict[str, Signal] = {
     "amp/scale": Signal(64, min),
     "amp/skipped": Signal(64, max),
     "step_time_s": Signal(64, median),
-    **{f"phase/{phase}_s": Signal(64, median) for phase in PHASES},
+    **{f"phase/{phase}_s": Signal(64, median) for phase in TIMED_PHASES},
 }
 _NAMED_LOSS = Signal(64, _mean)  # `loss/kl`, `g_loss`: only looked at for values that are no numbers
 _MAX_NAMED_LOSSES = 16

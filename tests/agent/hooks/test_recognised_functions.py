@@ -10,14 +10,14 @@ import torch
 
 from perfagent.hooks.checkpoint import SAVERS
 from perfagent.hooks.communication import COLLECTIVES
-from perfagent.hooks.evaluation import EVALUATORS, after_last_step
+from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, after_last_step
 
-NAMES = [(module, name) for table in (SAVERS, EVALUATORS) for module, names in table.items() for name in names]
+NAMES = [(module, name) for table in (SAVERS, EVALUATORS, ENVIRONMENTS) for module, names in table.items() for name in names]
 
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(("module", "name"), NAMES, ids=[f"{module}.{name}" for module, name in NAMES])
-def test_functions_that_are_phases_exist(module, name):
+def test_functions_that_are_recognised_exist(module, name):
     owner = importlib.import_module(module) if module.startswith("torch") else pytest.importorskip(module)
     *classes, attribute = name.split(".")
     for one in classes:
@@ -26,37 +26,85 @@ def test_functions_that_are_phases_exist(module, name):
 
 
 @pytest.fixture
-def validator(tmp_path, monkeypatch):
-    """A module of that name, as Ultralytics has it."""
-    name = "ultralytics.engine.validator"
-    (tmp_path / "ultralytics" / "engine").mkdir(parents=True)
-    (tmp_path / "ultralytics" / "engine" / "validator.py").write_text(
+def stand_in(tmp_path, monkeypatch):
+    """stand_in(module, text): what imports a module of that name and text, whether or not there is such a package."""
+    known = {}
+
+    def make(name, text):
+        package = name.split(".")[0]
+        file = tmp_path.joinpath(*name.split(".")).with_suffix(".py")
+        file.parent.mkdir(parents=True)
+        file.write_text(text)
+        for folder in [*file.relative_to(tmp_path).parents][:-1]:
+            (tmp_path / folder / "__init__.py").touch()
+        monkeypatch.syspath_prepend(tmp_path)
+        known[package] = {each: sys.modules.pop(each) for each in loaded(package)}
+        return lambda: importlib.import_module(name)
+
+    def loaded(package):
+        return [each for each in sys.modules if each.split(".")[0] == package]
+
+    yield make
+    for package, modules in known.items():
+        for each in loaded(package):
+            del sys.modules[each]
+        sys.modules.update(modules)
+
+
+def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record, stand_in):
+    """That of Ultralytics asks an average of the weights, with a loader whose iterator never ends."""
+    validator = stand_in(
+        "ultralytics.engine.validator",
         "class BaseValidator:\n"
         "    def __call__(self, model, batches):\n"
-        "        return [model(next(batches)) for _ in range(3)]\n"
+        "        return [model(next(batches)) for _ in range(3)]\n",
     )
-    known = {module: sys.modules.pop(module) for module in [*sys.modules] if module.split(".")[0] == "ultralytics"}
-    monkeypatch.syspath_prepend(tmp_path)
-    yield lambda: importlib.import_module(name)
-    for module in [one for one in sys.modules if one.split(".")[0] == "ultralytics"]:
-        del sys.modules[module]
-    sys.modules.update(known)
-
-
-def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record, validator):
-    """It asks an average of the weights, with a loader whose iterator never ends."""
     recorded = record()
     validate = type("Validator", (validator().BaseValidator,), {})()
     model = torch.nn.Linear(4, 1)
     average = torch.optim.swa_utils.AveragedModel(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for number in range(6):
-        model(torch.ones(2, 4)).square().mean().backward()
-        optimizer.step()
+        train(model, optimizer)
         if number == 3:
             with torch.no_grad():
                 validate(average, iter(torch.utils.data.DataLoader(torch.ones(40, 4), batch_size=2)))
     assert [step for step, _ in recorded.of("phase/eval_s")] == [5]
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, training):
+    """Proximal policy optimization in one file, and as Stable-Baselines3 has it: its policy acts in evaluation mode."""
+    environments = stand_in(
+        "gym.wrappers.order_enforcing",
+        "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n",
+    )
+    policy = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    recorded = record(policy)
+    environment = environments().OrderEnforcing()
+    for number in range(1, 13):
+        if number % 4 == 0:
+            policy.train(training)
+            seen = torch.ones(1, 4)
+            with torch.no_grad():
+                for _ in range(20):
+                    seen = environment.step(policy(seen))
+                policy(seen)
+            policy.train()
+        if number == 6:
+            policy.eval()
+            with torch.no_grad():
+                [policy(batch) for batch in torch.utils.data.DataLoader(torch.ones(8, 4), batch_size=2)]
+            policy.train()
+        train(policy, optimizer)
+    steps = {name: [step for step, _ in recorded.of(f"phase/{name}_s")] for name in ("rollout", "eval")}
+    assert steps == {"rollout": [4, 8, 12], "eval": [6]}
+
+
+def train(model, optimizer):
+    model(torch.ones(2, 4)).square().mean().backward()
+    optimizer.step()
 
 
 def test_most_collectives_exist():

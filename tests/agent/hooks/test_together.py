@@ -429,7 +429,7 @@ def test_optimizers_that_are_dropped_are_let_go_of(every_step):
 
 @pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [1, 0, 3, 2]])
 def test_optimizers_that_are_made_when_they_first_step_make_one_step(every_step, order):
-    """Stochastic variational inference: each parameter has its optimizer, and a larger one that comes makes no step of its own."""
+    """Stochastic variational inference: each parameter has its optimizer; a larger one that comes makes no step of its own."""
     model = nn.Sequential(nn.Linear(8, 16), nn.Linear(16, 3))
     parameters, optimizers, truth = [*model.parameters()], {}, []
     recorded = every_step()

@@ -155,6 +155,16 @@ def test_a_checkpoint_now_and_then_is_weighed_by_all_steps_and_not_by_those_that
     assert often["checkpoint"] == pytest.approx(67, abs=4)
 
 
+def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -> None:
+    evaluator = Evaluator("r")
+    changes = []
+    for second in range(1, 341):
+        columns = {"step_time_s": [1.0], "phase/rollout_s": [0.8], "phase/forward_s": [0.2], "gpu/utilization_pct": [20.0]}
+        changes += evaluator.take(frame(columns, [second], ident=second, step_s=1.0))
+    [alert] = fired(changes, "low_gpu_utilization")
+    assert alert.finding.evidence["cause"] == "acting in the environment takes the time (80 % of the step)"
+
+
 def test_the_phases_of_a_slow_loader_s_steps_are_means_over_all_of_them() -> None:
     evaluator = Evaluator("r")
     changes = []
