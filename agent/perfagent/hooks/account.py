@@ -353,7 +353,7 @@ class Account:
 
 def _is_part(size: Size | None, batch: Size) -> bool:
     """Whether a call's size tells of tokens, or of samples, what the batch that it is a part of does."""
-    return size is not None and (size[1] is None) == (batch[1] is None)
+    return size is not None and size[:2] != (None, None) and (size[1] is None) == (batch[1] is None)
 
 
 def _repeated(entries: Sequence[Entry]) -> set[int]:
@@ -436,5 +436,3 @@ def _covered(spans: list[tuple[int, int]], since: int) -> int:
 def _pair(device: dict[str, list[tuple[Any, Any]]], phase: str, begin: Any, end: Any) -> None:
     if begin is not None and end is not None:
         device.setdefault(phase, []).append((begin, end))
-
-

@@ -113,6 +113,35 @@ def test_batches_that_are_fetched_one_ahead_keep_their_order(record):
     assert list(samples_of(recorded).values()) == [3, 4, 2, 3, 4, 2, 3, 4]
 
 
+class Pairs(nn.Module):
+    """Is called with what does not tell how many samples it holds."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder = nn.Linear(8, 4)
+
+    def forward(self, sides, labels):
+        return (self.encoder(sides[0]["x"]) * self.encoder(sides[1]["x"])).sum(1).mean()
+
+
+@pytest.mark.parametrize("evaluate", [True, False])
+def test_a_call_that_tells_no_size_is_with_the_whole_batch(record, evaluate):
+    model = Pairs()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(2):
+        source = iter(DataLoader([{"x": torch.randn(size, 8)} for size in (8, 7, 6, 3)], batch_size=None))
+        batch = next(source)
+        while batch is not None:
+            if evaluate:  # a step that begins with no fetch: the calls that follow may be with parts of a batch
+                with recorded.run.phase("eval"):
+                    pass
+            following = next(source, None)
+            train_on(model, optimizer, model([batch, batch], None))
+            batch = following
+    assert list(samples_of(recorded).values()) == [7, 6, 3, 8, 7, 6, 3]
+
+
 def test_batches_that_are_fetched_in_bursts_keep_their_order(record):
     """Some are fetched together and sorted; the steps that follow fetch none."""
     model = nn.Linear(8, 1)
