@@ -1,8 +1,9 @@
 """How many samples and tokens a batch holds, from its shape alone.
 
 Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
-sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; else the first dimension
-that all, or most, tensors share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
+sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; several with a name before it
+(a question and its answer), which are one sample and add up in tokens; else the first dimension that all, or most, tensors
+share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
 samples; where its entries are mappings with as many rows (inputs and targets, two sides of a pair), those rows are; where all
 tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each label holds views
 of one batch. An object of the script's own (a dataclass) is what its attributes are, where it has as many samples as the loader
@@ -34,6 +35,8 @@ Shape = tuple[int, ...]
 NOTHING: Size = (None, None, False)
 _MOST_CHANGES = 1024
 _TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "idx", "inputs_ids", "decoder_input_ids")
+_TEXT = "_input_ids"
+"""What the names of several texts end with: a question and its answer, as sentence-transformers puts them together."""
 
 
 class Inputs:
@@ -126,12 +129,21 @@ def _of_mapping(batch: Mapping[Any, Any]) -> Size:
                 return int(ids.size(0)), int(ids.numel()), False
             if ids.dim() == 1:
                 return None, int(ids.numel()), False  # packed into one row: how many samples it holds is not in its shape
+    texts = _texts(batch)
+    if texts and len(rows := {int(batch[key].size(0)) for key in texts}) == 1:
+        return rows.pop(), sum(int(batch[key].numel()) for key in texts), False
     for inner in batch.values():
         if isinstance(inner, Mapping):
             size = _of_mapping(inner)
             if size[1] is not None:
                 return size
     return _shared_dimension([value for value in batch.values() if _tensor(value)]), None, False
+
+
+def _texts(batch: Mapping[Any, Any]) -> list[Any]:
+    """Where the token ids of texts are that have a name each."""
+    named = [key for key in batch if isinstance(key, str) and key.endswith(_TEXT)]
+    return [key for key in named if _tensor(batch[key]) and batch[key].dim() == 2 and _integers(batch[key])]
 
 
 def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
@@ -203,7 +215,9 @@ def reader(batch: Any, batch_size: Any = None) -> Measure:
         return _of_tensor(batch)
     key = None if samples is None else _largest(batch, samples) if tokens is None else _with_tokens(batch, samples)
     if key is None:
-        return _unclear
+        texts = _texts(batch) if tokens is not None and isinstance(batch, Mapping) else []
+        whole = texts and not any(batch[text].is_nested for text in texts)
+        return _of_texts(type(batch), texts, frozenset(batch)) if whole else _unclear
     return _of_largest(type(batch), key) if tokens is None else _of_tokens(type(batch), key, embedded=embedded)
 
 
@@ -218,6 +232,28 @@ def _of_tokens(kind: Any, key: Any, *, embedded: bool) -> Measure:
         except (AttributeError, IndexError, KeyError, TypeError, ValueError):
             return _unclear(later)
         return rows, rows * length, embedded
+
+    return measure
+
+
+def _of_texts(kind: Any, keys: list[Any], names: frozenset[Any]) -> Measure:
+    """For a loader whose batch has texts under several names. names: all that are in it; with others there may be more texts."""
+
+    def measure(later: Any) -> Size:
+        if type(later) is not kind or later.keys() != names:
+            return _unclear(later)
+        if inputs.latest is not None:
+            inputs.turn_to(None)
+        samples, tokens = None, 0
+        try:
+            for key in keys:
+                rows, length = later[key].shape
+                if samples not in (None, rows):
+                    return _unclear(later)
+                samples, tokens = rows, tokens + rows * length
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+            return _unclear(later)
+        return samples, tokens, False
 
     return measure
 

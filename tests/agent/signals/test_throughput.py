@@ -47,6 +47,9 @@ BATCHES = {
     "two views and labels, from the default collate": ([[IMAGES, IMAGES], torch.zeros(6)], (6, None)),
     "crops of several sizes and labels": ([[IMAGES, IMAGES[..., :4, :4]], torch.zeros(6), ["path"] * 6], (6, None)),
     "detection with labels": (([torch.zeros(3, 5, 5), torch.zeros(3, 7, 7)], torch.zeros(2)), (2, None)),
+    "pairs of texts": ({"anchor_input_ids": IDS, "positive_input_ids": IDS[:, :9], "label": torch.zeros(4)}, (4, 100)),
+    "texts of several rows": ({"query_input_ids": IDS, "passage_input_ids": IDS[:2]}, (None, None)),
+    "a prompt and its positions": ({"prompt_input_ids": IDS, "position_ids": IDS}, (4, 64)),
     "a scalar": (torch.tensor(1.0), (None, None)),
     "text": ("hello", (None, None)),
     "nothing": ([], (None, None)),
@@ -132,6 +135,15 @@ def test_a_cheap_reader_follows_the_batch():
     measure = reader({"input_ids": IDS})
     assert measure({"input_ids": IDS[:3, :10]})[:2] == (3, 30)
     assert measure((IMAGES, torch.zeros(6)))[:2] == (6, None), "another kind of batch is measured afresh"
+
+
+def test_a_reader_of_several_texts_follows_the_batch():
+    measure = reader({"anchor_input_ids": IDS, "positive_input_ids": IDS, "anchor_modality": "text"})
+    assert measure({"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3, :5], "anchor_modality": "text"})[:2] == (3, 63)
+    triplets = {"anchor_input_ids": IDS[:3], "positive_input_ids": IDS[:3], "negative_input_ids": IDS[:3]}
+    assert measure(triplets)[:2] == (3, 144), "of another dataset"
+    assert measure({"text_input_ids": IDS[:2]})[:2] == (2, 32)
+    assert measure({"x": torch.zeros(5, 12)})[:2] == (5, None)
 
 
 def test_a_reader_of_tokens_follows_a_loader_with_batches_of_two_kinds():
