@@ -17,7 +17,7 @@ from perfagent.device import DeviceClock, take
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.roots import Divided, Root
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, MOST_ITEMS
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, entries_of, trace_of
 
 __all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 
@@ -67,12 +67,16 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 _NAME = f"{__name__}.backward"
 _MOST_LOSSES = 2**16
 """Of one vector: so many take 20 µs to add up."""
+_SCALINGS, _MOST_SCALINGS = ("DivBackward0", "MulBackward0"), 3
+"""By the number of micro-batches, and by a GradScaler."""
 
 
 @untraced
 def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     """weights: of the numbers of a root that holds several, the `gradient` that Tensor.backward takes."""
     single = hasattr(tensors, "requires_grad")
+    if p.roots and single and _is_whole(tensors):
+        _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
     root = None
     if not p.inside_roots:  # LBFGS evaluates several times; the first is the loss at the current weights
@@ -88,6 +92,37 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
         p.roots += 1
     if len(p.trace) > MOST_ITEMS:  # gradients without an optimizer: nothing of it will be a step
         p.trace, p.roots = [], 0
+
+
+def _is_whole(tensor: Any) -> bool:
+    """Whether it is a loss of which parts were backpropagated while it was computed (cached gradients): a number without a graph,
+    but for what scales it, whose hook does the rest of the pass."""
+    node = tensor.grad_fn
+    for _ in range(_MOST_SCALINGS):
+        if node is None or type(node).__name__ not in _SCALINGS:
+            break
+        node = node.next_functions[0][0]
+    leaf: Any = tensor if tensor.grad_fn is None else getattr(node, "variable", None)
+    return type(leaf) is sys.modules["torch"].Tensor and leaf.numel() == 1 and bool(leaf._backward_hooks)
+
+
+def _fold_parts(p: Progress) -> None:
+    """The passes since the last whole loss are time of the backward phase, and have neither a loss nor a batch of their own."""
+    step, at = p.whole_loss
+    since = at if step == p.completed else 0
+    folded: list[Entry] = []
+    begun: Entry | None = None
+    for entry in entries_of(p.trace[since:]):
+        if entry[0] == BACKWARD:
+            begun = entry
+            p.roots -= entry[3] is not None
+        elif entry[0] == BACKWARD_END and begun is not None:
+            folded.append((PHASE, begun[1], entry[1], "backward", begun[2], entry[2]))
+            begun = None
+        else:
+            folded.append(entry)
+    p.trace[since:] = trace_of(folded)
+    p.whole_loss = p.completed, len(p.trace) + FIELDS[BACKWARD]
 
 
 def begin_pass(p: Progress, tensor: Any) -> Any:

@@ -115,6 +115,7 @@ class Progress(_EveryStep):
         "told_phases",
         "unscaled",
         "user_losses",
+        "whole_loss",
     )
 
     def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
@@ -153,6 +154,7 @@ class Progress(_EveryStep):
         self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
         self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
         self.inside_roots = False
+        self.whole_loss = -1, 0  # completed, and where the trace was, at the last loss whose parts were folded (backward.py)
         # gradients
         self.gradients: Any = None
         self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them

@@ -110,6 +110,61 @@ def test_the_value_is_exactly_what_item_gives(record, dtype):
     assert [loss for _, loss in recorded.of("loss")] == printed
 
 
+class CachedContrast(nn.Module):
+    """A contrastive loss of more pairs than one pass of the encoder takes, as sentence-transformers computes it: embeddings
+    without a graph, the loss from them in parts that are backpropagated at once, and what is returned is a number whose backward
+    pass encodes again."""
+
+    def __init__(self, encoder, part=4):
+        super().__init__()
+        self.encoder, self.part = encoder, part
+
+    def forward(self, x):
+        with torch.no_grad():
+            rows = [self.encoder(part) for part in x.split(self.part)]
+        rows = [row.requires_grad_() for row in rows]
+        total, every = 0.0, torch.cat(rows)
+        for first in range(0, len(x), self.part):
+            targets = torch.arange(first, min(first + self.part, len(x)))
+            loss = functional.cross_entropy(every[targets] @ every.T, targets, reduction="sum") / len(x)
+            loss.backward(retain_graph=True)
+            total += loss.detach()
+        total.requires_grad_()
+        total.register_hook(lambda grad: self.encode_again(x, rows, grad))
+        return total
+
+    def encode_again(self, x, rows, grad):
+        with torch.enable_grad():
+            for part, row in zip(x.split(self.part), rows, strict=True):
+                (torch.dot(self.encoder(part).flatten(), row.grad.flatten()) * grad).backward()
+
+
+@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("window", [1, 2])
+def test_a_loss_whose_parts_are_backpropagated_while_it_is_computed_is_told_as_a_whole(record, model, window, told):
+    loss_of = CachedContrast(model)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(loss_of if told else None, optimizer=optimizer)
+    printed, sizes = [], [7, 10, 10, 9, 10, 10, 8, 3]
+    source = iter(torch.utils.data.DataLoader([torch.randn(size, 8) for size in sizes], batch_size=None))
+    batch = next(source)
+    while batch is not None:
+        losses = []
+        for _ in range(window):
+            following = next(source, None)  # one ahead, as the Trainer does
+            loss = loss_of(batch) / window
+            loss.backward()
+            losses.append(loss.item())
+            batch = following
+        optimizer.step()
+        optimizer.zero_grad()
+        printed.append(sum(losses))
+    assert [loss for _, loss in recorded.of("loss")] == pytest.approx(printed, rel=1e-6)
+    rows = [values for _, values in recorded.steps() if "samples_per_s" in values]
+    consumed = [sum(sizes[first : first + window]) for first in range(window, len(sizes), window)]
+    assert [round(values["samples_per_s"] * values["step_time_s"]) for values in rows] == consumed
+
+
 def test_autograd_backward_and_a_list_of_roots_are_seen(record, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
