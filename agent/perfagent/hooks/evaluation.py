@@ -48,7 +48,9 @@ from perfagent.hooks.trace import (
 )
 from perfagent.hooks.unseen import unseen_evaluations
 
-__all__ = ["ENVIRONMENTS", "EVALUATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted"]
+__all__ = [
+    "ENVIRONMENTS", "EVALUATORS", "GENERATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted",
+]  # fmt: skip
 
 EVALUATORS: dict[str, tuple[str, ...]] = {
     "transformers.trainer": ("Trainer.evaluate", "Trainer.predict"),
@@ -65,9 +67,13 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
     "stable_baselines3.common.vec_env.base_vec_env": ("VecEnv.step",),
 }
 """What steps an environment: a model that is asked there acts in it, and is not evaluated."""
+GENERATORS: dict[str, tuple[str, ...]] = {"transformers.generation.utils": ("GenerationMixin.generate",)}
+"""What calls a model without gradients once for every token. In training mode it writes what the next steps learn from."""
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """So many times what the steps of a training do is something else."""
+_ROLLOUT = 2
+"""Noted as the mode of a call that is a training's own, however seldom it takes place."""
 _MOST_OUTPUTS = 8
 _TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
@@ -79,6 +85,18 @@ def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], Non
     """Watches the frameworks' evaluation loops, each when it is imported."""
     replace_when_imported(EVALUATORS, watch_phase("eval"), patch, when_imported)
     replace_when_imported(ENVIRONMENTS, _watch_environment, patch, when_imported)
+    replace_when_imported(GENERATORS, _watch_generation, patch, when_imported)
+
+
+def _watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or p.last is None or p.backward_depth or p.phase_depth or p.thread != get_ident() or not self.training:
+            return original(self, *args, **kwargs)
+        return evaluated(p, _ROLLOUT, functools.partial(original, self), args, kwargs)
+
+    return generate
 
 
 class Interrupted(list[Any]):
@@ -112,7 +130,7 @@ def interrupted(p: Progress) -> None:
         p.trace = Interrupted(p.trace)
 
 
-def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
+def evaluated(p: Progress, training: int, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
     """A call of a model without gradients, noted when it returns; what happens in it is part of it.
 
     training: the root is in that mode, or another model in the one that it has in training. graded: another model with gradients:
@@ -186,7 +204,9 @@ class _Habit:
                 self._usual = longest  # in every step: a rollout
         elif seen:
             self._usual = max(self._usual, longest)
-        return {place for run in runs if seen and len(run) <= _STANDS_OUT * self._usual for place in run}
+        rollouts = [run for run in runs if any(entries[place][3] == _ROLLOUT for place in run)]
+        own = [run for run in runs if seen and len(run) <= _STANDS_OUT * self._usual]
+        return {place for run in (*own, *rollouts) for place in run}
 
 
 def _runs(entries: list[Entry]) -> Iterator[list[int]]:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import importlib
 import sys
+import time
 
 import pytest
 import torch
 
 from perfagent.hooks.checkpoint import SAVERS
 from perfagent.hooks.communication import COLLECTIVES
-from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, after_last_step
+from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS, after_last_step
 
-NAMES = [(module, name) for table in (SAVERS, EVALUATORS, ENVIRONMENTS) for module, names in table.items() for name in names]
+TABLES = (SAVERS, EVALUATORS, ENVIRONMENTS, GENERATORS)
+NAMES = [(module, name) for table in TABLES for module, names in table.items() for name in names]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -112,6 +114,39 @@ def test_most_collectives_exist():
 
     missing = {name for name in COLLECTIVES if not hasattr(dist, name)}
     assert missing <= {"all_gather_single", "reduce_scatter_single"}, "those came with torch 2.13"
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("training", [True, False])
+def test_what_a_model_in_training_writes_is_no_evaluation(record, training):
+    """Rollouts, of which each feeds some steps: GRPO."""
+    transformers = pytest.importorskip("transformers")
+    import torch
+
+    model = transformers.GPT2LMHeadModel(transformers.GPT2Config(n_layer=1, n_head=1, n_embd=8, vocab_size=16, n_positions=32))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    spent = {}
+    for step in range(1, 13):
+        if step % 4 == 1:
+            began = time.perf_counter()
+            model.train(training)
+            tokens = model.generate(torch.ones(2, 4, dtype=torch.long), min_new_tokens=12, max_new_tokens=12, pad_token_id=0)
+            model.train()
+            with torch.no_grad():
+                model(tokens)  # how probable it was, as the policy stands
+            spent[step] = time.perf_counter() - began
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    steps = dict(recorded.steps())
+    evaluations = [step for step, values in steps.items() if "phase/eval_s" in values]
+    if not training:
+        assert evaluations[-2:] == [5, 9]
+        return
+    assert evaluations == []
+    for step in (5, 9):
+        assert spent[step] * 0.8 <= steps[step]["phase/forward_s"] <= steps[step]["step_time_s"]
 
 
 @pytest.mark.filterwarnings("ignore")
