@@ -92,7 +92,8 @@ def _watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.last is None or p.backward_depth or p.phase_depth or p.thread != get_ident() or not self.training:
+        training = getattr(self, "training", False)  # others than torch's models have this method, too
+        if not training or p is None or p.last is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
             return original(self, *args, **kwargs)
         return evaluated(p, _ROLLOUT, functools.partial(original, self), args, kwargs)
 
@@ -229,6 +230,13 @@ def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
     return any(entry[0] == DATA and entry[4] is not None and entry[3] != fed for entry in (*before, *fetches))
 
 
+def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
+    """Whether the newest of these fetches is of another loader than the one that fed an evaluation, also where that one is gone
+    and its id is the new one's: what it feeds may be the next step's."""
+    fetches = [entry for entry in waiting if entry[0] == DATA]
+    return bool(fetches) and fetches[-1][4] is not None and any(entry[4] is None or entry[3] != fed for entry in fetches)
+
+
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
@@ -298,7 +306,7 @@ class Evaluations:
                 span[1] = entry[1]
                 if graded is not None:
                     graded.append(entry)
-            elif kind == EVALUATED and place in own and not span:
+            elif kind == EVALUATED and place in own and (not span or _feeds_another(fed, fetches)):
                 (fetches or folded).append(entry)
             elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])

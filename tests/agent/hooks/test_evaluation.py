@@ -274,3 +274,30 @@ def test_the_transformers_trainer_evaluates_and_saves_in_phases(record, tmp_path
     names = [data["name"] for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert names.count("eval") == 2
     assert names.count("checkpoint") == 2
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_what_each_step_asks_without_gradients_is_its_own_behind_an_evaluation_too(record, left):
+    """Accumulated contrast, as open_clip does it: all features without gradients first, then each micro-batch again."""
+    recorded, model, optimizer = start(record)
+    for _ in range(3):
+        window = []
+        for x in DataLoader(torch.ones(12 + 2 * left, 4), batch_size=2):
+            with torch.no_grad():
+                features = model(x)
+            window.append(x)
+            if len(window) < 3:
+                continue
+            for each in window:
+                (model(each) - features.mean()).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            window = []
+        evaluate(model)
+    steps = dict(recorded.steps())
+    assert {step: round(steps[step]["samples_per_s"] * steps[step]["step_time_s"]) for step in range(2, 7)} == dict.fromkeys(
+        range(2, 7), 6
+    )
+    own = (spent["eval data"] + spent["score"]) / 3 + 3 * NAP_S
+    assert [step for step in steps if "phase/eval_s" in steps[step]] == [3, 5]
+    assert all(own * 0.8 <= steps[step]["phase/eval_s"] <= own + (left + 1) * NAP_S + SLACK_S for step in (3, 5))
