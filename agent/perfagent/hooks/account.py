@@ -141,7 +141,7 @@ class Account:
                     forward.ignored += 1
                     continue
                 self._evaluated = 0
-                forward.begin(at, entry[2], None if fetches and not self.parted else entry[4])
+                forward.begin(at, entry[2], entry[4])
             elif kind == BESIDE:
                 if device:
                     forward.begin_on_device(at, entry[2])
@@ -184,11 +184,15 @@ class Account:
                 batch = self._oldest()
                 if batch is not None:
                     step.batches += 1
+                part = None if fetches and not self.parted else size
                 self._see_parts(batch, first=passes == 1, fetched=bool(fetches))
                 several = bool(self._several)
                 if self._fetched or several:
                     self._take_others(step)
-                step.take(size if batch is None or (not several and _is_part(size, batch)) else batch)
+                if batch is None or (not several and _is_part(part, batch)):
+                    step.take(part)
+                else:
+                    step.take(size if not several and calls == 1 and _tells_tokens_of(size, batch) else batch)
             elif kind == BACKWARD_END:
                 if not backward_at:
                     continue  # it began in the step before: an optimizer that steps inside of the pass ended that step
@@ -354,6 +358,11 @@ class Account:
 def _is_part(size: Size | None, batch: Size) -> bool:
     """Whether a call's size tells of tokens, or of samples, what the batch that it is a part of does."""
     return size is not None and size[:2] != (None, None) and (size[1] is None) == (batch[1] is None)
+
+
+def _tells_tokens_of(size: Size | None, batch: Size) -> bool:
+    """Whether a call names the tokens of a batch that has none: the loop makes them, of texts or of what it has generated."""
+    return size is not None and size[1] is not None and not size[2] and batch[1] is None
 
 
 def _repeated(entries: Sequence[Entry]) -> set[int]:

@@ -20,7 +20,7 @@ from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
 from perfagent.hooks.trace import DATA, MOST_ITEMS, shorten
 from perfagent.hooks.unseen import read_on
-from perfagent.signals.throughput import Measure, reader
+from perfagent.signals.throughput import Measure, is_raw, reader
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
 
@@ -111,6 +111,8 @@ def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> 
     if len(p.readers) > 64:
         p.readers.clear()
     measure = p.readers[loader] = untraced(reader(batch, batch_size))
+    if is_raw(batch):
+        p.parts_for = sys.maxsize
     keep_out_of_frames()
     return measure
 

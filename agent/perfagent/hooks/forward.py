@@ -93,7 +93,8 @@ class Watched(Standing):
             size = None
             if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
                 size = size_of_call(p, args, kwargs)
-                p.parts_for = _PARTS_FOR  # ... or with another part of the one before
+                if p.parts_for < _PARTS_FOR:
+                    p.parts_for = _PARTS_FOR  # ... or with another part of the one before
             elif p.parts_for:
                 p.parts_for -= 1
                 size = size_of_call(p, args, kwargs)

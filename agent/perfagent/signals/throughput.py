@@ -21,11 +21,12 @@ import math
 import sys
 from collections import Counter, deque
 from collections.abc import Callable, Mapping
+from itertools import islice
 from typing import Any
 
 from perfagent.hooks.progress import state
 
-__all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "reader", "size_of"]
+__all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "reader", "size_of"]
 
 Size = tuple[int | None, int | None, bool]
 """samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one shape)."""
@@ -93,6 +94,16 @@ def size_of(batch: Any) -> Size:
     attributes = _attributes(batch)
     size = _of_mapping(attributes) if attributes else NOTHING
     return size if size[1] is not None or (attributes and _have_as_many_rows(attributes)) else NOTHING
+
+
+def is_raw(batch: Any) -> bool:
+    """Whether it holds texts, or mappings that hold some, of which the loop makes tokens."""
+    items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
+    for item in islice(items, 2):
+        first = next(iter(item), None) if isinstance(item, (list, tuple)) else item
+        if isinstance(first, str) or (isinstance(first, Mapping) and any(isinstance(value, str) for value in first.values())):
+            return True
+    return False
 
 
 def _have_as_many_rows(attributes: Mapping[str, Any]) -> bool:

@@ -189,6 +189,56 @@ def test_a_long_sequence_that_is_taken_in_parts_tells_the_tokens_of_each(record)
     assert set(samples_of(recorded).values()) == {4}
 
 
+class Classifier(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.head = nn.Embedding(9, 8), nn.Linear(8, 1)
+
+    def forward(self, input_ids):
+        return self.head(self.words(input_ids)).mean()
+
+
+def raw(texts):
+    """A batch of texts as they are; the loop makes tokens of them."""
+    return [{"text": text} for text in texts]
+
+
+@pytest.mark.parametrize("collate", [raw, list, lambda texts: {"text": texts}], ids=["dicts", "texts", "a dict of texts"])
+@pytest.mark.parametrize("calls", [1, 2])
+def test_where_the_loop_makes_the_tokens_the_models_call_tells_them(record, collate, calls):
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    consumed = []
+    for number, _ in enumerate(DataLoader(["some text"] * 64, batch_size=8, collate_fn=collate), 1):
+        tokens = torch.ones(4, 4 + number, dtype=torch.long)  # of half of the batch, as GRPO takes what it has generated
+        train_on(model, optimizer, sum(model(input_ids=tokens) for _ in range(calls)))
+        consumed.append(tokens.numel())
+    recorded.finish()
+    told = samples_of(recorded, "tokens_per_s")
+    assert told == (dict(enumerate(consumed[1:], 2)) if calls == 1 else {}), "of two calls it is not known what they share"
+    assert samples_of(recorded) == (dict.fromkeys(range(2, 9), 4) if calls == 1 else samples_of(recorded))
+
+
+@pytest.mark.parametrize("evaluates", [True, False])
+def test_what_a_loader_tells_of_tokens_stands(record, evaluates):
+    """Also after a loader of texts, and where the model is called with what the loop has cut from them."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(2):
+        for batch in DataLoader([{"input_ids": torch.ones(5, 6, dtype=torch.long)}] * 4, batch_size=None):
+            train_on(model, optimizer, model(batch["input_ids"][:, :3]))
+        if evaluates:
+            model.eval()
+            for _ in DataLoader(["some text"] * 8, batch_size=4, collate_fn=raw):
+                with torch.no_grad():
+                    model(torch.ones(4, 9, dtype=torch.long))
+            model.train()
+    assert set(samples_of(recorded, "tokens_per_s").values()) == {30}
+    assert set(samples_of(recorded).values()) == {5}
+
+
 def test_sequences_of_which_some_are_long(record):
     """After many that are taken whole the next long one is only known by its second part."""
     model = Recurrent()
