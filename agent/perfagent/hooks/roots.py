@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfagent.device import Reading, Value, value_of
-from perfagent.hooks.trace import BACKWARD, BESIDE, CLEARED, DATA, FORWARD, OPTIMIZER_END, RETURNED, Entry
+from perfagent.hooks.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry
 
 __all__ = ["Divided", "Root", "roots_of", "with_divisors"]
 
@@ -35,9 +35,10 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
     before = None
     calls = calls_before = 0  # of models; until the gradients were cleared
     fetched = False  # since the last of the passes
-    for entry in entries:
+    carried_on = _carried_on(entries)
+    for place, entry in enumerate(entries):
         kind = entry[0]
-        if kind == BACKWARD and entry[3] is not None:
+        if kind == BACKWARD and entry[3] is not None and place not in carried_on:
             if first and not roots and calls and calls == calls_before:
                 first, roots = [], first
             roots.append(Root(entry[3], entry[4]))
@@ -64,6 +65,35 @@ def with_divisors(entries: list[Entry]) -> list[Entry]:
         if entry[0] == BACKWARD and isinstance(entry[4], Reading):
             entries[place] = (*entry[:4], value_of(entry[4]))
     return entries
+
+
+def _carried_on(entries: Sequence[Entry]) -> set[int]:
+    """Places of the backward passes that have no loss of their own but carry on the gradients of another one, which is of
+    representations that were computed without a graph (cached gradients). No call with gradients led to that one, only some
+    without; and as many passes follow it, of one call each."""
+    found: set[int] = set()
+    group: list[int] = []
+    left = ungraded = calls = 0
+    for place, entry in enumerate(entries):
+        kind = entry[0]
+        if kind == EVALUATED:
+            ungraded += 1
+        elif kind in (FORWARD, BESIDE):
+            calls += 1
+        elif kind == BACKWARD and entry[3] is not None:
+            if ungraded > 1 and not calls:
+                group, left = [], ungraded
+            elif left and calls == 1 and not ungraded:
+                group.append(place)
+                left -= 1
+                if not left:
+                    found.update(group)
+            else:
+                left = 0
+            ungraded = calls = 0
+        elif kind == OPTIMIZER_END:
+            left = ungraded = calls = 0
+    return found
 
 
 def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:

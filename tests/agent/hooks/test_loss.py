@@ -165,6 +165,29 @@ def test_a_loss_whose_parts_are_backpropagated_while_it_is_computed_is_told_as_a
     assert [round(values["samples_per_s"] * values["step_time_s"]) for values in rows] == consumed
 
 
+@pytest.mark.parametrize("rows", [10, 4], ids=["parts", "a part of each side"])
+def test_of_a_loss_on_cached_representations_what_carries_its_gradients_on_is_none(record, model, rows):
+    """GradCache: a loss of representations without a graph, and then a product with its gradients for each part of the batch."""
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model)
+    printed = []
+    for sides in torch.utils.data.DataLoader(torch.randn(6, 2, rows, 8), batch_size=None):
+        parts = [part for side in sides for part in side.split(4)]
+        with torch.no_grad():
+            cached = [model(part) for part in parts]
+        cached = [one.requires_grad_() for one in cached]
+        first, second = torch.cat(cached).chunk(2)
+        loss = functional.cross_entropy(first @ second.T, torch.arange(rows))
+        loss.backward()
+        for part, one in zip(parts, cached, strict=True):
+            torch.dot(model(part).flatten(), one.grad.flatten()).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        printed.append(loss.item())
+    told = dict(recorded.of("loss"))
+    assert [told[step] for step in range(3, 7)] == printed[2:], "from where it is seen what each step does"
+
+
 def test_autograd_backward_and_a_list_of_roots_are_seen(record, model):
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)
