@@ -7,6 +7,7 @@ say. Only weak references are kept.
 from __future__ import annotations
 
 import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -47,17 +48,27 @@ def has_optimizer() -> bool:
 
 
 def root_of(optimizer: Any, modules: Sequence[Any]) -> Any:
-    """The root module that holds most of the optimizer's parameters; None when none does."""
+    """The root module that holds most of the optimizer's parameters; None when none does. Where several hold as many, as losses
+    that share a model do, it is what they have in common."""
     children = {id(child) for module in modules for child in _children(module)}
     wanted = set(parameters_of(optimizer))
-    best, covered = None, 0
+    best: list[Any] = []
+    covered = 0
     for module in modules:
         if id(module) in children:
             continue
         held = len(wanted & set(_parameters(module)))
-        if held > covered:
-            best, covered = module, held
-    return best
+        if held and held >= covered:
+            best = [module] if held > covered else [*best, module]
+            covered = held
+    return _in_common(best, wanted, covered) if len(best) > 1 else next(iter(best), None)
+
+
+def _in_common(roots: list[Any], wanted: set[int], covered: int) -> Any:
+    """The outermost module in all of these roots that holds as many of the parameters; the first root where there is none."""
+    inner = set.intersection(*({id(module) for module in _modules(root)} for root in roots))
+    shared = (module for module in _modules(roots[0]) if id(module) in inner)
+    return next((module for module in shared if len(wanted & set(_parameters(module))) == covered), roots[0])
 
 
 def _children(module: Any) -> list[Any]:
@@ -66,11 +77,17 @@ def _children(module: Any) -> list[Any]:
 
 
 def _parameters(module: Any) -> Iterator[int]:
-    seen, waiting = set(), [module]
+    for each in _modules(module):
+        yield from (id(p) for p in each.__dict__.get("_parameters", {}).values() if p is not None)
+
+
+def _modules(module: Any) -> Iterator[Any]:
+    """It and all in it, each before what it holds."""
+    seen, waiting = set(), deque([module])
     while waiting:
-        current = waiting.pop()
+        current = waiting.popleft()
         if id(current) in seen:
             continue
         seen.add(id(current))
-        yield from (id(p) for p in current.__dict__.get("_parameters", {}).values() if p is not None)
+        yield current
         waiting.extend(_children(current))

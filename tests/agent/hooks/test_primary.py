@@ -71,6 +71,28 @@ def test_the_model_is_that_of_the_optimizer_that_counts(record):
     assert ["phase/forward_s" in values for _, values in steps] == [False] + [True] * 5
 
 
+class LossOf(nn.Module):
+    """A loss that holds the model it calls, as those of sentence-transformers do."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model, self.scale = model, nn.Identity()
+
+    def forward(self, x):
+        return self.scale(self.model(x)).square().mean()
+
+
+def test_where_several_losses_hold_the_model_it_is_the_model_that_is_watched(record):
+    model = nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 1))
+    losses = [LossOf(model), LossOf(model)]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record()
+    for step in range(8):
+        losses[step % 2](torch.ones(3, 4)).backward()
+        optimizer.step()
+    assert [step for step, _ in recorded.of("phase/forward_s")] == list(range(2, 9))
+
+
 def test_the_next_of_several_trainings_counts_though_all_are_kept(record):
     """The members of an ensemble, one after the other: the first steps of each have no row, the others have their number."""
     members = [small() for _ in range(3)]
