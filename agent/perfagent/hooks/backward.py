@@ -75,6 +75,9 @@ _SCALINGS, _MOST_SCALINGS = ("DivBackward0", "MulBackward0"), 3
 def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     """weights: of the numbers of a root that holds several, the `gradient` that Tensor.backward takes."""
     single = hasattr(tensors, "requires_grad")
+    if p.proof is not None:
+        proof, p.proof = p.proof, None
+        proof(tensors if single else None)
     if p.roots and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)

@@ -5,7 +5,8 @@ the module its fast path (2 µs a call), would be copied and pickled along with 
 graph where torch.compile traces them.
 
 Where the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
-the model's call and backward does not have that time in `forward`. (What was returned before is let go of later: outputs.py.)
+the model's call and backward does not have that time in `forward`; not so where backward passes start from something else than
+that loss (preference optimization), which is looked at a few times. (What was returned before is let go of later: outputs.py.)
 A call counts only when a backward pass follows; calls in evaluation mode of a model that is trained in training mode never do.
 """
 
@@ -14,13 +15,13 @@ from __future__ import annotations
 import functools
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
 from perfagent.hooks.data import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.hooks.guard import failed, failures, not_traced, untraced
+from perfagent.hooks.guard import failed, failures, guarded, not_traced, untraced
 from perfagent.hooks.living import living
 from perfagent.hooks.outputs import Outputs
 from perfagent.hooks.progress import Progress, now, state
@@ -49,19 +50,24 @@ def watch_forward(model: Any) -> Watched | None:
     return watched
 
 
+_PROOFS, _UNUSED = 3, -1
+"""So many backward passes from something else than the loss that the model had returned, and it is not the one trained on."""
+_NEAREST = 16
+"""Nodes of a graph that are looked at: what is done with a loss is to scale it, and to add others."""
 _DATA = FIELDS[DATA]
 
 
 class Watched(Standing):
     """Stands in a root's call. called: in the course of a training step."""
 
-    __slots__ = ("_grad_enabled", "_looks", "_tracing", "called")
+    __slots__ = ("_grad_enabled", "_looks", "_tracing", "_unproven", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
         super().__init__(root, replaced)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._looks = _ENOUGH
+        self._unproven = _PROOFS  # 0: the loss that it returns is the one trained on
         self.called = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +122,11 @@ class Watched(Standing):
             return output
         try:
             self.called = True
-            holds_loss = _holds_loss(output)
+            holds_loss = self._unproven != _UNUSED and _holds_loss(output)
+            if holds_loss and self._unproven:
+                numbers = {loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None}
+                p.proof = functools.partial(self._prove, numbers) if numbers else None
+                p.plain = False  # the backward pass is to ask for it
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
@@ -129,6 +139,24 @@ class Watched(Standing):
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_NAME, error)
         return output
+
+    @guarded
+    def _prove(self, returned: set[int], root: Any) -> None:
+        """A backward pass starts. returned: the numbers of the nodes that made the losses that the model returned."""
+        if root is not None and any(node._sequence_nr() in returned for node in _nearest(root.grad_fn)):
+            self._unproven = 0
+        elif self._unproven > 0:
+            self._unproven = self._unproven - 1 or _UNUSED
+
+
+def _nearest(node: Any) -> list[Any]:
+    """The nodes of a graph from this one on, those closest to it."""
+    nodes = [node] if node is not None else []
+    for each in nodes:
+        if len(nodes) >= _NEAREST:
+            break
+        nodes += [following for following, _ in each.next_functions if following is not None]
+    return nodes
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:
@@ -176,13 +204,15 @@ def _outermost(model: Any) -> Any:
 @untraced
 def _holds_loss(output: Any) -> bool:
     """Whether the loss is already in what the model returned: a scalar that gradients can start from."""
+    return any(True for _ in _losses(output))
+
+
+def _losses(output: Any) -> Iterator[Any]:
     tensor = sys.modules["torch"].Tensor
-    if isinstance(output, tensor):
-        return bool(output.dim() == 0 and output.requires_grad)
     if isinstance(output, (tuple, list)):
         candidates: Any = output[:4]
     elif isinstance(output, dict):
         candidates = (output.get("loss"),)
     else:
-        candidates = (getattr(output, "loss", None),)
-    return any(isinstance(item, tensor) and item.dim() == 0 and item.requires_grad for item in candidates)
+        candidates = (output if isinstance(output, tensor) else getattr(output, "loss", None),)
+    return (item for item in candidates if isinstance(item, tensor) and item.dim() == 0 and item.requires_grad)

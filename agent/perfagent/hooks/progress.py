@@ -100,6 +100,7 @@ class Progress(_EveryStep):
         "pass_ns",
         "pausing",
         "primary",
+        "proof",
         "reader",
         "release",
         "scaled",
@@ -126,6 +127,7 @@ class Progress(_EveryStep):
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
         self.outputs: Outputs | None = None  # what the model returned, where the loss is in it
+        self.proof: Callable[[Any], None] | None = None  # shown what the next backward pass starts from (forward.py)
         self.early: list[EarlyLog] = []
         self.roots = 0
         self.unusual = self.whole = False

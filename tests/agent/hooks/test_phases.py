@@ -107,6 +107,30 @@ def test_a_loss_computed_outside_the_model_is_forward(record):
         assert about(seconds, *napped[3 * number - 2 : 3 * number])
 
 
+@pytest.mark.parametrize("uses", [True, False])
+def test_the_forward_pass_goes_on_where_the_loss_that_a_model_returns_is_not_the_one_trained_on(record, uses):
+    """Preference optimization: the model returns a language model's loss, and the loop compares with a reference."""
+
+    class Returning(nn.Linear):
+        def forward(self, x):
+            output = super().forward(x)
+            return {"loss": output.square().mean(), "logits": output}
+
+    model = Returning(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(10):
+        output = model(torch.ones(4, 8))
+        time.sleep(0.02)
+        loss = (output["loss"] + output["logits"].abs().mean()) / 2 if uses else output["logits"].abs().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    forward = [values["phase/forward_s"] for step, values in recorded.steps() if step > 4]
+    assert len(forward) == 6
+    assert all((seconds < 0.02) == uses for seconds in forward)
+
+
 def test_batching_between_a_model_that_returns_its_loss_and_backward_is_not_forward(record):
     model = WithLoss(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
