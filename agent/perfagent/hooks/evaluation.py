@@ -6,7 +6,8 @@ of them to the last. Calls without gradients in training mode count only as an i
 a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass. What a model
 is asked that nobody watches is told by its loader (unseen.py).
 
-Where an environment was stepped meanwhile, the model was asked what to do there: that is a rollout, a phase of its own.
+Where an environment was stepped meanwhile, the model was asked what to do there: that is a rollout, a phase of its own. So
+is what a language model writes in training mode.
 
 An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
 """
@@ -68,12 +69,10 @@ ENVIRONMENTS: dict[str, tuple[str, ...]] = {
 }
 """What steps an environment: a model that is asked there acts in it, and is not evaluated."""
 GENERATORS: dict[str, tuple[str, ...]] = {"transformers.generation.utils": ("GenerationMixin.generate",)}
-"""What calls a model without gradients once for every token. In training mode it writes what the next steps learn from."""
+"""What asks a model for one token after the other. In training mode it writes what the next steps learn from: a rollout."""
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
 """So many times what the steps of a training do is something else."""
-_ROLLOUT = 2
-"""Noted as the mode of a call that is a training's own, however seldom it takes place."""
 _MOST_OUTPUTS = 8
 _TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
@@ -89,13 +88,12 @@ def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], Non
 
 
 def _watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
+    rollout = watch_phase("rollout")(original)
+
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        training = getattr(self, "training", False)  # others than torch's models have this method, too
-        if not training or p is None or p.last is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
-            return original(self, *args, **kwargs)
-        return evaluated(p, _ROLLOUT, functools.partial(original, self), args, kwargs)
+        writes = getattr(self, "training", False)  # others than torch's models have this method, too
+        return (rollout if writes else original)(self, *args, **kwargs)
 
     return generate
 
@@ -131,7 +129,7 @@ def interrupted(p: Progress) -> None:
         p.trace = Interrupted(p.trace)
 
 
-def evaluated(p: Progress, training: int, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
+def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
     """A call of a model without gradients, noted when it returns; what happens in it is part of it.
 
     training: the root is in that mode, or another model in the one that it has in training. graded: another model with gradients:
@@ -205,16 +203,16 @@ class _Habit:
                 self._usual = longest  # in every step: a rollout
         elif seen:
             self._usual = max(self._usual, longest)
-        rollouts = [run for run in runs if any(entries[place][3] == _ROLLOUT for place in run)]
-        own = [run for run in runs if seen and len(run) <= _STANDS_OUT * self._usual]
-        return {place for run in (*own, *rollouts) for place in run}
+        usual = _STANDS_OUT * self._usual if seen else 0
+        own = [run for run in runs if len(run) <= usual or any(entries[place][0] == PHASE for place in run)]
+        return {place for run in own for place in run}
 
 
 def _runs(entries: list[Entry]) -> Iterator[list[int]]:
-    """Places of the calls without gradients in training mode, together where no training lies in between."""
+    """Places of the calls without gradients in training mode, and of rollouts, together where no training lies in between."""
     run: list[int] = []
     for place, entry in enumerate(entries):
-        if entry[0] == EVALUATED and entry[3]:
+        if (entry[0] == EVALUATED and entry[3]) or (entry[0] == PHASE and entry[3] == "rollout"):
             run.append(place)
         elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3])):
             yield run

@@ -148,7 +148,7 @@ _WAITS = {
     "comm": "communication takes the time",
     "checkpoint": "saving checkpoints takes the time",
     "eval": "evaluation takes the time",
-    "rollout": "acting in the environment takes the time",
+    "rollout": "making rollouts (acting in an environment, generating) takes the time",
     "other": "Python code outside the model takes the time",
     "optimizer": "the optimizer's step takes the time",
     "forward": "the forward pass keeps the host busy: its kernels are small",

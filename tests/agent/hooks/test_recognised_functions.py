@@ -118,7 +118,7 @@ def test_most_collectives_exist():
 
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("training", [True, False])
-def test_what_a_model_in_training_writes_is_no_evaluation(record, training):
+def test_what_a_model_in_training_writes_is_a_rollout(record, training):
     """Rollouts, of which each feeds some steps: GRPO."""
     transformers = pytest.importorskip("transformers")
     import torch
@@ -144,9 +144,10 @@ def test_what_a_model_in_training_writes_is_no_evaluation(record, training):
     if not training:
         assert evaluations[-2:] == [5, 9]
         return
-    assert evaluations == []
+    assert evaluations == [], "how probable a rollout was is asked with it"
+    assert [step for step, values in steps.items() if "phase/rollout_s" in values] == [1, 5, 9]
     for step in (5, 9):
-        assert spent[step] * 0.8 <= steps[step]["phase/forward_s"] <= steps[step]["step_time_s"]
+        assert spent[step] * 0.8 <= steps[step]["phase/rollout_s"] + steps[step]["phase/forward_s"] <= steps[step]["step_time_s"]
 
 
 @pytest.mark.filterwarnings("ignore")

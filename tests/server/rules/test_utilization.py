@@ -162,7 +162,8 @@ def test_a_gpu_that_idles_while_the_model_acts_in_its_environment_is_said_to() -
         columns = {"step_time_s": [1.0], "phase/rollout_s": [0.8], "phase/forward_s": [0.2], "gpu/utilization_pct": [20.0]}
         changes += evaluator.take(frame(columns, [second], ident=second, step_s=1.0))
     [alert] = fired(changes, "low_gpu_utilization")
-    assert alert.finding.evidence["cause"] == "acting in the environment takes the time (80 % of the step)"
+    cause = "making rollouts (acting in an environment, generating) takes the time (80 % of the step)"
+    assert alert.finding.evidence["cause"] == cause
 
 
 def test_the_phases_of_a_slow_loader_s_steps_are_means_over_all_of_them() -> None:
