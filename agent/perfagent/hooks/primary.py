@@ -78,9 +78,9 @@ def make_primary(p: Progress, optimizer: Any) -> None:
     p.together.forget()
 
 
-def takes_over(p: Progress, optimizer: Any) -> bool:
+def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
     """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller or replaced, or has not stepped for
-    long."""
+    long. rate: where the optimizer no longer has that of its step."""
     primary = p.primary() if p.primary is not None else None
     if primary is None:
         primary = _heir(p, owned(optimizer))
@@ -96,11 +96,13 @@ def takes_over(p: Progress, optimizer: Any) -> bool:
         patience = _patience(p, optimizer, primary, steps, new=new)
         if new:
             _remember(p, optimizer)
-        p.steppers[id(optimizer)] = p.completed, steps
+        rates = known[2] if known is not None and steps > 1 else []
+        p.steppers[id(optimizer)] = p.completed, steps, rates
         if not at_once and steps < patience:
+            rates.append(_rate(optimizer, rate))
             return False
         if not at_once:
-            _was_alone(p, steps)
+            _was_alone(p, rates)
         _remember(p, primary)
     make_primary(p, optimizer)
     p.steppers.clear()
@@ -127,7 +129,7 @@ def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: boo
     me = id(optimizer)
     if steps == 1:
         if new and (me not in p.beside or _is_gone(p, optimizer)):
-            quiet = p.completed - max((then for then, _ in p.steppers.values()), default=p.began)
+            quiet = p.completed - max((then for then, *_ in p.steppers.values()), default=p.began)
             if quiet >= _UNPROVEN and owned(optimizer) >= _SAME * owned(primary):
                 p.newcomer = me
         elif p.newcomer == me:
@@ -157,14 +159,26 @@ def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
     return True
 
 
-def _was_alone(p: Progress, steps: int) -> None:
-    """The steps that it made beside the primary one, which made none, were steps of their own, without a row."""
-    p.completed += steps - 1
-    entries = entries_of(p.trace)
-    ends = [at for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
+def _rate(optimizer: Any, rate: Any) -> float | None:
+    """None where it may be on a device: it is asked for in case that the step turns out to be one of the run's."""
+    if rate is None and optimizer.param_groups:
+        rate = optimizer.param_groups[0].get("lr")
+    return rate if isinstance(rate, float) else None
+
+
+def _was_alone(p: Progress, rates: list[float | None]) -> None:
+    """The steps that it made beside the primary one, which made none, were steps of their own: a linear probe, the next model of
+    several. rates: theirs, but for the one that is about to end. Where others stepped in between, they go without a row."""
+    kind, entries = type(p.trace), entries_of(p.trace)
+    ends = [at + 1 for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
+    if len(ends) == len(rates):
+        for begin, end, rate in zip((0, *ends), ends, rates, strict=False):
+            p.complete_late(kind(trace_of(entries[begin:end])), rate)
+    else:
+        p.completed += len(rates)
     if ends:
-        p.step_end = entries[ends[-1]][1]
-        p.trace = type(p.trace)(trace_of(entries[ends[-1] + 1 :]))
+        p.step_end = entries[ends[-1] - 1][1]
+        p.trace = kind(trace_of(entries[ends[-1] :]))
 
 
 # the model -------------------------------------------------------------------------------------------------------------------

@@ -28,7 +28,7 @@ from perfagent.hooks.reading import StepReader
 from perfagent.hooks.roots import Root
 from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.hooks.together import Taken, Together
-from perfagent.hooks.trace import OPTIMIZER_END, Trace
+from perfagent.hooks.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 from perfagent.signals.health import Health
 from perfagent.signals.updates import UpdateRatios
 
@@ -179,7 +179,8 @@ class Progress(_EveryStep):
         self.began = -1  # completed when it became that
         self.newcomer = 0  # id of one that has come while the primary one stepped alone
         self.looks = self.look_at = 0  # how often another model was looked for, and from when on (ns) that may be again
-        self.steppers: dict[int, tuple[int, int]] = {}  # id of other optimizers -> completed then, their steps since
+        self.steppers: dict[int, tuple[int, int, list[float | None]]] = {}
+        # id of other optimizers -> completed then, their steps since, and the rates of these
         self.beside: dict[int, Any] = {}  # weak references to other optimizers that stepped, by id; the newest few
         self.overtaken = 0, 0  # id of the optimizer before this one over the same parameters, and completed when it was left
         self.take_turns = False  # two over the same parameters step in turn: no stages
@@ -226,6 +227,13 @@ class Progress(_EveryStep):
         self.rows.append(row)
         if self.boundary is not None:
             self.boundary()
+
+    def complete_late(self, trace: Trace, lr: float | None) -> None:
+        """A step that was over long before it was known for one. trace: all of it, its end included."""
+        self.completed = step = self.completed + 1
+        roots = sum(entry[0] == BACKWARD and entry[3] is not None for entry in entries_of(trace))
+        self.rows.append(_as_row(StepRow, (step, 0.0, self.step_end, roots, lr, None, 0, trace, None)))
+        self.step_end = trace[-3]
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""

@@ -156,7 +156,7 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 @untraced
 def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
     """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
-    if p.primary_id != id(optimizer) and (not takes_over(p, optimizer) or _belongs_to_last(p)):
+    if p.primary_id != id(optimizer) and (not takes_over(p, optimizer, lr) or _belongs_to_last(p)):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
         if p.clips is not None:

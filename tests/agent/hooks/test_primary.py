@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import time
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 from truth import norm_of
 
 from perfagent.hooks import primary
@@ -94,15 +96,20 @@ def test_where_several_losses_hold_the_model_it_is_the_model_that_is_watched(rec
 
 
 def test_the_next_of_several_trainings_counts_though_all_are_kept(record):
-    """The members of an ensemble, one after the other: the first steps of each have no row, the others have their number."""
+    """The members of an ensemble, one after the other: the first steps of each are told late."""
     members = [small() for _ in range(3)]
+    losses = []
+    for model in members:
+        model.register_forward_hook(lambda *given: losses.append(given[-1].square().mean().item()))
     optimizers = [torch.optim.Adam(model.parameters(), lr=0.1 * n) for n, model in enumerate(members, 1)]
     recorded = record()
     for model, optimizer in zip(members, optimizers, strict=True):
         train(model, optimizer, 30)
     steps = recorded.steps()
-    assert [step for step, _ in steps] == [*range(1, 31), *range(40, 61), *range(70, 91)]
-    assert [values["lr"] for _, values in steps] == pytest.approx([0.1] * 30 + [0.2] * 21 + [0.3] * 21)
+    assert [step for step, _ in steps] == [*range(1, 91)]
+    assert [values["loss"] for _, values in steps] == losses
+    assert all(values["step_time_s"] > 0 and values["phase/backward_s"] > 0 for _, values in steps[1:])
+    assert [values["lr"] for _, values in steps] == pytest.approx([0.1] * 30 + [0.2] * 30 + [0.3] * 30)
     known = [step for step, values in steps if "phase/forward_s" in values]
     assert known == [*range(2, 31), *range(41, 61), *range(71, 91)]
 
@@ -114,6 +121,32 @@ def test_the_layers_of_the_next_training_have_their_names(every_step):
         model = small()
         train(model, torch.optim.Adam(model.parameters(), lr=0.1), 4)
     assert [step for step, _ in recorded.of("grad_norm/0.weight")] == [1, 2, 3, 4, 6, 7, 8, 10, 11, 12]
+
+
+def test_a_smaller_second_stage_is_told_from_its_first_step_on(record):
+    """A linear probe after the pretraining, whose optimizer is kept; evaluated after each epoch."""
+    model = small()
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    recorded = record()
+    train(model, optimizer, 5)
+    head = nn.Linear(8, 1)
+    other, losses = torch.optim.SGD(head.parameters(), lr=0.2), []
+    for _ in range(8):
+        for (x,) in DataLoader(TensorDataset(torch.randn(30, 8)), 3):
+            loss = head(x).square().mean()
+            losses.append(loss.item())
+            other.zero_grad()
+            loss.backward()
+            other.step()
+        with torch.no_grad():
+            for (x,) in DataLoader(TensorDataset(torch.randn(30, 8)), 3):
+                head(x).square().mean().item()
+                time.sleep(0.001)
+    steps = recorded.steps()[5:]
+    assert [step for step, _ in steps] == [*range(6, 86)]
+    assert [values["loss"] for _, values in steps] == losses
+    assert [values["samples_per_s"] * values["step_time_s"] for _, values in steps] == pytest.approx([3] * 80)
+    assert [step for step, values in steps if "phase/eval_s" in values] == [*range(16, 86, 10)]
 
 
 def test_what_is_trained_now_and_then_beside_the_model_does_not_count(record):

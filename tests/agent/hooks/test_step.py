@@ -84,9 +84,9 @@ def test_an_optimizer_that_never_steps_is_given_up(record):
     model = small()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 12)
     steps = recorded.steps()
-    assert [step for step, _ in steps] == [10, 11, 12], "the numbers are right, though nine rows are missing"
+    assert [step for step, _ in steps] == [*range(1, 13)]
     assert all(values["lr"] == 0.1 for _, values in steps)
-    assert steps[0][1]["step_time_s"] < 3 * steps[1][1]["step_time_s"] + 0.01, "of one step, not of ten"
+    assert steps[9][1]["step_time_s"] < 3 * steps[10][1]["step_time_s"] + 0.01, "of one step, not of ten"
     assert kept.param_groups
 
 
