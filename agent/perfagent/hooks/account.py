@@ -22,6 +22,7 @@ from perfagent.hooks.trace import (
     OPTIMIZER_END,
     PHASE,
     RETURNED,
+    UNNAMED,
     Entry,
 )
 
@@ -118,6 +119,7 @@ class Account:
         backward_at = optimizer_at = 0
         backward_event = optimizer_event = None
         optimizer_depth = inside_ns = 0
+        unseen_call = False
         fetches = passes = 0
         repeated: set[int] | None = None
         again = 0  # passes of loops without a loader on a batch that had one before, as it seems
@@ -165,6 +167,8 @@ class Account:
                 spent, size, calls, pairs = forward.end(at, backward_event)
                 for begin, end in pairs:
                     _pair(step.device, "forward", begin, end)
+                    if optimizer_depth and begin is not None and end is not None:
+                        step.device_inside += (("optimizer", begin, end),)
                 if spent:
                     step.forward_ns = (step.forward_ns or 0) + spent
                     step.forwards += calls
@@ -201,6 +205,8 @@ class Account:
                     inside_ns += at - backward_at
                 if device:
                     _pair(step.device, "backward", backward_event, entry[2])
+                    if optimizer_depth and backward_event is not None:
+                        step.device_inside += (("optimizer", backward_event, entry[2]),)
                 backward_at = 0
             elif kind == OPTIMIZER:
                 optimizer_depth, optimizer_at, optimizer_event, inside_ns = 1, at, entry[2], 0
@@ -213,9 +219,9 @@ class Account:
                     backward_at, backward_event = at, entry[2]
                 if optimizer_depth:
                     step.optimizer_ns += at - optimizer_at - inside_ns
-                    if device:
+                    if device and not unseen_call:
                         _pair(step.device, "optimizer", optimizer_event, entry[2])
-                optimizer_depth = 0
+                optimizer_depth, unseen_call = 0, False
             elif kind == PHASE:
                 if entry[4] is not None and device:
                     _pair(step.device, entry[3], entry[4], entry[5])
@@ -223,11 +229,14 @@ class Account:
                     if outer:
                         step.device_inside += ((outer, entry[4], entry[5]),)
                     continue
-                if step.phases_ns is _NOTHING:
-                    step.phases_ns = {}
                 named, begins = _named_within(entries, place, training_only=self._training_only)
                 spent = entry[2] - at - named
-                step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + spent
+                if entry[3] == UNNAMED:
+                    unseen_call = True
+                elif step.phases_ns is _NOTHING:
+                    step.phases_ns = {entry[3]: spent}
+                else:
+                    step.phases_ns[entry[3]] = step.phases_ns.get(entry[3], 0) + spent
                 if backward_at:
                     step.backward_ns -= spent
                 else:

@@ -18,7 +18,18 @@ from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames,
 from perfagent.hooks.primary import appoint, follow, make_primary, takes_over
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.together import has_gradients
-from perfagent.hooks.trace import BACKWARD_END, CLEARED, FORWARD, OPTIMIZER, OPTIMIZER_END, RETURNED, backward_since
+from perfagent.hooks.trace import (
+    BACKWARD_END,
+    CLEARED,
+    FORWARD,
+    OPTIMIZER,
+    OPTIMIZER_END,
+    PHASE,
+    RETURNED,
+    UNNAMED,
+    backward_since,
+    only_backward_since,
+)
 
 __all__ = [
     "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_scaler_step", "watch_unscale",
@@ -70,6 +81,7 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
     @functools.wraps(closure)
     def watched(*args: Any, **kwargs: Any) -> Any:
         nonlocal first
+        began, here = now(), len(p.trace)
         try:
             loss = closure(*args, **kwargs)
         except BaseException:
@@ -83,9 +95,18 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
                 _look_safely(p, optimizer)
             elif not backward_since(p.trace, at):  # else its gradients are of a pass of its own
                 p.together.steps(p, optimizer)
+        if p.entered == me:
+            _closed(p, began, here)
         return loss
 
     return watched
+
+
+@guarded
+def _closed(p: Progress, began: int, at: int) -> None:
+    """A closure has returned. Its forward pass is none of the optimizer's time, also where no model is known, or not yet."""
+    if only_backward_since(p.trace, at):
+        p.trace.extend((began, now(), UNNAMED, None, None, PHASE))
 
 
 @guarded

@@ -15,7 +15,8 @@ the device clock, or None):
     began, event, OPTIMIZER                 the optimizer's step, or GradScaler.step around it
     ended, event, OPTIMIZER_END
     began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
-                                            ends where the device's time is meant, else None twice
+                                            ends where the device's time is meant, else None twice. UNNAMED: the closure of an
+                                            optimizer's step, in which no call of the model was seen
     began, ended, CLEARED                   zero_grad between the model's call and backward; or of the gradients of the optimizer
                                             that counts, after a backward pass
     began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
@@ -31,14 +32,16 @@ from typing import Any
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
-    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "Entry", "Trace", "backward_since", "entries_of", "entry_count",
-    "events_of", "forward_passes", "forward_runs", "shorten", "trace_of",
+    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "Trace", "backward_since", "entries_of",
+    "entry_count", "events_of", "forward_passes", "forward_runs", "only_backward_since", "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
 FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6, 4)
 """Items of an entry in a trace, by its kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
+UNNAMED = ""
+"""What is no phase, and no part of the optimizer's."""
 MOST_ITEMS = 400_000
 """Of a trace that no step ends."""
 Trace = list[Any]
@@ -107,6 +110,18 @@ def backward_since(trace: Trace, at: int) -> bool:
             return True
         end -= FIELDS[kind]
     return False
+
+
+def only_backward_since(trace: Trace, at: int) -> bool:
+    """Whether one has, and no call of a model was seen."""
+    end, ended = len(trace), False
+    while end > at:
+        kind = trace[end - 1]
+        if kind in (FORWARD, BESIDE):
+            return False
+        ended = ended or kind == BACKWARD_END
+        end -= FIELDS[kind]
+    return ended
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:

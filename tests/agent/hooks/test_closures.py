@@ -239,6 +239,26 @@ def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers(record):
     assert statistics.median(value for step, value in recorded.of("phase/optimizer_s") if step > 1) < NAP_S
 
 
+def test_nor_where_the_closure_calls_no_module(record):
+    """A network of plain tensors that solves a differential equation; the first step with a model that is yet to be found."""
+    weight = torch.ones(4, 1, requires_grad=True)
+    optimizer = torch.optim.LBFGS([weight], lr=0.01, max_iter=2)
+    recorded = record(optimizer=optimizer)
+
+    def closure():
+        optimizer.zero_grad()
+        time.sleep(NAP_S)
+        loss = (torch.ones(2, 4) @ weight).square().mean()
+        loss.backward()
+        return loss
+
+    for _ in range(5):
+        optimizer.step(closure)
+    recorded.finish()
+    assert max(value for _, value in recorded.of("phase/optimizer_s")) < NAP_S
+    assert not [name for _, values in recorded.rows for name in values if name in ("phase/", "phase/_s", "phase/forward_s")]
+
+
 def test_a_phase_inside_of_the_backward_pass_is_told_once(record):
     model = nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

@@ -357,3 +357,25 @@ def test_the_device_of_a_run_is_where_its_parameters_are(places, expected) -> No
     devices = [torch.device(place) for place in places]
     parameters = [SimpleNamespace(is_cuda=device.type == "cuda", device=device) for device in devices]
     assert cuda_device_of(SimpleNamespace(param_groups=[{"params": parameters}]), 0) == expected
+
+
+def test_what_is_done_in_a_closure_is_no_time_of_the_optimizers_on_the_device(record, device):
+    """Lightning's automatic optimization, skorch, LBFGS."""
+    model = Net(device)
+    optimizer = Steps(model.parameters(), lr=0.1)
+    optimizer.device = device
+    recorded = record(model)
+    state.current.clock, state.current.stream = device, MAIN
+
+    def closure():
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+
+    for _ in range(4):
+        optimizer.step(closure)
+    device.done = device.now
+    for number, values in recorded.steps():
+        if number > 2:  # from then on the whole call is timed
+            assert values["phase/forward_s"] == pytest.approx(0.03)
+            assert values["phase/backward_s"] == pytest.approx(0.06)
+            assert values["phase/optimizer_s"] == pytest.approx(0.01)
