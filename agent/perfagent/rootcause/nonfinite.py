@@ -71,7 +71,7 @@ class Inquiry:
         self._dtype = ""
         self._checks: OutputChecks | None = None
         self._rounds: list[OutputChecks] = []
-        self._steps_looked_at = 0
+        self._steps_looked_at = self._steps_after = 0
         self._seen_after = step
         self._done = self._told = False
         self._names: dict[int, str] = {}
@@ -135,14 +135,22 @@ class Inquiry:
 
     @contained
     def _look_at_end(self) -> None:
-        """No step has followed: the parameters are those that made the bad value. Bounded in work and in time."""
-        self._rate = self._learning_rate()
+        """If the step was not taken, the parameters are those that made the bad value. Bounded in work and in time."""
+        completed = self._progress.completed
+        taken = completed >= self.step  # its row was read late
+        self._steps_after = max(0, completed - self.step)
+        if not taken:
+            self._rate = self._learning_rate()
         named = self._parameters()
         if sum(numbers_in(p) for _, p in named if p.is_cpu) > MOST_AT_END:
             return
-        self._before = _Nonfinite(named)
+        looked = _Nonfinite(named)
+        if taken:
+            self._after, self._seen_after = looked, completed
+        else:
+            self._before = looked
         until = time.monotonic() + WAIT_AT_END_S
-        while not self._before.ready() and time.monotonic() < until:
+        while not looked.ready() and time.monotonic() < until:
             time.sleep(0.005)
 
     def _take_off(self) -> None:
@@ -261,6 +269,8 @@ class Inquiry:
                 if checks.batch is not None and checks.batch.ready() and "later_batch" not in found:
                     found["later_batch"] = checks.batch.result()
         found["steps_checked_after"] = len(self._rounds)
+        if self._steps_after:
+            found["steps_after"] = self._steps_after
         if self._batch is not None and self._batch.ready():
             found["batch"] = self._batch.result()
         found |= _culprit(found, self._classes)
@@ -575,6 +585,9 @@ def _sentence_of_nothing(found: dict[str, Any], step: int) -> str:
     if checked:
         good = f"Parameters, gradients and the outputs of the next {checked} steps were finite"
         said = f"{good}: what was bad in step {step} did not come back."
+    elif "steps_after" in found:
+        finite = f": after step {found['looked_after_step']} the parameters were finite" if "looked_after_step" in found else ""
+        said = f"Step {step} was looked into when it was over and {found['steps_after']} more were{finite}."
     batch = _in_batch(found, ("batch", "later_batch"), below=True)
     if batch is not None:
         return f"{said} -inf, which masks hold, was in {batch['batch_tensor']!r} of the batch of step {batch['batch_step']}."

@@ -996,6 +996,26 @@ def test_the_history_of_a_bad_step_is_told_however_many_followed_before_a_look(t
     assert math.isnan(found["loss"])
 
 
+def test_a_bad_step_whose_row_is_read_at_the_end_is_not_called_the_last(train):
+    """A framework that leaves out the update of a bad step, twice within a second."""
+    job = train()
+    look, job.look = job.look, lambda: None  # the sender's thread gets to nothing
+    job.guard = True
+    for _ in range(2):
+        job.steps(4)
+        job.spoil = lambda loss: loss * math.nan
+        job.step()
+        job.spoil = lambda loss: loss
+        job.steps(4)
+        job.run._investigator.poll()  # the first is told, its row is not read
+    look()
+    job.recorded.finish()
+    first, second = job.events("finding")
+    assert (first["since_step"], second["since_step"]) == (5, 14)
+    assert second["message"].startswith("Step 14 was looked into when it was over and 4 more were: ")
+    assert second["message"].endswith("after step 18 the parameters were finite.")
+
+
 class Halves(torch.autograd.Function):
     """A function of the user's that keeps nothing."""
 
