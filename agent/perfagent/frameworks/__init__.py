@@ -22,6 +22,7 @@ ADAPTERS = {
     "fastai.optimizer": "perfagent.frameworks.fastai",
     "lightning.pytorch.strategies.strategy": "perfagent.frameworks.lightning",
     "pytorch_lightning.strategies.strategy": "perfagent.frameworks.lightning",
+    "timm.utils.agc": "perfagent.frameworks.timm",
     "torch.distributed.pipelining.stage": "perfagent.frameworks.pipelining",
     "transformers.trainer_callback": "perfagent.frameworks.huggingface",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -362,3 +364,34 @@ def test_gradients_that_get_the_ids_of_those_that_a_stepped_optimizer_let_go_of_
         ours.step()
         ours.zero_grad()
     assert told(recorded) == pytest.approx(returned, rel=1e-6)
+
+
+def of_timm(parameters, clip_factor=0.01):
+    """What timm does: each row of a gradient becomes at most so large a share of its row of the weight."""
+    for parameter in parameters:
+        if parameter.grad is not None:
+            weight, gradient = (each.reshape(len(each), -1).norm(dim=1) for each in (parameter.detach(), parameter.grad))
+            share = (clip_factor * weight.clamp(min=1e-3) / gradient.clamp(min=1e-6)).clamp(max=1.0)
+            parameter.grad.copy_(parameter.grad * share.reshape(-1, *[1] * (parameter.dim() - 1)))
+
+
+@pytest.mark.parametrize("part", [False, True], ids=["all", "all but the last layer"])
+def test_adaptive_clipping_of_timm_is_clipping(every_step, monkeypatch, part):
+    modules = [types.ModuleType(name) for name in ("timm.utils.agc", "timm.utils.clip_grad")]
+    for module in modules:
+        module.adaptive_clip_grad = of_timm  # type: ignore[attr-defined]
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+    model = small()
+    optimizer = sgd(model)
+    recorded = every_step(model)
+    norms = []
+    for module in modules * 2:
+        optimizer.zero_grad()
+        backward(model)
+        norms.append(norm_of(model.parameters()))
+        module.adaptive_clip_grad(parameter for parameter in (model[:-1] if part else model).parameters())
+        assert norm_of(model.parameters()) < norms[-1]
+        optimizer.step()
+    known = [*enumerate(norms, 1)][part:]  # of the first step there is only what was clipped: no optimizer was known
+    assert recorded.of("grad/norm") == [(step, pytest.approx(norm, rel=1e-5)) for step, norm in known]
+    assert all(module.adaptive_clip_grad is of_timm for module in modules)

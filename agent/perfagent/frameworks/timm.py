@@ -1,0 +1,56 @@
+"""timm: its adaptive clipping (`--clip-mode agc`) changes gradients unit by unit, and nothing of torch's clipping is in it.
+
+Its other two ways of clipping are torch's own.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from perfagent.hooks.clipping import about_to_clip
+from perfagent.hooks.guard import guarded, keep_out_of_frames
+from perfagent.hooks.progress import Progress, state
+
+if TYPE_CHECKING:
+    from perfagent.frameworks import Patch
+
+__all__ = ["install"]
+
+_ALSO = ("timm.utils", "timm.utils.clip_grad")
+"""Where the function is known by its name, too; these are imported later, or were before there is a run."""
+
+
+def install(framework: ModuleType, patch: Patch) -> None:
+    """framework: timm.utils.agc."""
+    original = framework.adaptive_clip_grad
+    for owner in (framework, *map(sys.modules.get, _ALSO)):
+        if getattr(owner, "adaptive_clip_grad", None) is original:
+            patch(owner, "adaptive_clip_grad", _watch_clip)
+    keep_out_of_frames()
+
+
+def _watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def adaptive_clip_grad(parameters: Any, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or p.thread != get_ident():
+            return original(parameters, *args, **kwargs)
+        if not isinstance(parameters, sys.modules["torch"].Tensor):
+            parameters = list(parameters)  # a generator can be asked once
+        _begins(p, parameters)
+        return original(parameters, *args, **kwargs)
+
+    return adaptive_clip_grad
+
+
+@guarded
+def _begins(p: Progress, parameters: Any) -> None:
+    several = parameters if isinstance(parameters, list) else [parameters]
+    gradients = [parameter.grad for parameter in several if parameter.grad is not None]
+    if gradients:
+        about_to_clip(p, gradients)
