@@ -21,6 +21,7 @@ ADAPTERS = {
     "deepspeed.runtime.engine": "perfagent.frameworks.deepspeed",
     "fastai.optimizer": "perfagent.frameworks.fastai",
     "lightning.pytorch.strategies.strategy": "perfagent.frameworks.lightning",
+    "poutyne.framework.model": "perfagent.frameworks.poutyne",
     "pytorch_lightning.strategies.strategy": "perfagent.frameworks.lightning",
     "timm.utils.agc": "perfagent.frameworks.timm",
     "torch.distributed.pipelining.stage": "perfagent.frameworks.pipelining",

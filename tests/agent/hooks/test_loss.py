@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import pytest
 import torch
@@ -591,3 +593,36 @@ def test_what_hooks_hold_is_given_back_once(record, model):
     without = asked_in(loss_of())
     record(model)
     assert asked_in(loss_of()) == without
+
+
+class OfPoutyne:
+    """What it does with `batches_per_step`: the last step of an epoch may have fewer batches, the last batch fewer samples."""
+
+    def __init__(self, network):
+        self.network = network
+
+    def _adjust_step_size(self, examples_in_step):
+        for parameter in self.network.parameters():
+            parameter.grad /= examples_in_step
+
+
+def test_a_loss_whose_gradients_poutyne_divides_at_the_end_of_a_window_is_divided_too(record, model, monkeypatch):
+    framework = types.ModuleType("poutyne.framework.model")
+    framework.Model = OfPoutyne  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "poutyne.framework.model", framework)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    divides, losses = OfPoutyne._adjust_step_size, []
+    assert divides.__wrapped__  # type: ignore[attr-defined]
+    for sizes in ((4, 4), (4, 4), (4,), (4, 4), (4, 3), (2,)):
+        optimizer.zero_grad()
+        total = 0.0
+        for size in sizes:
+            loss = cross_entropy(model, torch.randn(size, 8))
+            total += loss.item() * size
+            (loss * size).backward()
+        OfPoutyne(model)._adjust_step_size(sum(sizes))
+        optimizer.step()
+        losses.append(total / sum(sizes))
+    assert recorded.of("loss") == [(step, pytest.approx(loss, rel=1e-6)) for step, loss in enumerate(losses, 1)]
+    assert not hasattr(OfPoutyne._adjust_step_size, "__wrapped__")
