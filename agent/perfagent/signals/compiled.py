@@ -3,18 +3,58 @@
 from __future__ import annotations
 
 import ast
+import contextlib
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 __all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels", "traces_backward"]
 
 
+_LIBRARIES = ("bitsandbytes.backends.default.ops",)
+"""These compile functions of their own when they are imported, used or not; of tensors alone: no module is called in one."""
+_theirs: dict[str, frozenset[int]] = {}
+
+
 def compiled() -> bool:
-    """Whether torch.compile has compiled anything in this process."""
+    """Whether torch.compile was asked for anything in this process that may call a module."""
     used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    return any(backend is not None for backend in used.values())
+    asked = [backend for backend in used.values() if backend is not None]  # None is what disabling it leaves
+    return bool(asked) and not {id(backend) for backend in asked} <= _libraries_backends()
+
+
+def _libraries_backends() -> frozenset[int]:
+    """The ids of the backends with which libraries compile functions of their own: inductor has one for each function."""
+    for name in _LIBRARIES:
+        module = sys.modules.get(name)
+        if module is not None and name not in _theirs:
+            functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
+            try:
+                _theirs[name] = frozenset(map(id, _backends_in(functions)))
+            except AttributeError:  # another torch: then what the library compiled counts
+                _theirs[name] = frozenset()
+    return frozenset[int]().union(*(_theirs[name] for name in _LIBRARIES if name in sys.modules))
+
+
+def _backends_in(functions: list[FunctionType]) -> Iterator[Any]:
+    """Of what torch.compile has made of functions that these call, or are: a wrapper holds it, and it its context."""
+    dynamo: Any = sys.modules["torch._dynamo.eval_frame"]
+    own: Any = sys.modules["torch"]._TorchCompileInductorWrapper
+    held = [*functions, *(one for function in functions for one in _held(function) if isinstance(one, FunctionType))]
+    for context in (one for function in held for one in _held(function)):
+        if isinstance(context, dynamo._TorchDynamoContext):
+            backend = dynamo.innermost_backend(context.callback)
+            if isinstance(backend, own):  # any other is everybody's who asks for the compiler by that name
+                yield backend
+
+
+def _held(function: FunctionType) -> Iterator[Any]:
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # an empty one
+            yield cell.cell_contents
 
 
 def traces_backward() -> bool:

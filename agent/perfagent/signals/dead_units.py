@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 
 from perfagent.device import Reading, collect, is_captured
 from perfagent.hooks.guard import failed, not_traced
+from perfagent.signals.compiled import compiled
 from perfagent.signals.units import Makers, makers_of
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
@@ -47,10 +48,7 @@ they are enough."""
 def activations_of(model: Any) -> list[tuple[str, Any]]:
     """(name, module) of the activations that can be looked at; none where hooks would meet a compiler."""
     torch = sys.modules["torch"]
-    used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    if any(backend is not None for backend in used.values()):  # something was compiled; None is what disabling it leaves
-        return []
-    if isinstance(model, torch.nn.DataParallel):
+    if compiled() or isinstance(model, torch.nn.DataParallel):
         return []
     found = []
     for name, module in model.named_modules():
