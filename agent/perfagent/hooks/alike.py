@@ -94,7 +94,7 @@ def read_alike(
     if is_logged:
         reader.compare(logged, losses)
     if layout.data is not None:
-        reader.account.took(stamps.shared(layout.data, 2))
+        reader.account.batches.took(stamps.shared(layout.data, 2))
     monotonics = [end / 1e9 for end in ends]
     epoch = reader.epoch
     times = [wall or epoch + at for wall, at in zip(walls, monotonics, strict=True)]
@@ -133,11 +133,11 @@ def _size(reader: StepReader, stamps: _Stamps) -> tuple[int, int] | None:
     """Samples and tokens of each step; None where batches may have been fetched ahead."""
     data = stamps.layout.data
     size = stamps.shared(stamps.layout.forward if data is None else data, 3)  # a list where it comes from a file
-    account = reader.account
-    if account.has_waiting(None if data is None else stamps.shared(data, 2)) or (data is not None and account.parted):
+    batches = reader.account.batches
+    if batches.has_waiting(None if data is None else stamps.shared(data, 2)) or (data is not None and batches.parted):
         return None
     if data is None:
-        account.goes_on()
+        batches.goes_on()
     if size is None:
         return (0, 0) if data is None else None
     samples, tokens, only_with_embedding = size

@@ -294,9 +294,9 @@ class Evaluations:
         graded: list[Entry] | None = []  # those calls of the span; None where not all of it are such
         for place, entry in enumerate(entries):
             kind = entry[0]
-            feeds = kind == DATA and entry[3] == (account.feeding or None)
+            feeds = kind == DATA and entry[3] == (account.batches.feeding or None)
             if kind == DATA and entry[4] is None:
-                account.feeding = 0  # an iterator that ended; the next one may get its id
+                account.batches.feeding = 0  # an iterator that ended; the next one may get its id
             if kind == DATA and not feeds:
                 fetches.append(entry)
             elif kind == RETURNED and inside:

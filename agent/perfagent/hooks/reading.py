@@ -86,9 +86,9 @@ class StepReader:
         if clock is not None:
             entries = with_divisors(entries)
         ended = entries[-1][1]
-        epochs = self.account.epochs
+        epochs = self.account.batches.epochs
         parts = self.account.read(entries, device=clock is not None)
-        if self.account.epochs != epochs:
+        if self.account.batches.epochs != epochs:
             self.begins.append(note.step)
         values: dict[str, float] = {}
         loss = self._loss(note, parts, entries)

@@ -172,9 +172,10 @@ def test_whatever_the_loop_does_both_ways_of_reading_agree(seed):
     assert table(other) == table(one)
     assert not failed
     assert together.investigator.history() == alone.investigator.history()
+    batches, batches_alone = together.account.batches, alone.account.batches
     for loader in LOADERS:
-        assert together.account.has_waiting(loader) == alone.account.has_waiting(loader)
-    assert (together.account.feeding, together.account._loader) == (alone.account.feeding, alone.account._loader)
+        assert batches.has_waiting(loader) == batches_alone.has_waiting(loader)
+    assert (batches.feeding, batches._loader) == (batches_alone.feeding, batches_alone._loader)
     for name in ("_watchful", "_inquiries", "_bad_step"):
         assert getattr(together.investigator, name) == getattr(alone.investigator, name)
     assert together.loss_by_user == alone.loss_by_user
