@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from conftest import OpenTab
+    from playwright.sync_api import APIResponse, Route
 
 pytestmark = pytest.mark.browser
 
@@ -327,6 +328,33 @@ def test_failed_run_shows_exception_and_traceback(site: ServerProcess, tab: Open
     page.wait("() => document.querySelector('.verdict h2')?.textContent.includes('ValueError: too wide')")
     assert "train.py" not in page.page.locator(".verdict").inner_text()  # the traceback stands once, where it can be read
     assert page.page.locator(".run-head .state").inner_text().split()[-1] == "failed"
+
+
+def test_a_verdict_that_was_overtaken_is_not_shown(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    """The answer to an earlier question may come later, and nothing is asked again once a run has ended."""
+    record_run(site, run, steps=30)
+    page = tab("/")
+    held: list[tuple[Route, APIResponse]] = []
+
+    def hold_first(route: Route) -> None:
+        if held:
+            route.continue_()
+        else:
+            held.append((route, route.fetch()))
+
+    page.page.route("**/verdict", hold_first)
+    page.page.goto(f"{site.url}/run/{run}")
+    while not held:
+        page.page.wait_for_timeout(20)
+    ending = Event(kind="state", time=time.time(), step=30, data={"state": "failed", "reason": "ValueError: too wide"})
+    send(site, run, {"loss": [2.0]}, np.array([31]), seq=2, events=[ending])
+    told = "() => document.querySelector('.verdict h2')?.textContent.includes('ValueError: too wide')"
+    page.wait(told)
+    route, answer = held[0]
+    with page.page.expect_response("**/verdict"):
+        route.fulfill(response=answer)
+    page.page.wait_for_timeout(300)
+    assert page.page.evaluate(told)
 
 
 def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab: OpenTab, run: str) -> None:

@@ -17,7 +17,7 @@ from perfagent.device import DeviceClock, take
 from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.roots import Divided, Root
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, entries_of, trace_of
+from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
 
 __all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 
@@ -77,7 +77,7 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     single = hasattr(tensors, "requires_grad")
     if p.proof is not None:
         proof, p.proof = p.proof, None
-        proof(tensors if single else None)
+        proof(tensors)
     if p.roots and single and _is_whole(tensors):
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
@@ -112,7 +112,7 @@ def _is_whole(tensor: Any) -> bool:
 def _fold_parts(p: Progress) -> None:
     """The passes since the last whole loss are time of the backward phase, and have neither a loss nor a batch of their own."""
     step, at = p.whole_loss
-    since = at if step == p.completed else 0
+    since = at if step == p.completed and begins_entry(p.trace, at) else 0  # it may have been shortened
     folded: list[Entry] = []
     begun: Entry | None = None
     for entry in entries_of(p.trace[since:]):

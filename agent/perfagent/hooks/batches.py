@@ -125,7 +125,7 @@ class Batches:
         if batch is None or (not several and _is_part(part, batch)):
             step.take(part)
         else:
-            step.take(size if not several and calls == 1 and _tells_tokens_of(size, batch) else batch)
+            step.take(_with_tokens(batch, size) if not several and calls == 1 else batch)
 
     def end(self, step: Breakdown) -> None:
         if self._again > 1:  # each may have had a batch of its own: five of a critic to one of its generator
@@ -210,9 +210,13 @@ def _is_part(size: Size | None, batch: Size) -> bool:
     return size is not None and size[:2] != (None, None) and (size[1] is None) == (batch[1] is None)
 
 
-def _tells_tokens_of(size: Size | None, batch: Size) -> bool:
-    """Whether a call names the tokens of a batch that has none: the loop makes them, of texts or of what it has generated."""
-    return size is not None and size[1] is not None and not size[2] and batch[1] is None
+def _with_tokens(batch: Size, size: Size | None) -> Size:
+    """A batch of which the loop makes tokens: of texts, or of what it has generated from prompts. size: of the call that has
+    them; it may be of a part of the batch (of which several steps learn), or have a row for each text of a pair."""
+    samples, tokens, made = batch
+    if size is None or size[1] is None or size[2] or tokens is not None or not made:
+        return batch
+    return size[0] if samples is None else min(samples, size[0] or samples), size[1], False
 
 
 def _repeated(entries: Sequence[Entry]) -> set[int]:

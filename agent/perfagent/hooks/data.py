@@ -20,7 +20,7 @@ from perfagent.hooks.progress import Progress, now, state
 from perfagent.hooks.release import Release
 from perfagent.hooks.trace import DATA, MOST_ITEMS, shorten
 from perfagent.hooks.unseen import read_on
-from perfagent.signals.throughput import Measure, is_raw, reader
+from perfagent.signals.throughput import Measure, is_raw, of_raw, reader
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
 
@@ -110,9 +110,11 @@ def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> 
     """What tells the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
-    measure = p.readers[loader] = untraced(reader(batch, batch_size))
+    measure = reader(batch, batch_size)
     if is_raw(batch):
         p.parts_for = sys.maxsize
+        measure = of_raw(measure)
+    measure = p.readers[loader] = untraced(measure)
     keep_out_of_frames()
     return measure
 

@@ -110,17 +110,11 @@ def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is not None and type(p.trace) is not Acted:
-            _acts(p)
+        if p is not None and type(p.trace) is not Acted and not (p.phase_depth or p.data_depth) and p.thread == get_ident():
+            p.trace = Acted(p.trace)
         return original(*args, **kwargs)
 
     return step
-
-
-@guarded
-def _acts(p: Progress) -> None:
-    if not (p.phase_depth or p.data_depth) and p.thread == get_ident():
-        p.trace = Acted(p.trace)
 
 
 def interrupted(p: Progress) -> None:
@@ -209,16 +203,21 @@ class _Habit:
 
 
 def _runs(entries: list[Entry]) -> Iterator[list[int]]:
-    """Places of the calls without gradients in training mode, and of rollouts, together where no training lies in between."""
+    """Places of the calls without gradients in training mode, and of rollouts, together where no training lies in between, and no
+    end of a loader: behind that of an evaluation, what a teacher is asked is for the next step."""
     run: list[int] = []
     for place, entry in enumerate(entries):
         if (entry[0] == EVALUATED and entry[3]) or (entry[0] == PHASE and entry[3] == "rollout"):
             run.append(place)
-        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3])):
+        elif run and (entry[0] in _TRAINS or (entry[0] == FORWARD and entry[3]) or _ends_loader(entry)):
             yield run
             run = []
     if run:
         yield run
+
+
+def _ends_loader(entry: Entry) -> bool:
+    return bool(entry[0] == DATA and entry[3]) and entry[4] is None
 
 
 def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
@@ -238,12 +237,13 @@ def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
 class Evaluations:
     """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
 
-    __slots__ = ("_acted", "_found", "_habit", "_unseen_at")
+    __slots__ = ("_acted", "_acts_in_training", "_found", "_habit", "_unseen_at")
 
     def __init__(self) -> None:
         self._habit = _Habit()
         self._found: list[tuple[str, float]] = []
         self._acted = False  # an environment was stepped in the trace that is read
+        self._acts_in_training = False  # the model acts in training mode: in the other one it is evaluated
         self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
@@ -286,12 +286,15 @@ class Evaluations:
     def _folded(self, account: Account, step: int, entries: list[Entry], *, apart_ns: float = math.inf) -> list[Entry]:
         trains = account.trains(entries)
         own = self._habit.own_calls(step, entries)
+        if self._acted and not self._acts_in_training:
+            self._acts_in_training = any(entry[0] == EVALUATED and entry[3] for entry in entries)
         folded: list[Entry] = []
         fetches: list[Entry] = []  # since the last call that told what they were for, and calls of each step's own behind them
         span: list[int] = []  # began, ended
         fed = 0  # the loader that fed it
         inside = 0  # calls in evaluation mode with gradients that have not returned
         graded: list[Entry] | None = []  # those calls of the span; None where not all of it are such
+        trained = False  # one of the span's calls was in training mode
         for place, entry in enumerate(entries):
             kind = entry[0]
             feeds = kind == DATA and entry[3] == (account.batches.feeding or None)
@@ -309,15 +312,15 @@ class Evaluations:
             elif kind == EVALUATED or (kind == FORWARD and trains and not entry[3]):
                 began = min([entry[1], *(fetch[1] for fetch in fetches)])
                 if span and began - span[1] > apart_ns:
-                    folded += self._closed(span, [], fed)
-                    span, graded = [], []
+                    folded += self._closed(span, [], self._name(fed, trained=trained))
+                    span, graded, trained = [], [], False
                 while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
                     folded.pop()  # another model's, of the same batch
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
                 if kind == EVALUATED:
-                    graded = None
+                    graded, trained = None, trained or bool(entry[3])
                 elif graded is not None:
                     graded += [*fetches, entry]
                 fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == DATA), fed)
@@ -326,19 +329,22 @@ class Evaluations:
                 if kind == BACKWARD and span and graded is not None:  # a critic in that mode, through which its actor learns
                     folded += [*graded, *fetches, entry]
                 else:
-                    folded += [*self._closed(span, fetches, fed, broke_off=_is_of_another(fed, folded, fetches)), entry]
-                span, fetches, inside, fed, graded = [], [], 0, 0, []
-        folded += self._closed(span, fetches, fed, broke_off=_is_of_another(fed, folded, fetches))
+                    name, broke_off = self._name(fed, trained=trained), _is_of_another(fed, folded, fetches)
+                    folded += [*self._closed(span, fetches, name, broke_off=broke_off), entry]
+                span, fetches, inside, fed, graded, trained = [], [], 0, 0, [], False
+        folded += self._closed(span, fetches, self._name(fed, trained=trained), broke_off=_is_of_another(fed, folded, fetches))
         return folded
 
-    def _closed(self, span: list[int], fetches: list[Entry], fed: int, *, broke_off: bool = False) -> list[Entry]:
-        """An evaluation that is over, and the fetches behind it. fed: the loader that fed it, or 0.
-        broke_off: the first of those was one too many of its loader."""
+    def _name(self, fed: int, *, trained: bool) -> str:
+        """Of what is folded. fed: the loader that fed it, or 0."""
+        return "rollout" if self._acted and not fed and (trained or not self._acts_in_training) else "eval"
+
+    def _closed(self, span: list[int], fetches: list[Entry], name: str, *, broke_off: bool = False) -> list[Entry]:
+        """An evaluation that is over, and the fetches behind it. broke_off: the first of those was one too many of its loader."""
         if not span:
             return fetches
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
             span[1] = fetches.pop(0)[2]  # the one that found the evaluation's loader at its end; 0: another one begins
-        name = "rollout" if self._acted and not fed else "eval"
         self._found.append((name, (span[1] - span[0]) / 1e9))
         return [(PHASE, span[0], span[1], name, None, None), *fetches]
 

@@ -52,15 +52,17 @@ def watch_forward(model: Any) -> Watched | None:
 
 _PROOFS, _UNUSED = 3, -1
 """So many backward passes from something else than the loss that the model had returned, and it is not the one trained on."""
-_NEAREST = 16
-"""Nodes of a graph that are looked at: what is done with a loss is to scale it, and to add others."""
+_MOST_NODES = 4096
+"""Of a graph that are looked at, nearest first: a loss is scaled, and others are added, one for each layer in some loops. 1 µs
+each, and only in so many passes."""
+_MOST_RETURNED = 256
 _DATA = FIELDS[DATA]
 
 
 class Watched(Standing):
     """Stands in a root's call. called: in the course of a training step."""
 
-    __slots__ = ("_grad_enabled", "_looks", "_tracing", "_unproven", "called")
+    __slots__ = ("_grad_enabled", "_looks", "_returned", "_tracing", "_unproven", "called")
 
     def __init__(self, root: Any, replaced: Callable[..., Any] | None = None) -> None:
         super().__init__(root, replaced)
@@ -68,6 +70,7 @@ class Watched(Standing):
         self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._looks = _ENOUGH
         self._unproven = _PROOFS  # 0: the loss that it returns is the one trained on
+        self._returned: set[int] = set()  # the numbers of the nodes that made the losses since the last backward pass
         self.called = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -124,8 +127,10 @@ class Watched(Standing):
             self.called = True
             holds_loss = self._unproven != _UNUSED and _holds_loss(output)
             if holds_loss and self._unproven:
-                numbers = {loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None}
-                p.proof = functools.partial(self._prove, numbers) if numbers else None
+                if len(self._returned) > _MOST_RETURNED:
+                    self._returned.clear()  # no backward pass ever follows
+                self._returned.update(loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None)
+                p.proof = self._prove
                 p.plain = False  # the backward pass is to ask for it
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
@@ -141,22 +146,30 @@ class Watched(Standing):
         return output
 
     @guarded
-    def _prove(self, returned: set[int], root: Any) -> None:
-        """A backward pass starts. returned: the numbers of the nodes that made the losses that the model returned."""
-        if root is not None and any(node._sequence_nr() in returned for node in _nearest(root.grad_fn)):
+    def _prove(self, roots: Any) -> None:
+        """A backward pass starts, from these."""
+        returned, self._returned = self._returned, set()
+        if not returned:
+            return
+        several = roots if isinstance(roots, (list, tuple)) else [roots]
+        made = [getattr(root, "grad_fn", None) for root in several]  # torch also takes edges of a graph
+        if _leads_to(returned, [node for node in made if node is not None]):
             self._unproven = 0
-        elif self._unproven > 0:
+        else:
             self._unproven = self._unproven - 1 or _UNUSED
 
 
-def _nearest(node: Any) -> list[Any]:
-    """The nodes of a graph from this one on, those closest to it."""
-    nodes = [node] if node is not None else []
-    for each in nodes:
-        if len(nodes) >= _NEAREST:
-            break
-        nodes += [following for following, _ in each.next_functions if following is not None]
-    return nodes
+def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
+    """Whether one of the nodes with these numbers is among the nearest to these."""
+    seen = set(nodes)
+    for node in nodes:
+        if node._sequence_nr() in numbers:
+            return True
+        following = {each for each, _ in node.next_functions if each is not None and each not in seen}
+        if len(seen) < _MOST_NODES:
+            seen |= following
+            nodes.extend(following)
+    return False
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 One `Progress` belongs to one run; `state.current` is the one the hooks write to, None when no run is active and in every forked
 child. A hook adds a few items to the trace and returns; what the stamps mean is worked out on the sender's thread
-(trace.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
+(account.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
 Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of its own.
 
 Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; what crosses threads

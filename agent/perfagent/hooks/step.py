@@ -29,6 +29,7 @@ from perfagent.hooks.trace import (
     UNNAMED,
     backward_since,
     only_backward_since,
+    only_optimizers,
 )
 
 __all__ = [
@@ -220,7 +221,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
 def _belongs_to_last(p: Progress) -> bool:
     """Whether it took gradients of the backward pass of the step that is over, which a smaller optimizer has ended: some
     libraries make one for each parameter, when it is to step for the first time."""
-    return p.last is not None and p.last.roots > 0 and not p.opened
+    return p.last is not None and p.last.roots > 0 and not p.opened and only_optimizers(p.trace)
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:

@@ -32,8 +32,9 @@ from typing import Any
 
 __all__ = [
     "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
-    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "Trace", "backward_since", "entries_of",
-    "entry_count", "events_of", "forward_passes", "forward_runs", "only_backward_since", "shorten", "trace_of",
+    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "Trace", "backward_since", "begins_entry",
+    "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs", "only_backward_since", "only_optimizers",
+    "shorten", "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -112,6 +113,14 @@ def backward_since(trace: Trace, at: int) -> bool:
     return False
 
 
+def begins_entry(trace: Trace, at: int) -> bool:
+    """Whether an entry of the trace begins there, or the next one will."""
+    end = len(trace)
+    while end > at:
+        end -= FIELDS[trace[end - 1]]
+    return end == at
+
+
 def only_backward_since(trace: Trace, at: int) -> bool:
     """Whether one has, and no call of a model was seen."""
     end, ended = len(trace), False
@@ -122,6 +131,11 @@ def only_backward_since(trace: Trace, at: int) -> bool:
         ended = ended or kind == BACKWARD_END
         end -= FIELDS[kind]
     return ended
+
+
+def only_optimizers(trace: Trace) -> bool:
+    """Whether nothing but optimizers' steps, and what they clear, is in it."""
+    return all(entry[0] in (OPTIMIZER, OPTIMIZER_END, CLEARED) for entry in entries_of(trace))
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:

@@ -30,13 +30,13 @@ def _libraries_backends() -> frozenset[int]:
     """The ids of the backends with which libraries compile functions of their own: inductor has one for each function."""
     for name in _LIBRARIES:
         module = sys.modules.get(name)
-        if module is not None and name not in _theirs:
+        if module is not None and name not in _theirs and not getattr(module.__spec__, "_initializing", False):
             functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
             try:
                 _theirs[name] = frozenset(map(id, _backends_in(functions)))
             except AttributeError:  # another torch: then what the library compiled counts
                 _theirs[name] = frozenset()
-    return frozenset[int]().union(*(_theirs[name] for name in _LIBRARIES if name in sys.modules))
+    return frozenset[int]().union(*(_theirs[name] for name in _LIBRARIES if name in _theirs))
 
 
 def _backends_in(functions: list[FunctionType]) -> Iterator[Any]:

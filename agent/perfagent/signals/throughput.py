@@ -26,10 +26,11 @@ from typing import Any
 
 from perfagent.hooks.progress import state
 
-__all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "reader", "size_of"]
+__all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "of_raw", "reader", "size_of"]
 
 Size = tuple[int | None, int | None, bool]
-"""samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one shape)."""
+"""samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one shape). True
+without tokens: the loop makes them of what the batch holds."""
 Measure = Callable[[Any], Size]
 Shape = tuple[int, ...]
 
@@ -104,6 +105,16 @@ def is_raw(batch: Any) -> bool:
         if isinstance(first, str) or (isinstance(first, Mapping) and any(isinstance(value, str) for value in first.values())):
             return True
     return False
+
+
+def of_raw(measure: Measure) -> Measure:
+    """For a loader of such batches."""
+
+    def measured(batch: Any) -> Size:
+        samples, tokens, only_with_embedding = measure(batch)
+        return samples, tokens, only_with_embedding or tokens is None
+
+    return measured
 
 
 def _have_as_many_rows(attributes: Mapping[str, Any]) -> bool:

@@ -461,8 +461,11 @@
     }
 
     async loadVerdict() {
+      const asked = (this.verdictsAsked = (this.verdictsAsked ?? 0) + 1);
       try {
         const [verdict, findings] = await Promise.all([pa.api(`${this.path}/verdict`), pa.api(`${this.path}/findings`).catch(() => ({}))]);
+        if (asked < (this.verdictShown ?? 0)) return; // an answer that was overtaken: the run may have ended since
+        this.verdictShown = asked;
         this.verdict = verdict;
         this.findings = findings.findings ?? (Array.isArray(findings) ? findings : []);
       } catch {

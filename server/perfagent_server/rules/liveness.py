@@ -8,7 +8,7 @@ from typing import ClassVar
 
 from perfagent.wire import Finding
 from perfagent_server.alerts.life import Life
-from perfagent_server.blame import Failure, first_of, lost_a_peer
+from perfagent_server.blame import TOGETHER_S, Failure, first_of, lost_a_peer
 from perfagent_server.diagnosis.remedies import PEER_REMEDY, REMEDIES, crash_remedy
 from perfagent_server.rules.memory import is_oom
 from perfagent_server.rules.window import End, Window
@@ -39,7 +39,9 @@ class ProcessCrash:
         crashes = [
             end
             for end in ends
-            if end.state != "preempted" and not _by_hand(end) and not (end.time > preempted and lost_a_peer(_said(end)))
+            if end.state != "preempted"
+            and not _by_hand(end)
+            and not (0.0 < end.time - preempted <= TOGETHER_S and lost_a_peer(_said(end)))
         ]
         first = self._leading(crashes or ends)
         step = first.step if first.step is not None else window.step

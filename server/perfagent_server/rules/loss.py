@@ -24,8 +24,8 @@ class NonfiniteLoss:
     of its values in a row: one that is computed in every tenth step is NaN in nine by design.
 
     excused_steps: a step that the GradScaler skipped (amp/skipped rose, or the scale fell, in that very step) changed no
-    weight; that many of them in a row are no fault, one more is. A loss that rose by
-    grown_times without a break before ran away: its remedy is another one.
+    weight; that many of them in a row are no fault, one more is. A loss that rose by grown_times without a break before ran away:
+    its remedy is another one.
     """
 
     excused_steps: int = 2
@@ -143,8 +143,9 @@ class LossSpike:
 
     A loss of its own kind has its own idea of what a jump is: the same statistic is taken over the last thousand steps, and
     the jump must be usual_times what is usual there (the 85th percentile), or unsteady_times it for a loss that changes its
-    sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); before there is history
-    enough, such a loss must jump by early_unsteady_z of its spread. A single step cannot move the median: blips stay silent.
+    sign or whose spread is above unsteady_pct of its level (reinforcement learning, GANs); before there is history enough, such a
+    loss must jump by early_unsteady_z of its spread, and by no more than early_unsteady_times its level: what was next to nothing
+    (the loss of a value before the first reward) may rise to anything. A single step cannot move the median: blips stay silent.
 
     A jump that comes round (epochs that begin high, warm restarts whose learning rate is not logged) is told the first time
     and then usual: see _comes_round. Of 249 spikes put into real curves at equal distances, none was taken for such a turn.
@@ -168,6 +169,7 @@ class LossSpike:
     unsteady_record: float = 2.0
     early_z: float = 3.0
     early_unsteady_z: float = 25.0
+    early_unsteady_times: float = 100.0
     unsteady_history: int = 50
     lost_in_a_row: int = 2
 
@@ -322,7 +324,8 @@ class LossSpike:
         typical = sorted(one[1] for one in past)[int(0.8 * len(past))] if past else spread
         unsteady = max(spread, typical) > self.unsteady_pct / 100 * abs(level) or min(values) < 0 < max(values)
         if unsteady and len(past) < self.unsteady_history:
-            return distance >= self.early_unsteady_z * spread and self._by_factors(values)
+            far = self.early_unsteady_z * spread <= distance <= self.early_unsteady_times * abs(level)
+            return far and self._by_factors(values)
         if len(past) < self.unsteady_history and distance < self.early_z * spread:
             return False
         if not past:

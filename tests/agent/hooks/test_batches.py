@@ -220,6 +220,33 @@ def test_where_the_loop_makes_the_tokens_the_models_call_tells_them(record, coll
     assert samples_of(recorded) == (dict.fromkeys(range(2, 9), 4) if calls == 1 else samples_of(recorded))
 
 
+def test_pairs_of_texts_are_as_many_samples_as_the_loader_gives(record):
+    """The model is called with both texts of each: contrastive learning, preferences."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in DataLoader([("a question", "its answer")] * 32, batch_size=4):
+        train_on(model, optimizer, model(input_ids=torch.ones(8, 7, dtype=torch.long)))
+    recorded.finish()
+    assert samples_of(recorded) == dict.fromkeys(range(2, 9), 4)
+    assert samples_of(recorded, "tokens_per_s") == dict.fromkeys(range(2, 9), 56)
+
+
+def test_tokens_are_told_of_all_steps_or_of_none(record):
+    """Calls are looked at for a while behind one without a loader, as that of a validation on a batch made by hand."""
+    model = Classifier()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    items = [{"ids": torch.ones(6), "y": torch.tensor(1.0)}] * 96
+    for number, _ in enumerate(DataLoader(items, batch_size=4), 1):
+        train_on(model, optimizer, model(input_ids=torch.ones(4, 6, dtype=torch.long)))
+        if number == 5:
+            model(torch.ones(4, 6, dtype=torch.long))
+    recorded.finish()
+    assert samples_of(recorded) == dict.fromkeys(range(2, 25), 4)
+    assert samples_of(recorded, "tokens_per_s") == {}
+
+
 @pytest.mark.parametrize("evaluates", [True, False])
 def test_what_a_loader_tells_of_tokens_stands(record, evaluates):
     """Also after a loader of texts, and where the model is called with what the loop has cut from them."""

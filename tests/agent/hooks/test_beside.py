@@ -11,6 +11,7 @@ import types
 import pytest
 import torch
 from torch import nn
+from torch.utils.data import DataLoader
 
 import perfagent.signals.compiled  # as the sender's thread does
 
@@ -288,6 +289,29 @@ def test_an_evaluation_with_the_teacher_is_one_and_no_forward_pass(record, both)
     assert list(evaluations) == [6, 11]
     assert min(evaluations.values()) >= 0.035
     assert all(forward[step] < evaluations[step] / 2 for step in evaluations)
+
+
+def test_a_validation_that_asks_the_teacher_ends_where_its_loader_does(record):
+    """What the first step of the next epoch asks of it, and its batch, are that step's."""
+    model, teacher = student(), nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    recorded = record(model, optimizer=optimizer)
+    for _ in range(4):
+        for x in DataLoader(torch.ones(10, 4), batch_size=2):
+            with torch.no_grad():
+                wanted = teacher(x)
+            (model(x) - wanted).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        model.eval()
+        with torch.no_grad():
+            for x in DataLoader(torch.ones(12, 4), batch_size=2):
+                (model(x) - teacher(x)).square().mean()
+        model.train()
+    recorded.finish()
+    samples = {step: round(rate * told(recorded, "step_time_s")[step]) for step, rate in told(recorded, "samples_per_s").items()}
+    assert samples == dict.fromkeys(range(2, 21), 2)
+    assert list(told(recorded, "phase/eval_s")) == [6, 11, 16, 20]
 
 
 @pytest.mark.parametrize("at", [2, 3, 4])

@@ -131,6 +131,42 @@ def test_the_forward_pass_goes_on_where_the_loss_that_a_model_returns_is_not_the
     assert all((seconds < 0.02) == uses for seconds in forward)
 
 
+def _penalized(model, inputs):
+    loss = model(inputs)["loss"]
+    for _ in range(60):  # one for each parameter of a larger model
+        for parameter in model.parameters():
+            loss = loss + 1e-4 * parameter.abs().sum()
+    time.sleep(LONG_S)
+    loss.backward()
+
+
+def _two_by_two(model, inputs):
+    losses = [model(inputs)["loss"] for _ in range(2)]
+    time.sleep(LONG_S)
+    for loss in losses:
+        loss.backward()
+
+
+def _together(model, inputs):
+    losses = [model(inputs)["loss"] for _ in range(2)]
+    time.sleep(LONG_S)
+    torch.autograd.backward(losses)
+
+
+@pytest.mark.parametrize("backward", [_penalized, _two_by_two, _together])
+def test_a_returned_loss_is_trained_on_however_the_loop_goes_on_from_it(record, backward):
+    model = WithLoss(8, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    recorded = record(model)
+    for _ in range(8):
+        backward(model, torch.ones(2, 8))
+        optimizer.step()
+        optimizer.zero_grad()
+    forward = sorted(seconds for number, seconds in recorded.of("phase/forward_s") if number > 4)
+    assert len(forward) == 4
+    assert forward[1] < 2 * sorted(napped)[len(napped) // 2] + LONG_S / 2
+
+
 def test_batching_between_a_model_that_returns_its_loss_and_backward_is_not_forward(record):
     model = WithLoss(8, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -104,6 +104,29 @@ def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, 
     assert steps == {"rollout": [4, 8, 12], "eval": [6]}
 
 
+def test_a_model_that_acts_in_training_mode_is_evaluated_in_the_other_one(record, stand_in):
+    """Q-learning: it acts in every step, and now and then for a score."""
+    environments = stand_in(
+        "gym.wrappers.order_enforcing",
+        "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n",
+    )
+    policy = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
+    recorded = record(policy)
+    environment = environments().OrderEnforcing()
+    seen = torch.ones(1, 4)
+    for number in range(1, 13):
+        with torch.no_grad():
+            seen = environment.step(policy(seen))
+            if number == 8:
+                policy.eval()
+                for _ in range(20):
+                    environment.step(policy(seen))
+                policy.train()
+        train(policy, optimizer)
+    assert [step for step, _ in recorded.of("phase/eval_s")] == [8]
+
+
 def train(model, optimizer):
     model(torch.ones(2, 4)).square().mean().backward()
     optimizer.step()

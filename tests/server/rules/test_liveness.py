@@ -393,3 +393,23 @@ def test_the_step_of_an_end_is_not_moved_by_what_other_ranks_tell_later() -> Non
     evaluator.take(frame({"loss": [2.0] * 9}, range(31, 40), ident=evaluator.upto + 1))
     _ended(evaluator, "preempted", 0, 60.0, "terminated by SIGTERM")
     assert change.finding.message == verdict(evaluator).message == "Rank 1 was killed after step 30: killed by SIGKILL"
+
+
+ELSEWHERE = "ConnectionResetError: [Errno 104] Connection reset by peer"
+
+
+def test_a_reset_connection_to_something_else_than_a_rank_is_a_cause() -> None:
+    """A dataset on a server, a database: the words are the system's own, for every socket."""
+    evaluator = _trained()
+    _ended(evaluator, "failed", 0, 0.0, ELSEWHERE)
+    _ended(evaluator, "killed", 1, 2.0, "killed by SIGABRT")
+    found = verdict(evaluator)
+    assert found.message.startswith("Rank 0 failed")
+    assert "the other ranks" not in found.fix
+
+
+def test_a_rank_that_fails_long_after_a_preemption_failed() -> None:
+    evaluator = _trained()
+    _ended(evaluator, "preempted", 1, 0.0, "terminated by SIGTERM")
+    _ended(evaluator, "failed", 0, 3600.0, RESET)
+    assert verdict(evaluator).severity == "critical"

@@ -263,6 +263,15 @@ def test_a_jump_far_out_of_a_noisy_loss_is_told_early_in_the_run_too(seed: int, 
     assert [change.kind for change in changes] == ["fire", "resolve"]
 
 
+@pytest.mark.parametrize("seed", range(5))
+def test_a_value_loss_before_its_first_reward_may_rise_to_anything(seed: int) -> None:
+    """Sparse rewards: next to nothing is left to learn until the first one is found."""
+    noise = _noise(seed)
+    losses = np.concatenate((1e-4 * noise.lognormal(sigma=0.3, size=300), 0.05 * noise.lognormal(sigma=0.3, size=300)))
+    changes, _ = judge_series({"loss": losses.tolist()}, rules=(LossSpike(),))
+    assert fired(changes) == []
+
+
 def test_a_short_run_is_never_called_a_spike() -> None:
     changes, _ = judge_series({"loss": [1.0] * 150 + [50.0] * 40})
     assert fired(changes) == []
