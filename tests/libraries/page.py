@@ -1,0 +1,56 @@
+"""What came of each library, and docs/libraries.md, which says it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from libraries.catalogue import LIBRARIES, Library
+from libraries.comparing import COLUMNS
+
+__all__ = ["Result", "document"]
+
+HEAD = """\
+# Libraries
+
+Written by `scripts/libraries --write`; do not edit by hand.
+
+Each line is a real training of some steps with a library's own trainer (tests/libraries/trainings), done twice: plain, and under
+`perfagent run`. What the script noted of its steps is compared with what was recorded. These libraries are no dependencies of the
+project, so this is not part of `scripts/test`; what is, is in [compatibility.md](compatibility.md), with the known limits.
+
+"""
+
+
+@dataclass
+class Result:
+    """One library. columns: what was compared -> what is wrong there. trouble: why nothing could be compared."""
+
+    library: Library
+    version: str = ""
+    columns: dict[str, str] = field(default_factory=dict)
+    steps: int = 0
+    trouble: str = ""
+
+    @property
+    def right(self) -> bool:
+        return not self.trouble and not any(self.columns.values())
+
+    @property
+    def words(self) -> str:
+        if self.trouble:
+            return self.trouble
+        return "right" if self.right else "; ".join(f"{column}: {wrong}" for column, wrong in self.columns.items() if wrong)
+
+
+def document(results: list[Result], before: str, day: str) -> str:
+    """docs/libraries.md. before: the page as it was."""
+    kept = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ") and "|" in line[2:]}
+    for one in results:
+        cells = [one.library.name, one.version, one.library.trained, ", ".join(one.columns), str(one.steps or ""), one.words, day]
+        kept[one.library.name] = "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+    lines = [kept[library.name] for library in LIBRARIES if library.name in kept]
+    right = sum(line.split("|")[6].strip() == "right" for line in lines)
+    columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
+    table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
+    legend = "What is not named as compared is what the script knows nothing of.\n\n| compared | it is right when |\n|---|---|\n"
+    return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}{columns}\n"
