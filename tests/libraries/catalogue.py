@@ -28,11 +28,33 @@ def _library(family: str, name: str, trained: str, *requirements: str) -> Librar
     return Library(name=name, trained=trained, requirements=requirements, family=family)
 
 
-TRAINERS = "trainers"
+TRAINERS, DOMAINS, LANGUAGE = "trainers", "domains", "language"
 
 LIBRARIES = (
     _library(TRAINERS, "ignite", "trainer, evaluator, warm-up, checkpoints", "pytorch-ignite"),
     _library(TRAINERS, "fastai", "one cycle, its own optimizer, SaveModelCallback", "fastai"),
     _library(TRAINERS, "skorch", "fit and partial_fit, schedule, checkpoints", "skorch"),
     _library(TRAINERS, "poutyne", "fit_generator, several batches to a step, fit_dataset", "poutyne"),
+    _library(TRAINERS, "torchtnt", "AutoUnit, accumulation, evaluation by epoch and by step", "torchtnt"),
+    _library(TRAINERS, "monai", "SupervisedTrainer, ValidationHandler, batches that are dictionaries", "monai"),
+    _library(TRAINERS, "speechbrain", "Brain, accumulation, clipping", "speechbrain"),
+    _library(TRAINERS, "mmengine", "Runner, accumulation, schedule by epoch", "mmengine"),
+    _library(TRAINERS, "timm", "LAMB, mixup, NativeScaler, accumulation, EMA", "timm"),
+    _library(TRAINERS, "schedulefree", "AdamW without a schedule, evaluation between", "schedulefree"),
+    _library(TRAINERS, "pytorch_optimizer", "Lookahead, SOAP, Lion, one after the other", "pytorch_optimizer"),
+    _library(DOMAINS, "stable_baselines3", "PPO, EvalCallback", "stable_baselines3"),
+    _library(DOMAINS, "tianshou", "DQN, replay buffer, test episodes", "tianshou"),
+    _library(DOMAINS, "torchrl", "PPO's loss, collector, replay buffer", "torchrl", "gymnasium"),
+    _library(DOMAINS, "d3rlpy", "TD3+BC from recorded episodes", "d3rlpy"),
+    _library(DOMAINS, "pyro", "variational inference, ClippedAdam", "pyro-ppl"),
+    _library(DOMAINS, "gpytorch", "exact Gaussian process", "gpytorch"),
+    _library(DOMAINS, "torch_geometric", "graphs in its own loader", "torch_geometric"),
+    _library(DOMAINS, "torchdiffeq", "neural differential equation, solver and adjoints", "torchdiffeq"),
+    _library(DOMAINS, "pytorch_forecasting", "temporal fusion transformer under Lightning", "pytorch-forecasting"),
+    _library(DOMAINS, "optuna", "a study of six trials, some pruned", "optuna"),
+    _library(LANGUAGE, "sentence_transformers", "pairs of sentences, in-batch negatives", "sentence-transformers", "datasets"),
+    _library(LANGUAGE, "trl_sft", "SFTTrainer, packing, accumulation", "trl", "datasets"),
+    _library(LANGUAGE, "trl_dpo", "DPOTrainer, a reference model", "trl", "datasets"),
+    _library(LANGUAGE, "trl_grpo", "GRPOTrainer, two updates of each generation", "trl", "datasets"),
+    _library(LANGUAGE, "peft", "LoRA under the Transformers Trainer", "peft"),
 )

@@ -66,12 +66,19 @@ def step(lr: float, combine: Callable[[list[float]], float] | None = None, **kno
     _samples.clear()
 
 
-def follow(optimizer: Any, combine: Callable[[list[float]], float] | None = None, samples: int = 0) -> Any:
-    """Notes each step of a torch optimizer by its own hooks. samples: of every step. Gives it back."""
+def follow(optimizer: Any, combine: Callable[[list[float]], float] | None = None, samples: int = 0, samples_from: int = 1) -> Any:
+    """Notes each step of a torch optimizer by its own hooks. Gives it back.
+
+    samples: of every step from the one numbered samples_from on.
+    """
     rate: list[float] = []
-    more = {"samples": samples} if samples else {}
-    optimizer.register_step_pre_hook(lambda *_: rate.append(optimizer.param_groups[0]["lr"]))
-    optimizer.register_step_post_hook(lambda *_: step(rate.pop(), combine, **more))
+
+    def made(*_: Any) -> None:
+        known = {"samples": samples} if samples and len(steps) + 1 >= samples_from else {}
+        step(rate.pop(), combine, **known)
+
+    optimizer.register_step_pre_hook(lambda itself, *_: rate.append(itself.param_groups[0]["lr"]))
+    optimizer.register_step_post_hook(made)
     return optimizer
 
 
