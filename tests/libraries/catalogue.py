@@ -11,7 +11,8 @@ __all__ = ["LIBRARIES", "Library"]
 class Library:
     """One script, trainings/with_NAME.py.
 
-    requirements: the first is the library itself, whose version is told. family: libraries that share a virtual environment.
+    requirements: what pip is asked for; the first is the library itself, whose version is told. family: libraries that share a
+    virtual environment.
     """
 
     name: str
@@ -28,22 +29,21 @@ def _library(family: str, name: str, trained: str, *requirements: str) -> Librar
     return Library(name=name, trained=trained, requirements=requirements, family=family)
 
 
-TRAINERS, DOMAINS, LANGUAGE = "trainers", "domains", "language"
+TRAINERS, VISION, DOMAINS, LANGUAGE = "trainers", "vision", "domains", "language"
+# fastai stays apart: it brings torchvision, which others import where they find it, and whose usual build does not load beside
+# a torch for the CPU. For that reason timm, and SpeechBrain with torchaudio, are not here. torchtnt needs pkg_resources.
 
 LIBRARIES = (
     _library(TRAINERS, "ignite", "trainer, evaluator, warm-up, checkpoints", "pytorch-ignite"),
-    _library(TRAINERS, "fastai", "one cycle, its own optimizer, SaveModelCallback", "fastai"),
+    _library(VISION, "fastai", "one cycle, its own optimizer, SaveModelCallback", "fastai"),
     _library(TRAINERS, "skorch", "fit and partial_fit, schedule, checkpoints", "skorch"),
     _library(TRAINERS, "poutyne", "fit_generator, several batches to a step, fit_dataset", "poutyne"),
-    _library(TRAINERS, "torchtnt", "AutoUnit, accumulation, evaluation by epoch and by step", "torchtnt"),
+    _library("torchtnt", "torchtnt", "AutoUnit, accumulation, evaluation by epoch and by step", "torchtnt", "setuptools<81"),
     _library(TRAINERS, "monai", "SupervisedTrainer, ValidationHandler, batches that are dictionaries", "monai"),
-    _library(TRAINERS, "speechbrain", "Brain, accumulation, clipping", "speechbrain"),
     _library(TRAINERS, "mmengine", "Runner, accumulation, schedule by epoch", "mmengine"),
-    _library(TRAINERS, "timm", "LAMB, mixup, NativeScaler, accumulation, EMA", "timm"),
     _library(TRAINERS, "schedulefree", "AdamW without a schedule, evaluation between", "schedulefree"),
     _library(TRAINERS, "pytorch_optimizer", "Lookahead, SOAP, Lion, one after the other", "pytorch_optimizer"),
     _library(DOMAINS, "stable_baselines3", "PPO, EvalCallback", "stable_baselines3"),
-    _library(DOMAINS, "tianshou", "DQN, replay buffer, test episodes", "tianshou"),
     _library(DOMAINS, "torchrl", "PPO's loss, collector, replay buffer", "torchrl", "gymnasium"),
     _library(DOMAINS, "d3rlpy", "TD3+BC from recorded episodes", "d3rlpy"),
     _library(DOMAINS, "pyro", "variational inference, ClippedAdam", "pyro-ppl"),

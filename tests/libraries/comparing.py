@@ -16,7 +16,7 @@ COLUMNS = {
     "steps": "every optimizer step has its number, from 1 on without a gap",
     "loss": "the loss of every step, to 1 part in 10⁶",
     "rate": "the learning rate of every step",
-    "samples": "of every step from the second on, exactly what the script consumed",
+    "samples": "from the second step on, or the fourth where they come from a memory, exactly what the script consumed",
     "evaluations": "time is told as evaluation wherever the script evaluates",
 }
 """Column -> what it means that it is right."""

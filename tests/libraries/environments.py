@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sysconfig
 import venv
@@ -27,7 +28,9 @@ def interpreter(folder: Path, library: Library) -> Path:
         venv.create(place, with_pip=True, symlinks=True)
         _see_the_project(python)
     if version(python, library) is None:
-        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", str(ROOT / "constraints.txt")]
+        pins = place / "constraints.txt"
+        pins.write_text("".join(_pins(library)), "utf-8")
+        pip = [str(python), "-m", "pip", "--disable-pip-version-check", "install", "--quiet", "-c", str(pins)]
         ended = subprocess.run([*pip, *library.requirements], capture_output=True, text=True, check=False)
         if ended.returncode != 0:
             errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR:")] or ended.stderr.splitlines()[-1:]
@@ -40,6 +43,13 @@ def version(python: Path, library: Library) -> str | None:
     question = f"import importlib.metadata as m; print(m.version({library.package!r}))"
     ended = subprocess.run([str(python), "-c", question], capture_output=True, text=True, check=False)
     return ended.stdout.strip().split("+")[0] if ended.returncode == 0 else None
+
+
+def _pins(library: Library) -> list[str]:
+    """The project's, so that nothing replaces its torch; but of what the library itself wants another version."""
+    wanted = {re.split(r"[<>=!~]", requirement)[0] for requirement in library.requirements}
+    lines = (ROOT / "constraints.txt").read_text("utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.split("==")[0] not in wanted]
 
 
 def _see_the_project(python: Path) -> None:

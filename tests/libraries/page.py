@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from libraries.catalogue import LIBRARIES, Library
 from libraries.comparing import COLUMNS
 
-__all__ = ["Result", "document"]
+__all__ = ["PAGE", "Result", "document"]
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "libraries.md"
 
 HEAD = """\
 # Libraries
@@ -52,5 +55,6 @@ def document(results: list[Result], before: str, day: str) -> str:
     right = sum(line.split("|")[6].strip() == "right" for line in lines)
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
     table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
-    legend = "What is not named as compared is what the script knows nothing of.\n\n| compared | it is right when |\n|---|---|\n"
+    legend = "What is not named as compared, the script does not know, or the agent does not tell there: then the script says so.\n\n"
+    legend += "| compared | it is right when |\n|---|---|\n"
     return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}{columns}\n"

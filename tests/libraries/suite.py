@@ -18,10 +18,8 @@ from agent.frameworks.recordings import recorded  # noqa: E402
 from libraries.catalogue import LIBRARIES, Library  # noqa: E402
 from libraries.comparing import compared  # noqa: E402
 from libraries.environments import NotInstalledError, interpreter, version  # noqa: E402
-from libraries.page import Result, document  # noqa: E402
+from libraries.page import PAGE, Result, document  # noqa: E402
 from libraries.running import TRAININGS, FailedError, both  # noqa: E402
-
-PAGE = ROOT / "docs" / "libraries.md"
 
 
 def result(library: Library, environments: Path) -> Result:

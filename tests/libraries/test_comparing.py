@@ -11,7 +11,7 @@ import pytest
 from agent.frameworks.recordings import Recorded, recorded
 from libraries.catalogue import LIBRARIES
 from libraries.comparing import COLUMNS, compared
-from libraries.page import Result, document
+from libraries.page import PAGE, Result, document
 from libraries.running import TRAININGS, Ran, both
 
 
@@ -76,6 +76,12 @@ def test_the_page_keeps_the_lines_of_libraries_that_were_not_tried_again() -> No
     assert "**2/2 right.**" in again
     assert f"| {first.name} | 1.0 |" in again
     assert "2026-01-01" in again
+
+
+def test_the_page_is_as_it_is_written_and_names_every_library() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert document([], page, "") == page, "scripts/libraries --write writes it anew"
+    assert [library.name for library in LIBRARIES if f"| {library.name} |" not in page] == []
 
 
 def test_every_library_has_a_script_and_every_script_is_in_the_catalogue() -> None:

@@ -162,6 +162,7 @@ Transformers 5.23 with their options, a diffusers loop, accumulation as in open_
 skorch, torchtnt, poutyne, monai, speechbrain, mmengine, catalyst, Fabric, timm, 22 optimizers. Domains: Ultralytics, Stable-Baselines3,
 tianshou, torchrl, d3rlpy, Pyro, gpytorch, botorch, torch_geometric, torchdiffeq, nflows, pytorch-forecasting, darts,
 neuralforecast, recbole; k-fold, Optuna, federated averaging, MAML, physics-informed networks. What was wrong was mended, or is below.
+`scripts/libraries` installs many of them and trains them again: [libraries.md](libraries.md).
 
 Known limits:
 
