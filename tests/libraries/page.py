@@ -55,6 +55,6 @@ def document(results: list[Result], before: str, day: str) -> str:
     right = sum(line.split("|")[6].strip() == "right" for line in lines)
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
     table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
-    legend = "What is not named as compared, the script does not know, or the agent does not tell there: then the script says so.\n\n"
-    legend += "| compared | it is right when |\n|---|---|\n"
-    return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}{columns}\n"
+    legend = "What is not named as compared, the script does not know, or the agent does not tell there: then the script says so."
+    meanings = f"| compared | it is right when |\n|---|---|\n{columns}\n"
+    return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}\n\n{meanings}"
