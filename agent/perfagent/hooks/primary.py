@@ -74,7 +74,8 @@ def make_primary(p: Progress, optimizer: Any) -> None:
         if p.primary is gone:
             p.primary_id = 0  # another object may get the same id
 
-    p.primary, p.primary_id, p.began = weakref.ref(optimizer, forget), id(optimizer), p.completed
+    p.primary, p.primary_id = weakref.ref(optimizer, forget), id(optimizer)
+    p.began = p.alone_since = p.completed
     p.together.forget()
 
 
@@ -101,10 +102,14 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
         if not at_once and steps < patience:
             rates.append(_rate(optimizer, rate))
             return False
+        first = p.completed
         if not at_once:
             _was_alone(p, rates)
         _remember(p, primary)
-    make_primary(p, optimizer)
+        make_primary(p, optimizer)
+        p.alone_since = first
+    else:
+        make_primary(p, optimizer)
     p.steppers.clear()
     return True
 
@@ -129,7 +134,7 @@ def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: boo
     me = id(optimizer)
     if steps == 1:
         if new and (me not in p.beside or _is_gone(p, optimizer)):
-            quiet = p.completed - max((then for then, *_ in p.steppers.values()), default=p.began)
+            quiet = p.completed - max((then for then, *_ in p.steppers.values()), default=p.alone_since)
             if quiet >= _UNPROVEN and owned(optimizer) >= _SAME * owned(primary):
                 p.newcomer = me
         elif p.newcomer == me:

@@ -64,6 +64,7 @@ class Progress(_EveryStep):
     __slots__ = (
         "account",
         "accumulates",
+        "alone_since",
         "began",
         "beside",
         "blocked",
@@ -177,6 +178,7 @@ class Progress(_EveryStep):
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
         self.began = -1  # completed when it became that
+        self.alone_since = -1  # completed at its first step: that may have been told late
         self.newcomer = 0  # id of one that has come while the primary one stepped alone
         self.looks = self.look_at = 0  # how often another model was looked for, and from when on (ns) that may be again
         self.steppers: dict[int, tuple[int, int, list[float | None]]] = {}

@@ -199,7 +199,8 @@ Known limits:
   stepped, as a rollout; an environment of a class of your own is none of these. The evaluation of another model than the trained one
   is seen where its loader is read to the end.
 - A second training in one process that is smaller than the first, whose optimizer is kept, is told after up to 64 of its steps, all
-  of them at once and these without gradient norms.
+  of them at once and these without gradient norms; so is one as large after ten. Of shorter ones, whose optimizers are all kept, the
+  first is told.
 - A script that leaves by `raise SystemExit(1)` itself is told as finished with `attach()` alone; with `sys.exit(1)`, or under
   `perfagent run`, as failed.
 """

@@ -114,6 +114,21 @@ def test_the_next_of_several_trainings_counts_though_all_are_kept(record):
     assert known == [*range(2, 31), *range(41, 61), *range(71, 91)]
 
 
+def test_each_of_several_short_trainings_counts_though_all_are_kept(record):
+    """A study whose trials are kept: what was told late of one has been its own from its first step on."""
+    kept, losses = [], []
+    recorded = record()
+    for trial in range(1, 6):
+        model = small()
+        model.register_forward_hook(lambda *given: losses.append(given[-1].square().mean().item()))
+        kept.append(torch.optim.Adam(model.parameters(), lr=0.1 * trial))
+        train(model, kept[-1], 12)
+    steps = recorded.steps()
+    assert [step for step, _ in steps] == [*range(1, 61)]
+    assert [values["loss"] for _, values in steps] == losses
+    assert [values["lr"] for _, values in steps] == pytest.approx([0.1 * trial for trial in range(1, 6) for _ in range(12)])
+
+
 def test_the_layers_of_the_next_training_have_their_names(every_step):
     """Those of its first step do not: the model is looked for behind it."""
     recorded = every_step()
