@@ -31,7 +31,8 @@ def _library(family: str, name: str, trained: str, *requirements: str) -> Librar
 
 TRAINERS, VISION, DOMAINS, LANGUAGE = "trainers", "vision", "domains", "language"
 # fastai stays apart: it brings torchvision, which others import where they find it, and whose usual build does not load beside
-# a torch for the CPU. For that reason timm, and SpeechBrain with torchaudio, are not here. torchtnt needs pkg_resources.
+# a torch for the CPU. For that reason timm, and SpeechBrain with torchaudio, are not here. torchtnt needs pkg_resources, and
+# d3rlpy the one gymnasium that torchrl refuses.
 
 LIBRARIES = (
     _library(TRAINERS, "ignite", "trainer, evaluator, warm-up, checkpoints", "pytorch-ignite"),
@@ -45,7 +46,7 @@ LIBRARIES = (
     _library(TRAINERS, "pytorch_optimizer", "Lookahead, SOAP, Lion, one after the other", "pytorch_optimizer"),
     _library(DOMAINS, "stable_baselines3", "PPO, EvalCallback", "stable_baselines3"),
     _library(DOMAINS, "torchrl", "PPO's loss, collector, replay buffer", "torchrl", "gymnasium"),
-    _library(DOMAINS, "d3rlpy", "TD3+BC from recorded episodes", "d3rlpy"),
+    _library("d3rlpy", "d3rlpy", "TD3+BC from recorded episodes", "d3rlpy"),
     _library(DOMAINS, "pyro", "variational inference, ClippedAdam", "pyro-ppl"),
     _library(DOMAINS, "gpytorch", "exact Gaussian process", "gpytorch"),
     _library(DOMAINS, "torch_geometric", "graphs in its own loader", "torch_geometric"),

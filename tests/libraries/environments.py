@@ -26,7 +26,7 @@ def interpreter(folder: Path, library: Library) -> Path:
     python = place / "bin" / "python"
     if not python.exists():
         venv.create(place, with_pip=True, symlinks=True)
-        _see_the_project(python)
+    _see_the_project(python)  # each time: the folder may be kept longer than the project stays where it is
     if version(python, library) is None:
         pins = place / "constraints.txt"
         pins.write_text("".join(_pins(library)), "utf-8")
