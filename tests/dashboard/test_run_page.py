@@ -357,6 +357,27 @@ def test_a_verdict_that_was_overtaken_is_not_shown(site: ServerProcess, tab: Ope
     assert page.page.evaluate(told)
 
 
+def test_a_verdict_that_fails_once_is_asked_for_again(site: ServerProcess, tab: OpenTab, run: str) -> None:
+    """Of a run that has ended nothing more comes by itself."""
+    ending = Event(kind="state", time=time.time(), step=30, data={"state": "failed", "reason": "ValueError: too wide"})
+    record_run(site, run, steps=30, events=[ending])
+    page = tab("/")
+    page.expected.append("503")
+    failures: list[Route] = []
+
+    def fail_first(route: Route) -> None:
+        if failures:
+            route.continue_()
+        else:
+            failures.append(route)
+            route.fulfill(status=503, json={"error": {"message": "busy"}})
+
+    page.page.route("**/verdict", fail_first)
+    page.page.goto(f"{site.url}/run/{run}")
+    page.wait("() => document.querySelector('.verdict h2')?.textContent.includes('ValueError: too wide')")
+    assert failures
+
+
 def test_alert_is_marked_listed_and_can_be_acknowledged(site: ServerProcess, tab: OpenTab, run: str) -> None:
     record_run(site, run, steps=60)
     page = tab(f"/run/{run}")

@@ -4,6 +4,7 @@
   const pa = window.perfagent;
   const { words } = pa.config;
   const ENDED = new Set(["finished", "failed", "oom", "killed", "preempted"]);
+  const CRASHED = new Set(["failed", "killed", "oom"]); // a rule says why, a moment after the state is known
   const CONSOLE_EVENTS = 60;
   const CONSOLE_LINES = 400;
   const IN_A_COLUMN = 38; // characters of a setting with its name; a longer one has a line of its own
@@ -468,10 +469,19 @@
         this.verdictShown = asked;
         this.verdict = verdict;
         this.findings = findings.findings ?? (Array.isArray(findings) ? findings : []);
-      } catch {
+      } catch (problem) {
+        if (problem.status === 0 || problem.status >= 500) this.#askAgain();
         return;
       }
+      if (this.verdict.rule === "healthy" && CRASHED.has(this.summary?.state)) this.#askAgain();
+      else this.verdictTries = 0;
       this.showVerdict();
+    }
+
+    /** Nothing may come any more that would have the verdict asked for, when a run has ended. */
+    #askAgain() {
+      this.verdictTries = (this.verdictTries ?? 0) + 1;
+      this.#later("verdict", Math.min(2000 * this.verdictTries, 30000), () => this.loadVerdict());
     }
 
     async loadAlerts() {
