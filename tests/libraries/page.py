@@ -26,9 +26,9 @@ project, so this is not part of `scripts/test`; what is, is in [compatibility.md
 
 @dataclass
 class Result:
-    """One library. columns: what was compared -> what is wrong there. trouble: why nothing could be compared."""
+    """What came of one library. columns: what was compared -> what is wrong there. trouble: why nothing could be compared."""
 
-    library: Library
+    of: Library
     version: str = ""
     columns: dict[str, str] = field(default_factory=dict)
     steps: int = 0
@@ -49,8 +49,8 @@ def document(results: list[Result], before: str, day: str) -> str:
     """docs/libraries.md. before: the page as it was."""
     kept = {line.split("|")[1].strip(): line for line in before.splitlines() if line.startswith("| ") and "|" in line[2:]}
     for one in results:
-        cells = [one.library.name, one.version, one.library.trained, ", ".join(one.columns), str(one.steps or ""), one.words, day]
-        kept[one.library.name] = "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
+        cells = [one.of.name, one.version, one.of.trained, ", ".join(one.columns), str(one.steps or ""), one.words, day]
+        kept[one.of.name] = "| " + " | ".join(cell.replace("|", "/") for cell in cells) + " |"
     lines = [kept[library.name] for library in LIBRARIES if library.name in kept]
     right = sum(line.split("|")[6].strip() == "right" for line in lines)
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())

@@ -82,7 +82,7 @@ def make_primary(p: Progress, optimizer: Any) -> None:
 def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
     """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller or replaced, or has not stepped for
     long. rate: where the optimizer no longer has that of its step."""
-    primary = p.primary() if p.primary is not None else None
+    primary, before = p.primary() if p.primary is not None else None, p.completed
     if primary is None:
         primary = _heir(p, owned(optimizer))
         if primary is not None:
@@ -102,14 +102,11 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
         if not at_once and steps < patience:
             rates.append(_rate(optimizer, rate))
             return False
-        first = p.completed
         if not at_once:
             _was_alone(p, rates)
         _remember(p, primary)
-        make_primary(p, optimizer)
-        p.alone_since = first
-    else:
-        make_primary(p, optimizer)
+    make_primary(p, optimizer)
+    p.alone_since = before
     p.steppers.clear()
     return True
 

@@ -113,16 +113,8 @@ def backward_since(trace: Trace, at: int) -> bool:
     return False
 
 
-def begins_entry(trace: Trace, at: int) -> bool:
-    """Whether an entry of the trace begins there, or the next one will."""
-    end = len(trace)
-    while end > at:
-        end -= FIELDS[trace[end - 1]]
-    return end == at
-
-
 def only_backward_since(trace: Trace, at: int) -> bool:
-    """Whether one has, and no call of a model was seen."""
+    """Whether one has ended since then, and no call of a model was seen."""
     end, ended = len(trace), False
     while end > at:
         kind = trace[end - 1]
@@ -131,6 +123,14 @@ def only_backward_since(trace: Trace, at: int) -> bool:
         ended = ended or kind == BACKWARD_END
         end -= FIELDS[kind]
     return ended
+
+
+def begins_entry(trace: Trace, at: int) -> bool:
+    """Whether an entry of the trace begins there, or the next one will."""
+    end = len(trace)
+    while end > at:
+        end -= FIELDS[trace[end - 1]]
+    return end == at
 
 
 def only_optimizers(trace: Trace) -> bool:

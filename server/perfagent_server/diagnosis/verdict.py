@@ -72,10 +72,9 @@ def verdict(judge: Evaluator, *, lost: bool = False) -> Finding:
         return sick
     if lost:
         return _fell_silent(window)
-    elsewhere = share_elsewhere(window) or 0.0
-    found = healthy(_figures(judge, elsewhere))
+    elsewhere, standing = share_elsewhere(window) or 0.0, _standing_s(window)
+    found = healthy(_figures(judge, elsewhere, standing))
     found.evidence = {"step": window.step} if window.step else {}  # without a step nothing was judged, and a page says so
-    standing = _standing_s(window)
     if standing is not None:
         found.evidence["standing_s"] = standing
         found.fix = STANDING_REMEDY
@@ -141,8 +140,9 @@ def _standing_s(window: Window) -> float | None:
     return quiet if quiet >= max(_STANDS_S, _STANDS_STEPS * max(took.last(took.size))) else None
 
 
-def _figures(judge: Evaluator, elsewhere: float) -> str:
-    """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`."""
+def _figures(judge: Evaluator, elsewhere: float, standing: float | None) -> str:
+    """The healthy verdict's sentence, with the figures that make it believable. elsewhere: `share_elsewhere`; standing:
+    `_standing_s`."""
     window = judge.window
     if not window.step:
         yet, came = ("", "came before the end") if window.ended else (" yet", "has come")
@@ -157,7 +157,6 @@ def _figures(judge: Evaluator, elsewhere: float) -> str:
     took = window.track("step_time_s")
     if took is not None:
         parts.append(f"{spell_s(sorted(took.last(32))[len(took.last(32)) // 2])} a step")
-    standing = _standing_s(window)
     if standing is not None:
         said = f"No step has ended for {spell_s(standing)}"
     elif elsewhere >= _MOST:

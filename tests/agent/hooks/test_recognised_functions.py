@@ -74,17 +74,21 @@ def test_a_validator_is_an_evaluation_though_no_end_of_its_loader_is_seen(record
     assert [step for step, _ in recorded.of("phase/eval_s")] == [5]
 
 
+@pytest.fixture
+def environment(stand_in):
+    """Makes one of gym's: imported behind the run's start, as a script that asks for it late does."""
+    name = "gym.wrappers.order_enforcing"
+    module = stand_in(name, "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n")
+    return lambda: module().OrderEnforcing()
+
+
 @pytest.mark.parametrize("training", [True, False])
-def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, training):
+def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, environment, training):
     """Proximal policy optimization in one file, and as Stable-Baselines3 has it: its policy acts in evaluation mode."""
-    environments = stand_in(
-        "gym.wrappers.order_enforcing",
-        "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n",
-    )
     policy = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     recorded = record(policy)
-    environment = environments().OrderEnforcing()
+    environment = environment()
     for number in range(1, 13):
         if number % 4 == 0:
             policy.train(training)
@@ -104,16 +108,12 @@ def test_a_model_that_acts_in_an_environment_is_not_evaluated(record, stand_in, 
     assert steps == {"rollout": [4, 8, 12], "eval": [6]}
 
 
-def test_a_model_that_acts_in_training_mode_is_evaluated_in_the_other_one(record, stand_in):
+def test_a_model_that_acts_in_training_mode_is_evaluated_in_the_other_one(record, environment):
     """Q-learning: it acts in every step, and now and then for a score."""
-    environments = stand_in(
-        "gym.wrappers.order_enforcing",
-        "class OrderEnforcing:\n    def step(self, action):\n        return action.cos().expand(1, 4)\n",
-    )
     policy = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(policy.parameters(), lr=0.1)
     recorded = record(policy)
-    environment = environments().OrderEnforcing()
+    environment = environment()
     seen = torch.ones(1, 4)
     for number in range(1, 13):
         with torch.no_grad():
