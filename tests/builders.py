@@ -301,7 +301,7 @@ class RecordingSender:
 
     def drain(self) -> list[tuple[int, dict[str, Any]]]:
         """(step, values) of every row that is ready, in order; a row that is not stays."""
-        from perfagent.hooks.row import StepRow
+        from perfagent.step.row import StepRow
 
         ready = []
         while self.rows:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import frameworks
-from perfagent.hooks import checkpoint, clipping, communication, evaluation, flat_clipping, transfer
+from perfagent.hooks import checkpoint_saves, collectives, evaluation, flat_clipping, grad_clipping, host_to_device
 from perfagent.hooks.backward import watch_backward, watch_scale
-from perfagent.hooks.data import watch_iter, watch_next
+from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
-from perfagent.hooks.step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
+from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
 from perfagent.importing import Once
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
@@ -58,10 +58,10 @@ def install() -> bool:
     _patch(grad_scaler.GradScaler, "unscale_", watch_unscale)
     _patch(torch.optim.Optimizer, "zero_grad", watch_clear)
     _patch(torch.nn.Module, "zero_grad", watch_clear, traced=True)
-    clipping.install(_patch)
+    grad_clipping.install(_patch)
     flat_clipping.install(_patch, when_imported)
     keep_out_of_frames()
-    checkpoint.install(_patch, when_imported)
+    checkpoint_saves.install(_patch, when_imported)
     evaluation.install(_patch, when_imported)
     frameworks.install(_patch, when_imported)
     return True
@@ -69,7 +69,7 @@ def install() -> bool:
 
 def install_late() -> None:
     """What is watched only where it is used, after the first step: the waits of several ranks, copies to a device."""
-    for install in (communication.install, transfer.install):
+    for install in (collectives.install, host_to_device.install):
         guarded(install)(_patch)
 
 

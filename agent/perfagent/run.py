@@ -30,14 +30,12 @@ from perfagent.ending import cause
 from perfagent.errors import ConfigError
 from perfagent.governor import Governor
 from perfagent.hooks import guard
-from perfagent.hooks.data import timed
+from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
-from perfagent.hooks.model import has_optimizer
+from perfagent.hooks.model_discovery import has_optimizer
+from perfagent.hooks.model_hooks import Watching
+from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
-from perfagent.hooks.progress import Progress, state
-from perfagent.hooks.row import EarlyLog, LoggedLater
-from perfagent.hooks.step import make_primary
-from perfagent.hooks.watching import Watching
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
 from perfagent.leaving import Cause
@@ -46,6 +44,8 @@ from perfagent.rootcause.investigator import Investigator
 from perfagent.samplers.sampler import Sampler
 from perfagent.shown import Shown
 from perfagent.signals.memory_table import MemoryTable
+from perfagent.step.row import EarlyLog, LoggedLater
+from perfagent.step.state import Progress, state
 from perfagent.telling import logger
 
 if TYPE_CHECKING:

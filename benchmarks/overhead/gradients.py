@@ -239,8 +239,8 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     import torch
 
     from perfagent.governor import Governor
-    from perfagent.hooks.progress import Progress
     from perfagent.signals.health import Health
+    from perfagent.step.state import Progress
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):

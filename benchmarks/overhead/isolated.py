@@ -21,7 +21,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import perfagent
 from perfagent import instrument
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 CALLS = 200
 

@@ -27,7 +27,7 @@ from workloads import make
 
 import perfagent
 from perfagent import instrument
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 
 class NoOptimizer(torch.optim.Optimizer):

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from perfagent.cost import clips_ns, rare_ns, steps_ns
 from perfagent.signals.dead_units import LEAST_ROWS
+from perfagent.step.costs import clips_ns, rare_ns, steps_ns
 
 STEPS = 20
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from perfagent.cost import telling_ns
 from perfagent.governor import Governor
-from perfagent.hooks.progress import state
+from perfagent.step.costs import telling_ns
+from perfagent.step.state import state
 
 
 class Clock:

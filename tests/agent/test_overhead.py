@@ -15,7 +15,7 @@ SCRIPT = """
     import torch
     import perfagent
     from perfagent import instrument
-    from perfagent.hooks.progress import state
+    from perfagent.step.state import state
 
     torch.set_num_threads(1)
     model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(6)])

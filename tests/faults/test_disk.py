@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from perfagent.delivery import backlog, orphans, segments, spool
 from perfagent.delivery.spool import Header, Spool
 from perfagent.governor import Governor
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.row import EarlyLog
+from perfagent.step.row import EarlyLog
+from perfagent.step.state import Progress
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.fault

@@ -3,7 +3,7 @@
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
 what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what
 the usual rows need, a user's with the names of the one before or a step like the one before, stands in one loop: both are packed
-(packing.py, hooks/layout.py). Any other is asked by itself. What was taken is written down (drafts.py) and let go of, since
+(packing.py, decode/step_blocks.py). Any other is asked by itself. What was taken is written down (drafts.py) and let go of, since
 objects that live on make the garbage collector run.
 """
 
@@ -15,17 +15,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.decode.step_blocks import StepPacker
+from perfagent.decode.step_decoder import Note
 from perfagent.delivery.bell import give_way
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.packing import Packed, Packer, is_finite
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
-from perfagent.hooks.layout import StepPacker
-from perfagent.hooks.progress import Mark
-from perfagent.hooks.reading import Note
-from perfagent.hooks.row import EarlyLog, StepRow
-from perfagent.hooks.trace import entry_count
+from perfagent.step.row import EarlyLog, StepRow
+from perfagent.step.state import Mark
+from perfagent.step.trace import entry_count
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender

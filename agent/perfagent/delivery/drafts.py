@@ -13,12 +13,12 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from typing import Any, NamedTuple
 
+from perfagent.decode.columnar import read_alike
+from perfagent.decode.step_blocks import Steps, count, joined, notes_in
+from perfagent.decode.step_decoder import Note, StepReader
 from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.delivery.packing import Packed, grouped, is_finite, rows_in
-from perfagent.hooks.alike import read_alike
-from perfagent.hooks.layout import Steps, count, joined, notes_in
-from perfagent.hooks.reading import Note, StepReader
-from perfagent.hooks.trace import BACKWARD, entries_of
+from perfagent.step.trace import BACKWARD, entries_of
 from perfagent.wire import Group
 
 __all__ = ["Draft", "Read", "is_pressing", "is_pressing_block", "left_behind", "pieces", "read", "rows_of"]

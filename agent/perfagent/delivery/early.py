@@ -20,8 +20,8 @@ from perfagent.delivery.recovery import drafted
 from perfagent.delivery.segments import BAD_RECORD, DRAFT, Segments, framed, number_of, numbered, records
 
 if TYPE_CHECKING:
-    from perfagent.hooks.progress import Progress
-    from perfagent.hooks.row import EarlyLog
+    from perfagent.step.row import EarlyLog
+    from perfagent.step.state import Progress
 
 __all__ = ["Early"]
 

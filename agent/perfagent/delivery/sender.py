@@ -31,9 +31,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.bell import Bell, start_deaf
 from perfagent.device import immortal, waiting
-from perfagent.hooks.reading import StepReader
 from perfagent.telling import logger
 
 if TYPE_CHECKING:
@@ -42,8 +42,8 @@ if TYPE_CHECKING:
     from perfagent.delivery.dispatcher import Dispatcher
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
-    from perfagent.hooks.progress import Progress
     from perfagent.identity import Identity
+    from perfagent.step.state import Progress
     from perfagent.wire import Group
 
 __all__ = ["Deferred", "Mirror", "Sender", "Source"]

@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Value, take
 from perfagent.hooks.backward import begin_pass, remember
+from perfagent.hooks.gc_instances import living
 from perfagent.hooks.guard import guarded, keep_out_of_frames
-from perfagent.hooks.living import living
-from perfagent.hooks.model import owned
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.step import finish_step, make_primary
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
+from perfagent.hooks.model_discovery import owned
+from perfagent.hooks.optimizer_step import finish_step, make_primary
 from perfagent.signals.sharding import zero_pieces
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, OPTIMIZER, Trace
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

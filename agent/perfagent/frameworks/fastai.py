@@ -5,9 +5,9 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from perfagent.hooks.foreign import watch_step
+from perfagent.hooks.custom_optimizer import watch_step
 from perfagent.hooks.guard import keep_out_of_frames
-from perfagent.hooks.step import watch_clear
+from perfagent.hooks.optimizer_step import watch_clear
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

@@ -18,8 +18,8 @@ from typing import TYPE_CHECKING, Any
 from perfagent.frameworks.resuming import resumed_after
 from perfagent.hooks.forward import Watched
 from perfagent.hooks.guard import guarded, keep_out_of_frames
-from perfagent.hooks.model import owned
-from perfagent.hooks.progress import state
+from perfagent.hooks.model_discovery import owned
+from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

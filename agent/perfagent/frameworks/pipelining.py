@@ -9,7 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import keep_out_of_frames
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

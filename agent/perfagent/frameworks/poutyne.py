@@ -12,8 +12,8 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import guarded, keep_out_of_frames
-from perfagent.hooks.progress import Progress, state
-from perfagent.hooks.trace import BACKWARD, FIELDS, OPTIMIZER_END
+from perfagent.step.state import Progress, state
+from perfagent.step.trace import BACKWARD, FIELDS, OPTIMIZER_END
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

@@ -7,7 +7,7 @@ were made before the checkpoint.
 from __future__ import annotations
 
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 __all__ = ["resumed_after"]
 

@@ -12,9 +12,9 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.clipping import about_to_clip
+from perfagent.hooks.grad_clipping import about_to_clip
 from perfagent.hooks.guard import guarded, keep_out_of_frames
-from perfagent.hooks.progress import Progress, state
+from perfagent.step.state import Progress, state
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

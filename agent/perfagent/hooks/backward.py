@@ -13,11 +13,11 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.decode.losses import Divided, Root
 from perfagent.device import DeviceClock, take
 from perfagent.hooks.guard import failed, failures, guarded, untraced
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.roots import Divided, Root
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
 
 __all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 

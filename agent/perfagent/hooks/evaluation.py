@@ -23,13 +23,14 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.account import Account
-from perfagent.hooks.checkpoint import Patch, replace_when_imported
+from perfagent.decode.evaluations import unseen_evaluations
+from perfagent.decode.phase_times import Account
+from perfagent.hooks.checkpoint_saves import Patch, replace_when_imported
 from perfagent.hooks.guard import guarded, not_traced
 from perfagent.hooks.phases import device_mark, tell, watch_phase
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.row import StepRow
-from perfagent.hooks.trace import (
+from perfagent.step.row import StepRow
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
     BESIDE,
@@ -47,7 +48,6 @@ from perfagent.hooks.trace import (
     shorten,
     trace_of,
 )
-from perfagent.hooks.unseen import unseen_evaluations
 
 __all__ = [
     "ENVIRONMENTS", "EVALUATORS", "GENERATORS", "Evaluations", "after_last_step", "evaluated", "install", "interrupted",

@@ -13,9 +13,9 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import take
-from perfagent.hooks.clipping import Clip, about_to_clip
+from perfagent.hooks.grad_clipping import Clip, about_to_clip
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import Progress, state
+from perfagent.step.state import Progress, state
 
 __all__ = ["install"]
 

@@ -19,14 +19,14 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.data import measure_of
+from perfagent.hooks.call_slot import CALL, Standing, copy_that_calls
+from perfagent.hooks.dataloader import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
+from perfagent.hooks.gc_instances import living
 from perfagent.hooks.guard import failed, failures, guarded, not_traced, untraced
-from perfagent.hooks.living import living
-from perfagent.hooks.outputs import Outputs
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.standing import CALL, Standing, copy_that_calls
-from perfagent.hooks.trace import DATA, FIELDS, FORWARD, RETURNED
+from perfagent.hooks.output_lifetime import Outputs
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED
 
 __all__ = ["Watched", "size_of_call", "watch_forward"]
 

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any
 
 from perfagent.device import current_stream
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.trace import PHASE
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import PHASE
 
 __all__ = ["COUNTED", "Span", "device_mark", "tell", "watch_phase"]
 

@@ -18,15 +18,15 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
 from perfagent.ending import out_of_memory
-from perfagent.hooks.progress import now
 from perfagent.rootcause.containment import contained
+from perfagent.step.state import now
 
 if TYPE_CHECKING:
     from perfagent.delivery.collecting import Taken
     from perfagent.delivery.sender import Sender
-    from perfagent.hooks.progress import Progress
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
+    from perfagent.step.state import Progress
 
 __all__ = ["Investigator", "Task"]
 

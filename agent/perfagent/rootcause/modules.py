@@ -15,8 +15,8 @@ from threading import get_ident
 from typing import Any
 
 from perfagent.device import Reading, collect
+from perfagent.hooks.call_slot import CALL, copy_that_calls
 from perfagent.hooks.guard import not_traced
-from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 

@@ -22,11 +22,11 @@ from threading import Event, get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
 from perfagent.hooks.guard import keep_out_of_frames
-from perfagent.hooks.moving import lives
-from perfagent.hooks.progress import state
+from perfagent.hooks.training_thread import lives
 from perfagent.rootcause import other_profilers
 from perfagent.rootcause.replacing import replace
 from perfagent.rootcause.upload import Upload
+from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -159,7 +159,7 @@ class Profile:
     def _watch_the_way(self) -> None:
         """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where nothing
         is profiled, which is nearly always, they do not even ask. A place tells whether an evaluation begins there."""
-        from perfagent.hooks import forward, parts, phases
+        from perfagent.hooks import forward, phases
 
         loading = sys.modules.get("torch.utils.data.dataloader")
         places: list[tuple[Any, str, Callable[..., bool | None]]] = [

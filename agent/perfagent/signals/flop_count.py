@@ -8,9 +8,8 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
+from perfagent.hooks.call_slot import CALL, copy_that_calls
 from perfagent.hooks.guard import by_signal, failed, keep_out_of_frames, not_traced, untraced
-from perfagent.hooks.progress import now
-from perfagent.hooks.standing import CALL, copy_that_calls
 from perfagent.signals.callbacks import any_here
 from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.convolutions import Convolution
@@ -18,9 +17,10 @@ from perfagent.signals.graph import in_graph
 from perfagent.signals.modules import left_alone
 from perfagent.signals.operators import Operators
 from perfagent.signals.recording import Recording, holds_nested
+from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from perfagent.hooks.progress import Progress
+    from perfagent.step.state import Progress
 
 __all__ = ["FlopCount", "Size"]
 

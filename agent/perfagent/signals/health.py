@@ -19,15 +19,15 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.cost import telling_ns
 from perfagent.device import Value
-from perfagent.hooks.trace import BACKWARD, entries_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
 from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, norms, parameters_of
 from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
+from perfagent.step.costs import telling_ns
+from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
-    from perfagent.hooks.progress import Progress
+    from perfagent.step.state import Progress
 
 __all__ = ["DEEPER", "Health"]
 

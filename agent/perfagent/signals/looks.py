@@ -18,8 +18,8 @@ from perfagent.signals.synchronization import SynchronizingLines
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender
-    from perfagent.hooks.progress import Progress
     from perfagent.rootcause.investigator import Investigator
+    from perfagent.step.state import Progress
 
 __all__ = ["Looks"]
 

@@ -23,7 +23,7 @@ from perfagent.signals.sharding import local
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender, Source
-    from perfagent.hooks.progress import Progress
+    from perfagent.step.state import Progress
 
 __all__ = ["MemoryTable", "table"]
 

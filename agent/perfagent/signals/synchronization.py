@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from perfagent.hooks.guard import not_traced
-from perfagent.hooks.progress import Progress, now
 from perfagent.rootcause.replacing import replace
+from perfagent.step.state import Progress, now
 
 __all__ = ["SynchronizingLines"]
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Mapping
 from itertools import islice
 from typing import Any
 
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 __all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "of_raw", "reader", "size_of"]
 

@@ -496,7 +496,7 @@ def _phase() -> Iterator[None]:
 @contextlib.contextmanager
 def _unwatched() -> Iterator[None]:
     """Loading a sharded optimizer steps it once without effect (torch's get_state_dict); that is no step of the training."""
-    hooks = sys.modules["perfagent.hooks.progress"].state
+    hooks = sys.modules["perfagent.step.state"].state
     watching, hooks.current = hooks.current, None
     try:
         yield

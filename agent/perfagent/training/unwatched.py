@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 __all__ = ["unwatched"]
 

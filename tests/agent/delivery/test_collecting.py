@@ -12,18 +12,18 @@ import pytest
 import torch
 from builders import RecordingSender
 
-from perfagent.cost import log_ns
+from perfagent.decode.step_blocks import StepPacker, Steps, count, notes_in
+from perfagent.decode.step_decoder import Note
 from perfagent.delivery.collecting import DEFERRED_S, Collector, Taken
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
 from perfagent.hooks.evaluation import Evaluations, Interrupted
-from perfagent.hooks.layout import StepPacker, Steps, count, notes_in
-from perfagent.hooks.progress import Progress, now
-from perfagent.hooks.reading import Note
-from perfagent.hooks.row import EarlyLog, LoggedLater, StepRow
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
+from perfagent.step.costs import log_ns
+from perfagent.step.row import EarlyLog, LoggedLater, StepRow
+from perfagent.step.state import Progress, now
+from perfagent.step.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 
 class Event:

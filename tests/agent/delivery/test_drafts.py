@@ -11,12 +11,12 @@ import textwrap
 import pytest
 from builders import job_environment
 
+from perfagent.decode.step_blocks import StepPacker, Steps, count
+from perfagent.decode.step_decoder import Note, StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, is_pressing, left_behind, read
 from perfagent.delivery.spool import Header, Spool
-from perfagent.hooks.layout import StepPacker, Steps, count
-from perfagent.hooks.reading import Note, StepReader
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
+from perfagent.step.trace import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 MS = 1_000_000
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, left_behind, pieces, read
 from perfagent.delivery.packing import Packed, Packer, grouped, rows_in
 from perfagent.delivery.recovery import drafted
 from perfagent.delivery.spool import Header, Spool
-from perfagent.hooks.reading import StepReader
 from perfagent.wire import Group
 
 NUMBERS = st.floats() | st.integers(-(2**60), 2**60) | st.booleans() | st.floats(width=32)

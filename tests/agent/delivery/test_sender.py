@@ -30,9 +30,9 @@ from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.governor import Governor
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.row import LoggedLater
 from perfagent.identity import Identity
+from perfagent.step.row import LoggedLater
+from perfagent.step.state import Progress
 from perfagent.wire import Frame, Group
 
 NAMES = ("loss", "lr")

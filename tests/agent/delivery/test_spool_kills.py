@@ -15,14 +15,14 @@ from typing import Any
 
 import pytest
 
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns, pack
 from perfagent.delivery.drafts import Draft
 from perfagent.delivery.packing import Packed, Packer
 from perfagent.delivery.spool import Header, Spool
 from perfagent.governor import Governor
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.reading import StepReader
-from perfagent.hooks.row import EarlyLog
+from perfagent.step.row import EarlyLog
+from perfagent.step.state import Progress
 from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault

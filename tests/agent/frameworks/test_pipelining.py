@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe
 
-from perfagent.hooks.reading import StepReader
+from perfagent.decode.step_decoder import StepReader
 
 STEPS, MICRO_BATCHES = 4, 2
 

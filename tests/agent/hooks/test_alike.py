@@ -12,15 +12,19 @@ import msgspec
 import pytest
 import torch  # noqa: F401 - what devices can do is asked of it
 
+from perfagent.decode import step_blocks
+from perfagent.decode.columnar import read_alike
+from perfagent.decode.step_blocks import StepPacker, Steps, joined, notes_in
+from perfagent.decode.step_decoder import Note, StepReader
 from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
-from perfagent.hooks import layout
-from perfagent.hooks.alike import read_alike
-from perfagent.hooks.layout import StepPacker, Steps, joined, notes_in
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.reading import Note, StepReader
-from perfagent.hooks.trace import (
+from perfagent.rootcause.investigator import Investigator
+from perfagent.signals.flops import StepFlops
+from perfagent.signals.operators import Counted
+from perfagent.signals.throughput import inputs
+from perfagent.step.state import Progress
+from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
     CLEARED,
@@ -33,10 +37,6 @@ from perfagent.hooks.trace import (
     entries_of,
     trace_of,
 )
-from perfagent.rootcause.investigator import Investigator
-from perfagent.signals.flops import StepFlops
-from perfagent.signals.operators import Counted
-from perfagent.signals.throughput import inputs
 
 LOADERS = (7, 8)
 
@@ -248,7 +248,7 @@ def test_an_odd_step_among_usual_ones_is_a_note_and_ends_no_habit():
 
 def test_a_loop_whose_steps_are_never_alike_is_hardly_looked_at(monkeypatch):
     looked = []
-    real = layout.layout_of
+    real = step_blocks.layout_of
     monkeypatch.setattr(layout, "layout_of", lambda kinds: looked.append(kinds) or real(kinds))
     loop = usual_loop()
     notes = [loop_with(loop, size=(32, number, True)).note() for number in range(1, 1001)]

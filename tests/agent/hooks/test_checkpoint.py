@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch import save as saved_by_name
 
-from perfagent.hooks.checkpoint import _note_path
+from perfagent.hooks.checkpoint_saves import _note_path
 from perfagent.samplers.folders import saved_to
 
 NAP_S = 0.05

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from truth import norm_of
 
-from perfagent.hooks import clipping, guard
+from perfagent.hooks import grad_clipping, guard
 
 clip_grad_value_ = nn.utils.clip_grad_value_
 """Imported by name before there is a run, as scripts do."""
@@ -253,10 +253,10 @@ def test_a_step_that_the_loop_leaves_out_does_not_show_in_the_next_ones_norm(sel
 
 
 def test_a_loop_that_clips_and_never_steps_is_not_remembered_for_ever():
-    clips, gradients = clipping.Clips(), [object() for _ in range(clipping._MOST * 2)]
+    clips, gradients = grad_clipping.Clips(), [object() for _ in range(grad_clipping._MOST * 2)]
     for begin in range(0, len(gradients), 1000):
         clips.add(gradients[begin : begin + 1000], [])
-    assert len(clips._of) <= clipping._MOST + 1001
+    assert len(clips._of) <= grad_clipping._MOST + 1001
 
 
 def test_the_agent_keeps_no_gradient_of_what_was_clipped(every_step):
@@ -337,7 +337,7 @@ def test_a_failed_hook_of_another_kind_leaves_the_steps_alone(every_step):
     whole = []
     for step in range(4):
         if step == 2:
-            guard.failed("perfagent.hooks.transfer.something", ValueError("not ours"))
+            guard.failed("perfagent.hooks.host_to_device.something", ValueError("not ours"))
         backward(model)
         undo = optimizer.register_step_pre_hook(lambda *_: whole.append(recorded.run._progress.whole))
         optimizer.step()

@@ -12,9 +12,9 @@ import torch
 from torch import nn
 
 from perfagent.device import DeviceClock, cuda_device_of
-from perfagent.hooks.progress import state
-from perfagent.hooks.transfer import watch_copy
+from perfagent.hooks.host_to_device import watch_copy
 from perfagent.signals import health
+from perfagent.step.state import state
 
 MAIN, OTHER = 1, 2
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from perfagent.hooks.evaluation import after_last_step
-from perfagent.hooks.trace import entries_of, trace_of
+from perfagent.step.trace import entries_of, trace_of
 
 NAP_S = 0.04
 SLACK_S = 0.03

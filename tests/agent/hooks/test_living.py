@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from perfagent.hooks.living import living
+from perfagent.hooks.gc_instances import living
 
 
 class Base: ...

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from perfagent.hooks.row import StepRow
+from perfagent.step.row import StepRow
 
 ACCUMULATE = 4
 

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.hooks import outputs as subject
+from perfagent.hooks import output_lifetime as subject
 from perfagent.hooks.guard import failures
-from perfagent.hooks.progress import state
+from perfagent.step.state import state
 
 
 @dataclass

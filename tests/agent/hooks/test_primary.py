@@ -11,8 +11,8 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 from truth import norm_of
 
-from perfagent.hooks import primary
-from perfagent.hooks.model import search
+from perfagent.hooks import optimizer_selection
+from perfagent.hooks.model_discovery import search
 
 
 def small() -> nn.Module:
@@ -55,7 +55,7 @@ def test_a_loop_that_begins_anew_again_and_again_is_not_searched_each_time(recor
         train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
         recorded.run._progress.look_at *= 1000  # a look takes long
     assert [step for step, _ in recorded.steps()] == [*range(1, 81)]
-    assert len(looks) == 1 + primary._LOOKS
+    assert len(looks) == 1 + optimizer_selection._LOOKS
 
 
 def test_the_model_is_that_of_the_optimizer_that_counts(record):

@@ -9,8 +9,8 @@ import time
 import pytest
 import torch
 
-from perfagent.hooks.checkpoint import SAVERS
-from perfagent.hooks.communication import COLLECTIVES
+from perfagent.hooks.checkpoint_saves import SAVERS
+from perfagent.hooks.collectives import COLLECTIVES
 from perfagent.hooks.evaluation import ENVIRONMENTS, EVALUATORS, GENERATORS, after_last_step
 
 TABLES = (SAVERS, EVALUATORS, ENVIRONMENTS, GENERATORS)

@@ -18,10 +18,10 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from perfagent.governor import Governor
-from perfagent.hooks import release as subject
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.release import Release
-from perfagent.hooks.trace import DATA, FORWARD, entries_of
+from perfagent.hooks import batch_lifetime as subject
+from perfagent.hooks.batch_lifetime import Release
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import DATA, FORWARD, entries_of
 
 WORKER = SimpleNamespace(_num_workers=1)
 COST_NS = 5_000_000

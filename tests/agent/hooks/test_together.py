@@ -327,7 +327,7 @@ def test_the_first_step_is_not_read_before_the_others_have_stepped(every_step, m
     model, optimizers = three_parts()
     recorded = every_step(model)
     p = recorded.run._progress
-    monkeypatch.setattr("perfagent.hooks.row._SETTLE_S", 0.0)
+    monkeypatch.setattr("perfagent.step.row._SETTLE_S", 0.0)
     look = p.on_first_step
 
     def long_look(optimizer):
@@ -346,7 +346,7 @@ def test_a_row_does_not_wait_for_time_alone_while_an_optimizer_steps(every_step,
     """The next one's gradients are yet to come. A step of Muon may take longer than a row waits."""
     model, optimizers = three_parts()
     recorded = every_step(model)
-    monkeypatch.setattr("perfagent.hooks.row._SETTLE_S", 0.0)
+    monkeypatch.setattr("perfagent.step.row._SETTLE_S", 0.0)
 
     def meanwhile(*_) -> None:
         recorded.rows += recorded.sender.drain()  # as the sender's thread does
@@ -366,7 +366,7 @@ def test_what_comes_too_late_is_left_out(every_step, monkeypatch):
     """The row was looked at, and is read as it was: what came since may still be on its way from a device."""
     model, optimizers = three_parts()
     recorded = every_step(model)
-    monkeypatch.setattr("perfagent.hooks.row._SETTLE_S", 0.0)
+    monkeypatch.setattr("perfagent.step.row._SETTLE_S", 0.0)
     backward(model)
     true = norm_of(optimizers[BIG].param_groups[0]["params"])
     optimizers[BIG].step()

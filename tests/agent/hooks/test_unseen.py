@@ -10,9 +10,9 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from perfagent.decode.evaluations import unseen_evaluations
 from perfagent.hooks.evaluation import after_last_step
-from perfagent.hooks.trace import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
-from perfagent.hooks.unseen import unseen_evaluations
+from perfagent.step.trace import BACKWARD, BACKWARD_END, BESIDE, CLEARED, DATA, EVALUATED, FIELDS, FORWARD, OPTIMIZER, PHASE
 
 NAP_S = 0.03
 DATASET = torch.arange(16.0).reshape(8, 2)

@@ -12,8 +12,8 @@ from ingest_server import IngestServer
 from perfagent.config import AgentConfig
 from perfagent.delivery.sender import Sender
 from perfagent.governor import Governor
-from perfagent.hooks.progress import now
 from perfagent.identity import Identity
+from perfagent.step.state import now
 
 
 def answers(job: Any) -> list[tuple[str, str, str]]:

@@ -15,12 +15,12 @@ from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
 import perfagent.signals.flops as module
-from perfagent.hooks.progress import state
 from perfagent.signals.compiled import causal_in_compiled_code
 from perfagent.signals.flop_count import FlopCount
 from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, StepFlops, own_operations
 from perfagent.signals.operators import Counted, causal_share
 from perfagent.signals.throughput import Inputs
+from perfagent.step.state import state
 
 
 @pytest.fixture(autouse=True)

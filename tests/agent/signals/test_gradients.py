@@ -11,8 +11,8 @@ from builders import until
 from torch import nn
 
 from perfagent.hooks import guard
-from perfagent.hooks.progress import state
 from perfagent.signals.gradients import Plan, gradients_of, norms
+from perfagent.step.state import state
 
 
 def result(gradients, plan=None):

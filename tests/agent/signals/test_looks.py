@@ -13,10 +13,10 @@ import torch
 from torch import nn
 
 from perfagent.hooks import guard
-from perfagent.hooks.progress import state
 from perfagent.signals.looks import IDLE_S, Looks
 from perfagent.signals.modules import ModuleTimes, parts_of
 from perfagent.signals.operators import Operators
+from perfagent.step.state import state
 
 CALL = "_compiled_call_impl"
 

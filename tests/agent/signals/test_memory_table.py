@@ -12,8 +12,8 @@ import pytest
 import torch
 from quantized import InEightBits
 
-from perfagent.hooks.progress import Progress
 from perfagent.signals.memory_table import MemoryTable, table
+from perfagent.step.state import Progress
 from perfagent.wire import CATALOGUE
 
 
@@ -233,7 +233,7 @@ def test_activations_are_what_is_left_of_the_peak(polled: Any, monkeypatch: Any,
 def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]:
     def make(model: Any, optimizer: Any, device: int | None = None) -> tuple[MemoryTable, Sender, Progress, list[float]]:
         from perfagent.governor import Governor
-        from perfagent.hooks.step import make_primary
+        from perfagent.hooks.optimizer_step import make_primary
 
         sender, now = Sender(), [100.0]
         progress = Progress(sender.rows, Governor(0.5))

@@ -7,9 +7,9 @@ import contextlib
 import torch
 from torch import nn
 
-from perfagent.hooks.progress import state
-from perfagent.hooks.standing import CALL
+from perfagent.hooks.call_slot import CALL
 from perfagent.signals.modules import ModuleTimes
+from perfagent.step.state import state
 
 
 class Tree(nn.Module):

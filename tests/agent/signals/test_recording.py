@@ -12,11 +12,11 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from perfagent.hooks.guard import reset
-from perfagent.hooks.progress import state
 from perfagent.signals.flop_count import FlopCount
 from perfagent.signals.flops import StepFlops, own_operations
 from perfagent.signals.operators import Operators
 from perfagent.signals.recording import Recording, holds_nested
+from perfagent.step.state import state
 
 
 @pytest.fixture(autouse=True)

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.hooks.progress import state
 from perfagent.signals.synchronization import SynchronizingLines
+from perfagent.step.state import state
 
 SAID = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:1)"
 

@@ -6,10 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from perfagent.decode.batch_pairing import Batches
+from perfagent.decode.forward_pass import ForwardPass, Size
 from perfagent.device import Value
-from perfagent.hooks.batches import Batches
-from perfagent.hooks.passes import ForwardPass, Size
-from perfagent.hooks.trace import (
+from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
     BESIDE,

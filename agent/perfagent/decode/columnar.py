@@ -14,11 +14,11 @@ from functools import partial
 from itertools import compress
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.hooks.layout import Layout, layout_of, words_of
-from perfagent.hooks.reading import interned
+from perfagent.decode.step_blocks import Layout, layout_of, words_of
+from perfagent.decode.step_decoder import interned
 
 if TYPE_CHECKING:
-    from perfagent.hooks.reading import Row, StepReader
+    from perfagent.decode.step_decoder import Row, StepReader
 
 __all__ = ["Block", "read_alike"]
 

@@ -15,8 +15,8 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
-from perfagent.hooks.reading import Note
-from perfagent.hooks.trace import (
+from perfagent.decode.step_decoder import Note
+from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
     CLEARED,

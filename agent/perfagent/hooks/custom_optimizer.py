@@ -14,8 +14,8 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent.hooks.guard import keep_out_of_frames, not_traced
-from perfagent.hooks.progress import state
-from perfagent.hooks.step import after_step, before_step
+from perfagent.hooks.optimizer_step import after_step, before_step
+from perfagent.step.state import state
 
 __all__ = ["is_foreign", "watch_foreign", "watch_step"]
 

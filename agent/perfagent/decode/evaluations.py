@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from perfagent.hooks.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, Entry, Trace
+from perfagent.step.trace import BACKWARD, BESIDE, DATA, EVALUATED, FORWARD, OPTIMIZER, Entry, Trace
 
 __all__ = ["read_on", "unseen_evaluations"]
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.cost import rare_ns, steps_ns
+from perfagent.decode.losses import Divided, roots_of
+from perfagent.decode.step_decoder import Note, Row
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.reading import Note, Row
-from perfagent.hooks.roots import Divided, roots_of
-from perfagent.hooks.together import Taken, clipped_norm, report_of
-from perfagent.hooks.trace import BACKWARD, DATA, FORWARD, Entry, Trace, entries_of, entry_count, events_of, forward_passes
+from perfagent.hooks.multi_optimizer import Taken, clipped_norm, report_of
+from perfagent.step.costs import rare_ns, steps_ns
+from perfagent.step.trace import BACKWARD, DATA, FORWARD, Entry, Trace, entries_of, entry_count, events_of, forward_passes
 
 if TYPE_CHECKING:
-    from perfagent.hooks.progress import Progress
+    from perfagent.step.state import Progress
 
 __all__ = ["EarlyLog", "Extra", "LoggedLater", "Rare", "StepRow"]
 

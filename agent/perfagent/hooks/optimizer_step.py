@@ -15,10 +15,10 @@ from typing import Any
 
 from perfagent.device import take, take_if_any
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
-from perfagent.hooks.primary import appoint, follow, make_primary, takes_over
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.together import has_gradients
-from perfagent.hooks.trace import (
+from perfagent.hooks.multi_optimizer import has_gradients
+from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import (
     BACKWARD_END,
     CLEARED,
     FORWARD,

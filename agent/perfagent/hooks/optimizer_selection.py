@@ -11,10 +11,10 @@ import gc
 import weakref
 from typing import Any
 
-from perfagent.hooks.model import owned, parameters_of, root_of, search
-from perfagent.hooks.progress import Progress, now
-from perfagent.hooks.trace import OPTIMIZER_END, entries_of, trace_of
+from perfagent.hooks.model_discovery import owned, parameters_of, root_of, search
 from perfagent.signals.made_of import numbers_in
+from perfagent.step.state import Progress, now
+from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
 
 __all__ = ["Lost", "appoint", "follow", "make_primary", "takes_over"]
 

@@ -8,15 +8,15 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.beside import Beside
-from perfagent.hooks.foreign import is_foreign, watch_foreign
+from perfagent.hooks.auxiliary_models import Beside
+from perfagent.hooks.custom_optimizer import is_foreign, watch_foreign
 from perfagent.hooks.forward import watch_forward
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.parts import Uncalled
-from perfagent.hooks.primary import Lost
-from perfagent.hooks.progress import Progress
-from perfagent.hooks.step import watch_whole_step
+from perfagent.hooks.optimizer_selection import Lost
+from perfagent.hooks.optimizer_step import watch_whole_step
+from perfagent.hooks.submodule_forward import Uncalled
 from perfagent.signals.throughput import has_embedding
+from perfagent.step.state import Progress
 
 __all__ = ["Watching"]
 

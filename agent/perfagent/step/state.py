@@ -19,18 +19,18 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
-from perfagent.cost import clips_ns, log_ns, steps_ns
+from perfagent.decode.losses import Root
+from perfagent.decode.step_decoder import StepReader
 from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
-from perfagent.hooks.moving import OneOfThreads, lives
-from perfagent.hooks.outputs import Outputs
-from perfagent.hooks.reading import StepReader
-from perfagent.hooks.roots import Root
-from perfagent.hooks.row import EarlyLog, Extra, Rare, StepRow
-from perfagent.hooks.together import Taken, Together
-from perfagent.hooks.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
+from perfagent.hooks.multi_optimizer import Taken, Together
+from perfagent.hooks.output_lifetime import Outputs
+from perfagent.hooks.training_thread import OneOfThreads, lives
 from perfagent.signals.health import Health
 from perfagent.signals.updates import UpdateRatios
+from perfagent.step.costs import clips_ns, log_ns, steps_ns
+from perfagent.step.row import EarlyLog, Extra, Rare, StepRow
+from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 
 __all__ = ["Mark", "Progress", "now", "state"]
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from perfagent.device import Value, is_captured, take
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.progress import Progress, state
-from perfagent.hooks.trace import Trace, backward_since
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
+from perfagent.step.state import Progress, state
+from perfagent.step.trace import Trace, backward_since
 
 __all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm"]
 

@@ -6,11 +6,11 @@ from collections import deque
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from perfagent.hooks.passes import Size
-from perfagent.hooks.trace import BACKWARD, CLEARED, DATA, OPTIMIZER_END, Entry
+from perfagent.decode.forward_pass import Size
+from perfagent.step.trace import BACKWARD, CLEARED, DATA, OPTIMIZER_END, Entry
 
 if TYPE_CHECKING:
-    from perfagent.hooks.account import Breakdown
+    from perfagent.decode.phase_times import Breakdown
 
 __all__ = ["Batches"]
 

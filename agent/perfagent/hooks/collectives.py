@@ -25,8 +25,8 @@ from typing import Any
 
 from perfagent.hooks.guard import failed, failures, keep_out_of_frames
 from perfagent.hooks.phases import device_mark
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.trace import PHASE
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import PHASE
 
 __all__ = ["COLLECTIVES", "install"]
 

@@ -14,13 +14,13 @@ from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
+from perfagent.decode.evaluations import read_on
+from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.evaluation import interrupted
 from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.release import Release
-from perfagent.hooks.trace import DATA, MOST_ITEMS, shorten
-from perfagent.hooks.unseen import read_on
 from perfagent.signals.throughput import Measure, is_raw, of_raw, reader
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import DATA, MOST_ITEMS, shorten
 
 __all__ = ["measure_of", "timed", "watch_iter", "watch_next"]
 

@@ -23,8 +23,8 @@ from types import CodeType, FrameType
 from typing import Any
 
 from perfagent.hooks.guard import guarded, untraced
-from perfagent.hooks.progress import Progress, now, state
-from perfagent.hooks.trace import DATA, FIELDS
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import DATA, FIELDS
 
 __all__ = ["Release"]
 

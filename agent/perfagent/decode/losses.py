@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from perfagent.device import Reading, Value, value_of
-from perfagent.hooks.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry
+from perfagent.step.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry
 
 __all__ = ["Divided", "Root", "roots_of", "with_divisors"]
 

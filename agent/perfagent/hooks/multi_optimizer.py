@@ -16,14 +16,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.device import Value, ready, take_if_any, value_of
 from perfagent.hooks.guard import guarded
-from perfagent.hooks.trace import backward_since
 from perfagent.signals.gradients import joint_report
+from perfagent.step.trace import backward_since
 
 if TYPE_CHECKING:
-    from perfagent.hooks.clipping import Clip, Clips
-    from perfagent.hooks.progress import Progress
+    from perfagent.hooks.grad_clipping import Clip, Clips
     from perfagent.signals.gradients import GradientNorms, Report
     from perfagent.signals.updates import UpdateRatios, Weights
+    from perfagent.step.state import Progress
 
 __all__ = ["Taken", "Together", "clipped_norm", "has_gradients", "report_of"]
 

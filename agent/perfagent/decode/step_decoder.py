@@ -12,10 +12,10 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.decode.losses import Divided, Root, roots_of, with_divisors
+from perfagent.decode.phase_times import Account, Breakdown
 from perfagent.device import DeviceClock, value_of
-from perfagent.hooks.account import Account, Breakdown
-from perfagent.hooks.roots import Divided, Root, roots_of, with_divisors
-from perfagent.hooks.trace import Entry, Trace, entries_of, events_of
+from perfagent.step.trace import Entry, Trace, entries_of, events_of
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
