@@ -49,7 +49,7 @@ from perfagent.step.state import Progress, state
 from perfagent.telling import logger
 
 if TYPE_CHECKING:
-    from perfagent.signals.looks import Looks
+    from perfagent.signals.scheduled_probes import Looks
     from perfagent.wire import Finding
 
 __all__ = ["Run"]
@@ -333,7 +333,7 @@ class Run:
         sampler.install()
         self._investigator.set_sample_period = functools.partial(setattr, sampler, "period_s")
         MemoryTable(self._sender, self._progress, self._known_model, lambda: self._cuda_device).install()
-        self._sender.imports.append("perfagent.signals.looks")
+        self._sender.imports.append("perfagent.signals.scheduled_probes")
         self._look_source = self._sender.add_source(self._look, every_s=_POLL_S)
         self._sender.add_source(self._investigator.poll, every_s=_POLL_S)
         self._sender.on_command.append(self._investigator.obey)
@@ -485,7 +485,7 @@ class Run:
         if self._looks is None:
             if self._progress.last is None:
                 return
-            from perfagent.signals.looks import Looks
+            from perfagent.signals.scheduled_probes import Looks
 
             self._looks = Looks(self._investigator, self._sender, self._known_model, lambda: self._cuda_device)
         idle_until = self._looks.poll()

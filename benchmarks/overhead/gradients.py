@@ -56,7 +56,7 @@ class Perfagent(Case):
     def __init__(self, name: str, model: Any, optimizer: Any, folder: Path) -> None:
         import perfagent
         from perfagent.governor import Governor
-        from perfagent.signals.health import Health
+        from perfagent.signals.gradient_schedule import Health
 
         case = self
         self._own_s = 0.0
@@ -239,7 +239,7 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     import torch
 
     from perfagent.governor import Governor
-    from perfagent.signals.health import Health
+    from perfagent.signals.gradient_schedule import Health
     from perfagent.step.state import Progress
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]

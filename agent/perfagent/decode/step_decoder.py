@@ -19,7 +19,7 @@ from perfagent.step.trace import Entry, Trace, entries_of, events_of
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
-    from perfagent.signals.flops import StepFlops
+    from perfagent.signals.flops.step_flops import StepFlops
 
 __all__ = ["Note", "Row", "StepReader", "interned"]
 

@@ -15,7 +15,7 @@ from perfagent.hooks.guard import guarded
 from perfagent.hooks.optimizer_selection import Lost
 from perfagent.hooks.optimizer_step import watch_whole_step
 from perfagent.hooks.submodule_forward import Uncalled
-from perfagent.signals.throughput import has_embedding
+from perfagent.signals.batch_size import has_embedding
 from perfagent.step.state import Progress
 
 __all__ = ["Watching"]

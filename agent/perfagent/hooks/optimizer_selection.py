@@ -12,7 +12,7 @@ import weakref
 from typing import Any
 
 from perfagent.hooks.model_discovery import owned, parameters_of, root_of, search
-from perfagent.signals.made_of import numbers_in
+from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.state import Progress, now
 from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
 

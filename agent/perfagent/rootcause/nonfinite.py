@@ -22,8 +22,8 @@ from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
-from perfagent.signals.made_of import is_lazy, made_of, numbers_in
 from perfagent.signals.sharding import local as local_part
+from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in
 from perfagent.step.trace import entries_of
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from perfagent.ending import text_of
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
-from perfagent.signals.made_of import every_optimizer, is_lazy, made_of, tensors_in
+from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator

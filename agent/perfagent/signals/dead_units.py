@@ -24,8 +24,8 @@ from weakref import WeakKeyDictionary
 
 from perfagent.device import Reading, collect, is_captured
 from perfagent.hooks.guard import failed, not_traced
+from perfagent.signals.activation_producers import Makers, makers_of
 from perfagent.signals.compiled import compiled
-from perfagent.signals.units import Makers, makers_of
 
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
 

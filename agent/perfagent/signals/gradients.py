@@ -16,10 +16,10 @@ from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect, is_captured
+from perfagent.signals.foreach_norms import Order, norms_of
 from perfagent.signals.layers import Layers, names_in, names_of
-from perfagent.signals.made_of import numbers_in
 from perfagent.signals.sharding import held, local, world_size
-from perfagent.signals.stacking import Order, norms_of
+from perfagent.signals.tensor_storage import numbers_in
 
 if TYPE_CHECKING:
     import torch

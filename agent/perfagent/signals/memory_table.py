@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
-from perfagent.signals.made_of import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
 from perfagent.signals.memory import allocator
 from perfagent.signals.sharding import local
+from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
 
 if TYPE_CHECKING:
     from perfagent.delivery.sender import Sender, Source

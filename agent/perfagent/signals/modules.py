@@ -17,7 +17,7 @@ from typing import Any
 from perfagent.hooks.call_slot import CALL, copy_that_calls
 from perfagent.hooks.guard import failed, not_traced
 from perfagent.signals.compiled import compiled
-from perfagent.signals.made_of import numbers_in
+from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.state import Progress, now
 
 __all__ = ["ModuleTimes", "left_alone", "parts_of"]

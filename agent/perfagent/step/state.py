@@ -26,7 +26,7 @@ from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Taken, Together
 from perfagent.hooks.output_lifetime import Outputs
 from perfagent.hooks.training_thread import OneOfThreads, lives
-from perfagent.signals.health import Health
+from perfagent.signals.gradient_schedule import Health
 from perfagent.signals.updates import UpdateRatios
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
 from perfagent.step.row import EarlyLog, Extra, Rare, StepRow

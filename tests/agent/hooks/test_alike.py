@@ -20,9 +20,9 @@ from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
 from perfagent.rootcause.investigator import Investigator
-from perfagent.signals.flops import StepFlops
-from perfagent.signals.operators import Counted
-from perfagent.signals.throughput import inputs
+from perfagent.signals.batch_size import inputs
+from perfagent.signals.flops.op_formulas import Counted
+from perfagent.signals.flops.step_flops import StepFlops
 from perfagent.step.state import Progress
 from perfagent.step.trace import (
     BACKWARD,

@@ -13,7 +13,7 @@ from torch import nn
 
 from perfagent.device import DeviceClock, cuda_device_of
 from perfagent.hooks.host_to_device import watch_copy
-from perfagent.signals import health
+from perfagent.signals import gradient_schedule
 from perfagent.step.state import state
 
 MAIN, OTHER = 1, 2
@@ -282,7 +282,7 @@ def test_a_row_waits_for_the_device_and_not_the_training_for_it(record, device):
 
 def test_passes_over_gradients_come_as_seldom_as_what_they_take_of_the_device_asks(record, device, monkeypatch):
     """Of a large model a pass takes milliseconds there, and launching it a third of one."""
-    original = health.norms
+    original = gradient_schedule.norms
 
     def large(*arguments):
         device.work(30.0)

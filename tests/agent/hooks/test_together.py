@@ -379,7 +379,7 @@ def test_what_comes_too_late_is_left_out(every_step, monkeypatch):
 
 def test_while_what_the_primary_one_trains_is_frozen_others_are_not_measured_in_every_step(every_step, monkeypatch):
     """Nobody would ask for it, and nothing would count what it costs."""
-    from perfagent.signals.health import Health
+    from perfagent.signals.gradient_schedule import Health
 
     model, optimizers = three_parts()
     recorded = every_step(model)

@@ -14,12 +14,12 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-import perfagent.signals.flops as module
+import perfagent.signals.flops.step_flops as module
+from perfagent.signals.batch_size import Inputs
 from perfagent.signals.compiled import causal_in_compiled_code
-from perfagent.signals.flop_count import FlopCount
-from perfagent.signals.flops import MOST_SIZES, STEADY_STEPS, StepFlops, own_operations
-from perfagent.signals.operators import Counted, causal_share
-from perfagent.signals.throughput import Inputs
+from perfagent.signals.flops.op_formulas import Counted, causal_share
+from perfagent.signals.flops.step_flops import MOST_SIZES, STEADY_STEPS, StepFlops, own_operations
+from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.step.state import state
 
 

@@ -343,7 +343,7 @@ def test_a_sparse_gradient_in_a_model_of_plain_parameters():
 
 def test_passes_of_several_ranks_fall_on_the_same_steps(record, monkeypatch):
     """Two ranks whose passes cost differently still have steps in common: periods are powers of two, counted from 0."""
-    monkeypatch.setattr("perfagent.signals.health.telling_ns", lambda layers: 0.0)
+    monkeypatch.setattr("perfagent.signals.gradient_schedule.telling_ns", lambda layers: 0.0)
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)

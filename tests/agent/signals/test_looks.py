@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from perfagent.hooks import guard
-from perfagent.signals.looks import IDLE_S, Looks
+from perfagent.signals.flops.op_formulas import Operators
 from perfagent.signals.modules import ModuleTimes, parts_of
-from perfagent.signals.operators import Operators
+from perfagent.signals.scheduled_probes import IDLE_S, Looks
 from perfagent.step.state import state
 
 CALL = "_compiled_call_impl"
@@ -279,7 +279,7 @@ def test_a_recording_that_cannot_be_read_is_no_count_and_no_trouble(record, monk
     assert not torch.autograd._profiler_enabled()
     recorded.finish()
     assert not recorded.of("flops_per_s")
-    assert guard.failures.pop("perfagent.signals.flop_count") == 1, "told once"
+    assert guard.failures.pop("perfagent.signals.flops.step_recording") == 1, "told once"
 
 
 def test_an_event_of_a_recording_is_asked_for_little():

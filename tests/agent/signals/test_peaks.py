@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.signals.peaks import _TFLOPS, peak_flops
+from perfagent.signals.flops.device_peaks import _TFLOPS, peak_flops
 
 
 @pytest.mark.parametrize(

@@ -12,10 +12,10 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 from perfagent.hooks.guard import reset
-from perfagent.signals.flop_count import FlopCount
-from perfagent.signals.flops import StepFlops, own_operations
-from perfagent.signals.operators import Operators
-from perfagent.signals.recording import Recording, holds_nested
+from perfagent.signals.flops.op_formulas import Operators
+from perfagent.signals.flops.op_recorder import Recording, holds_nested
+from perfagent.signals.flops.step_flops import StepFlops, own_operations
+from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.step.state import state
 
 
@@ -427,7 +427,7 @@ def test_a_recording_that_somebody_ended_does_not_reach_the_training(record, cap
     record(model)
     look = recorded_step(model, lambda m: m(x).sum())
     assert look.failed
-    assert "perfagent.signals.flop_count failed and is turned off" in caplog.text
+    assert "perfagent.signals.flops.step_recording failed and is turned off" in caplog.text
     reset()
 
 
@@ -485,7 +485,7 @@ def test_a_range_that_the_script_names_leads_nowhere_when_it_ends():
     """It would write into a profiler of the script's that began in the midst of it, or since: an abort or a hang in some runs."""
     from torch.profiler import record_function
 
-    from perfagent.signals.callbacks import are_on_here
+    from perfagent.signals.flops.op_callbacks import are_on_here
 
     before = record_function.__enter__
     recording = Recording(compiled=False)

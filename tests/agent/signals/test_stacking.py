@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from perfagent.signals.foreach_norms import LARGE, MOST_NUMBERS
 from perfagent.signals.gradients import Plan, norms
-from perfagent.signals.stacking import LARGE, MOST_NUMBERS
 
 
 def model_of(shapes, dtype=torch.float32):

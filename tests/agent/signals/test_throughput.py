@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-import perfagent.signals.throughput as module
-from perfagent.signals.throughput import Inputs, reader, size_of
+import perfagent.signals.batch_size as module
+from perfagent.signals.batch_size import Inputs, reader, size_of
 
 Pair = namedtuple("Pair", "x y")
 

@@ -294,8 +294,8 @@ def test_it_works_compiled_with_equal_results():
 
 @pytest.mark.parametrize("backend", [None, "aot_eager"])
 def test_the_agent_counts_what_is_computed_again_apart(tmp_path, monkeypatch, backend):
-    from perfagent.signals.flop_count import FlopCount
-    from perfagent.signals.flops import own_operations
+    from perfagent.signals.flops.step_flops import own_operations
+    from perfagent.signals.flops.step_recording import FlopCount
     from perfagent.step.state import state
 
     monkeypatch.setenv("PERFAGENT_RECORD", str(tmp_path))

@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from perfagent.signals.flop_count import FlopCount
-from perfagent.signals.flops import MOST_SIZES, StepFlops
+from perfagent.signals.flops.step_flops import MOST_SIZES, StepFlops
+from perfagent.signals.flops.step_recording import FlopCount
 from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
 

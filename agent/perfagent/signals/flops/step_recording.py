@@ -10,13 +10,13 @@ from weakref import ref
 
 from perfagent.hooks.call_slot import CALL, copy_that_calls
 from perfagent.hooks.guard import by_signal, failed, keep_out_of_frames, not_traced, untraced
-from perfagent.signals.callbacks import any_here
 from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.convolutions import Convolution
-from perfagent.signals.graph import in_graph
+from perfagent.signals.flops.autograd_graph import in_graph
+from perfagent.signals.flops.op_callbacks import any_here
+from perfagent.signals.flops.op_formulas import Operators
+from perfagent.signals.flops.op_recorder import Recording, holds_nested
 from perfagent.signals.modules import left_alone
-from perfagent.signals.operators import Operators
-from perfagent.signals.recording import Recording, holds_nested
 from perfagent.step.state import now
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from itertools import combinations
 from typing import Any, NamedTuple
 
 from perfagent.signals.convolutions import FORWARD, GRADIENTS, NODES, Convolution, Sought, convolution
-from perfagent.signals.graph import PRODUCTS
+from perfagent.signals.flops.autograd_graph import PRODUCTS
 
 __all__ = ["Attended", "Counted", "Op", "Operators", "causal_share", "count"]
 

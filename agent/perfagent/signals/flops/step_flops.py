@@ -29,11 +29,11 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from perfagent.signals.batch_size import Shape, inputs
 from perfagent.signals.compiled import causal_in_compiled_code, compiled, products_in_own_kernels
-from perfagent.signals.flop_count import FlopCount, Size
-from perfagent.signals.operators import Attended, Counted, Op, causal_share, count
-from perfagent.signals.peaks import peak_flops
-from perfagent.signals.throughput import Shape, inputs
+from perfagent.signals.flops.device_peaks import peak_flops
+from perfagent.signals.flops.op_formulas import Attended, Counted, Op, causal_share, count
+from perfagent.signals.flops.step_recording import FlopCount, Size
 
 __all__ = ["StepFlops", "own_operations"]
 

@@ -23,7 +23,7 @@ from typing import Any
 from perfagent.hooks.guard import untraced
 from perfagent.rootcause.other_profilers import ends, starts
 from perfagent.rootcause.replacing import replace
-from perfagent.signals.callbacks import are_on_here, can_clear_here, clear_here, turn_here
+from perfagent.signals.flops.op_callbacks import are_on_here, can_clear_here, clear_here, turn_here
 
 __all__ = ["Recording", "holds_nested"]
 
