@@ -24,7 +24,7 @@ from perfagent.config import AgentConfig
 from perfagent.context.console import Console
 from perfagent.context.gathering import Context
 from perfagent.context.process import describe
-from perfagent.delivery.sender import Sender, Source
+from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
 from perfagent.ending import cause
 from perfagent.errors import ConfigError

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfagent.delivery.sockets import Dialer
+from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport
 from perfagent.descriptors import Descriptor, opened
@@ -51,7 +51,7 @@ def test_a_deleted_file_is_told_from_one_that_is_there(tmp_path: Path) -> None:
 STREAMS = """
 import os
 os.close({closed})
-from perfagent.delivery.sockets import Dialer
+from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.descriptors import opened
 file = opened({path!r}, os.O_RDWR | os.O_CREAT)
 sock = Dialer()._socket(2, 1, 0)

@@ -17,7 +17,7 @@ from typing import Any
 from ingest_server import IngestServer, Scripted
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Outgoing, Spool
 from perfagent.identity import Identity
 from perfagent.wire import Frame

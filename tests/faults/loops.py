@@ -194,7 +194,7 @@ STARTER = """
 import sys, time
 from pathlib import Path
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))
 sender.start()

@@ -24,8 +24,8 @@ from typing import Any
 import numpy
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.dispatcher import Dispatcher
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
+from perfagent.delivery.send_loop import Dispatcher
 from perfagent.identity import Identity
 
 NAMES = (

@@ -15,7 +15,7 @@ from builders import free_port, until
 from faults.accounts import Accounts, row
 
 from perfagent.delivery import courier, transport
-from perfagent.delivery.dispatcher import MOST_LEFT_BEHIND
+from perfagent.delivery.send_loop import MOST_LEFT_BEHIND
 
 pytestmark = pytest.mark.fault
 

@@ -25,8 +25,8 @@ from perfagent.delivery import courier, segments, spool
 from perfagent.delivery.backlog import Backlog
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.courier import Courier
-from perfagent.delivery.dispatcher import Dispatcher
 from perfagent.delivery.segments import Segments
+from perfagent.delivery.send_loop import Dispatcher
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport
 from perfagent.hooks import guard
@@ -112,7 +112,7 @@ def test_a21_an_error_at_any_call_of_the_threads_costs_at_most_one_new_beginning
     at: int,
 ) -> None:
     """A server that is away, comes, takes everything: with one error somewhere on the way, at the first or a later call."""
-    monkeypatch.setattr("perfagent.delivery.sender.AGAIN_S", 0.05)
+    monkeypatch.setattr("perfagent.delivery.handoff.AGAIN_S", 0.05)
     monkeypatch.setattr(spool, "KEEP_S", 0.02)  # frames of the backlog are made, too
     monkeypatch.setattr(segments, "SEGMENT_BYTES", 4000)
     injected = Injected(getattr(place, name), error, at=at)
@@ -268,7 +268,7 @@ def test_a23_what_the_scripts_own_handler_of_logs_raises_stays_out_of_its_traini
 def test_a23_a_handler_of_logs_that_raises_does_not_switch_the_agent_off_when_the_server_comes_back(
     fault: Accounts, raising: Raising, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("perfagent.delivery.sender.AGAIN_S", 0.05)
+    monkeypatch.setattr("perfagent.delivery.handoff.AGAIN_S", 0.05)
     server = fault.server()
     sender = fault.sender(server)
     sender._dispatch()._random.uniform = lambda a, b: 0.02  # type: ignore[method-assign]

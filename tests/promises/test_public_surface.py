@@ -71,7 +71,7 @@ def test_the_wire_needs_only_the_standard_library_and_msgspec() -> None:
 
 
 def test_an_agent_does_not_load_what_only_servers_and_readers_need() -> None:
-    loaded = run_python("import sys, perfagent.delivery.dispatcher; print(*sys.modules)").split()
+    loaded = run_python("import sys, perfagent.delivery.send_loop; print(*sys.modules)").split()
     assert "perfagent.wire.query" not in loaded
     assert run_python("from perfagent.wire import *; print(RunSummary.__module__)").split() == ["perfagent.wire.query"]
 

@@ -19,7 +19,7 @@ from perfagent.context.screen import STATE_S, Screen
 from perfagent.words import some
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender, Source
+    from perfagent.delivery.handoff import Sender, Source
 
 __all__ = ["Console"]
 

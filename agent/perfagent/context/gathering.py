@@ -18,7 +18,7 @@ from perfagent.context.techniques import elements, of_model, of_process
 from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender, Source
+    from perfagent.delivery.handoff import Sender, Source
 
 __all__ = ["Context"]
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import msgspec
 
-from perfagent.delivery.planes import Planes, columns, deflated, inflated, planes
+from perfagent.delivery.byte_planes import Planes, columns, deflated, inflated, planes
+from perfagent.delivery.downsampling import Content, events_only, nothing, thin
 from perfagent.delivery.segments import (
     BAD_RECORD,
     FRAME,
@@ -26,7 +27,6 @@ from perfagent.delivery.segments import (
     records,
     write_whole,
 )
-from perfagent.delivery.thinning import Content, events_only, nothing, thin
 from perfagent.descriptors import opened
 from perfagent.wire import Event, Group
 

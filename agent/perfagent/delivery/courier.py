@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from perfagent.delivery.bell import Bell
 from perfagent.delivery.transport import Answer, judge
+from perfagent.delivery.wakeup import Bell
 from perfagent.errors import ServerUnreachable
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Source
+    from perfagent.delivery.handoff import Source
     from perfagent.delivery.spool import Outgoing, Spool
     from perfagent.delivery.transport import Transport
 

@@ -17,7 +17,7 @@ from perfagent.decode.columnar import read_alike
 from perfagent.decode.step_blocks import Steps, count, joined, notes_in
 from perfagent.decode.step_decoder import Note, StepReader
 from perfagent.delivery.columns import Columns, merge, must_be_finite
-from perfagent.delivery.packing import Packed, grouped, is_finite, rows_in
+from perfagent.delivery.row_packing import Packed, grouped, is_finite, rows_in
 from perfagent.step.trace import BACKWARD, entries_of
 from perfagent.wire import Group
 

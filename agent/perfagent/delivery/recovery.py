@@ -13,7 +13,7 @@ import msgspec
 
 from perfagent.delivery.backlog import Kept
 from perfagent.delivery.drafts import Draft
-from perfagent.delivery.packing import Packed
+from perfagent.delivery.row_packing import Packed
 from perfagent.delivery.segments import (
     BAD_RECORD,
     DRAFT,

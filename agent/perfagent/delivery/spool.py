@@ -27,8 +27,9 @@ import msgspec
 
 from perfagent.delivery.backlog import Backlog, Part, squeezed
 from perfagent.delivery.columns import merge
+from perfagent.delivery.downsampling import halves, raw_size
 from perfagent.delivery.drafts import Draft, Read, left_behind
-from perfagent.delivery.early import Early
+from perfagent.delivery.pending_log_file import Early
 from perfagent.delivery.recovery import Recovered, Tick, drafted
 from perfagent.delivery.segments import (
     DRAFT,
@@ -47,7 +48,6 @@ from perfagent.delivery.segments import (
     records,
     write_whole,
 )
-from perfagent.delivery.thinning import halves, raw_size
 from perfagent.wire import Event, Frame, Group
 
 __all__ = ["Header", "Outgoing", "Spool", "SpoolBusyError", "folders", "owner"]

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.notices import damage
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
+from perfagent.delivery.user_messages import damage
 from perfagent.errors import ServerUnreachable, WireError
 from perfagent.wire import encode
 from perfagent.words import some

@@ -26,7 +26,7 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
-from perfagent.delivery.sockets import Dialer
+from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.errors import ServerUnreachable
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Frame, decode

@@ -22,8 +22,8 @@ from perfagent.rootcause.containment import contained
 from perfagent.step.state import now
 
 if TYPE_CHECKING:
-    from perfagent.delivery.collecting import Taken
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.drain import Taken
+    from perfagent.delivery.handoff import Sender
     from perfagent.rootcause.commands import Commands
     from perfagent.rootcause.nonfinite import Inquiry
     from perfagent.step.state import Progress
@@ -44,7 +44,7 @@ _LAST_ROWS = 64
 _AGE = ("step_age_s",)
 _KEPT = ("loss", "grad/norm", "grad/nonfinite", "lr", "amp/scale", "amp/skipped", "step_time_s")
 _NUMBERS = (4, 5)
-"""Items in a row that a user logged, and in one with a tuple of names (delivery/sender.py)."""
+"""Items in a row that a user logged, and in one with a tuple of names (delivery/handoff.py)."""
 _LONGEST_CHAIN = 8
 _TOLD = "_perfagent_told"
 _AT = "_perfagent_at"
@@ -196,7 +196,7 @@ class Investigator:
     def pressing(self, taken: Taken) -> None:
         """Among these rows something is not finite: perhaps a loss that a user logged of a step whose backward pass a guard left
         out."""
-        from perfagent.delivery.packing import is_finite, rows_in
+        from perfagent.delivery.row_packing import is_finite, rows_in
 
         rows = chain(taken.rows, *(rows_in(block) for block in taken.packed if not is_finite(block)))
         if self._wants_look() and any(map(_logs_bad_loss, rows)):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.handoff import Sender
 
 __all__ = ["PIECE_BYTES", "Upload"]
 

@@ -21,7 +21,7 @@ from perfagent.descriptors import Descriptor, opened
 from perfagent.samplers.folders import EVERY_S, FolderSampler
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender, Source
+    from perfagent.delivery.handoff import Sender, Source
     from perfagent.samplers.gpu.nvml import Library
     from perfagent.samplers.host import HostReader
     from perfagent.samplers.process import ProcessReader, WorkerReader

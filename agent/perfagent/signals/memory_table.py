@@ -22,7 +22,7 @@ from perfagent.signals.sharding import local
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, numbers_in, tensors_in
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender, Source
+    from perfagent.delivery.handoff import Sender, Source
     from perfagent.step.state import Progress
 
 __all__ = ["MemoryTable", "table"]

@@ -17,7 +17,7 @@ from perfagent.signals.modules import ModuleTimes
 from perfagent.signals.synchronization import SynchronizingLines
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.handoff import Sender
     from perfagent.rootcause.investigator import Investigator
     from perfagent.step.state import Progress
 

@@ -15,7 +15,7 @@ from canaries import BY_VALUE
 
 from perfagent.config import AgentConfig
 from perfagent.context.console import MOST_CHARACTERS, MOST_PIECES, Console
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.redaction import redacted
 
@@ -186,7 +186,7 @@ import sys, tempfile
 from pathlib import Path
 from perfagent.config import AgentConfig
 from perfagent.context.console import MOST_PIECES, Console
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.redaction import redacted
 def seen():

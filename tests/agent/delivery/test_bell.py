@@ -4,7 +4,7 @@ import signal
 import threading
 import time
 
-from perfagent.delivery.bell import Bell, start_deaf
+from perfagent.delivery.wakeup import Bell, start_deaf
 
 
 def test_a_ring_before_the_wait_is_kept_and_several_are_one() -> None:

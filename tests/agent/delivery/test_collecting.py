@@ -14,9 +14,9 @@ from builders import RecordingSender
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count, notes_in
 from perfagent.decode.step_decoder import Note
-from perfagent.delivery.collecting import DEFERRED_S, Collector, Taken
 from perfagent.delivery.columns import Columns
-from perfagent.delivery.packing import rows_in
+from perfagent.delivery.drain import DEFERRED_S, Collector, Taken
+from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
 from perfagent.hooks.evaluation import Evaluations, Interrupted
@@ -342,7 +342,7 @@ def test_a_loop_that_logs_hundreds_of_times_a_step_loses_none_to_politeness(
             rows.append((given, 1.0, float(given), {"a": 1.0}))
             given += 1
 
-    monkeypatch.setattr("perfagent.delivery.bell.time.sleep", lambda _: train(200))
+    monkeypatch.setattr("perfagent.delivery.wakeup.time.sleep", lambda _: train(200))
     taken = 0
     for _ in range(10):
         train(3000)

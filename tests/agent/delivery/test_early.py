@@ -19,10 +19,10 @@ from agent_recorded import Recording
 from builders import RecordingSender, job_environment
 
 from perfagent.delivery import segments
-from perfagent.delivery.collecting import Collector
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft
-from perfagent.delivery.packing import rows_in
+from perfagent.delivery.drain import Collector
+from perfagent.delivery.row_packing import rows_in
 from perfagent.delivery.segments import folders, numbered
 from perfagent.delivery.spool import Header, Spool
 from perfagent.device import Reading

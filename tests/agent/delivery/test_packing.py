@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, left_behind, pieces, read
-from perfagent.delivery.packing import Packed, Packer, grouped, rows_in
 from perfagent.delivery.recovery import drafted
+from perfagent.delivery.row_packing import Packed, Packer, grouped, rows_in
 from perfagent.delivery.spool import Header, Spool
 from perfagent.wire import Group
 

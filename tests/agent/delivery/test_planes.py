@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from perfagent.delivery.backlog import _read, squeezed
-from perfagent.delivery.planes import Planes, columns, deflated, planes
+from perfagent.delivery.byte_planes import Planes, columns, deflated, planes
 from perfagent.delivery.segments import BAD_RECORD
 from perfagent.wire import Event, Group
 

@@ -23,9 +23,9 @@ from ingest_server import IngestServer
 from perfagent.config import AgentConfig
 from perfagent.delivery import courier, segments
 from perfagent.delivery.columns import DROPPED, pack
+from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS, Sender
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.segments import HEADER, TICK, Segments, decode_header, records
-from perfagent.delivery.sender import MAX_EVENTS, MAX_ROWS, Sender
 from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable

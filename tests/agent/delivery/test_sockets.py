@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from perfagent.delivery import sockets
-from perfagent.delivery.sockets import Dialer
+from perfagent.delivery import fork_safe_sockets
+from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.delivery.transport import HttpTransport
 from perfagent.errors import ServerUnreachable
 
@@ -135,9 +135,9 @@ def test_a_descriptor_that_belongs_to_somebody_else_by_now_stays_open(listener: 
 
 
 def test_a_fork_does_not_wait_for_long() -> None:
-    with sockets._gate.lock:  # as if a thread hung there
+    with fork_safe_sockets._gate.lock:  # as if a thread hung there
         begin = time.monotonic()
         assert kept_by_a_child(inodes_of_sockets()) == 0
         assert time.monotonic() - begin < 5
-    with sockets._gate.lock:  # it was not given back by a fork that never had it
+    with fork_safe_sockets._gate.lock:  # it was not given back by a fork that never had it
         pass

@@ -18,7 +18,7 @@ import pytest
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns, pack
 from perfagent.delivery.drafts import Draft
-from perfagent.delivery.packing import Packed, Packer
+from perfagent.delivery.row_packing import Packed, Packer
 from perfagent.delivery.spool import Header, Spool
 from perfagent.governor import Governor
 from perfagent.step.row import EarlyLog

@@ -5,7 +5,7 @@ import math
 import pytest
 
 from perfagent.delivery.columns import pack
-from perfagent.delivery.thinning import events_only, halves, nothing, raw_size, thin
+from perfagent.delivery.downsampling import events_only, halves, nothing, raw_size, thin
 from perfagent.wire import Event, Group
 
 

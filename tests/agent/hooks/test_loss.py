@@ -435,7 +435,7 @@ def test_a_loss_logged_under_other_step_numbers_takes_the_series_over(record, mo
 
 @pytest.mark.parametrize("bad", [math.nan, math.inf])
 def test_a_loss_that_is_not_finite_makes_its_step_unusual(record, model, bad):
-    # so that it is not passed on as a step of the usual kind, but at once (delivery/collecting.py)
+    # so that it is not passed on as a step of the usual kind, but at once (delivery/drain.py)
     recorded = record(model)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for factor in (1.0, 1.0, bad, 1.0):

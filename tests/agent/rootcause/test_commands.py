@@ -10,7 +10,7 @@ from builders import until
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.governor import Governor
 from perfagent.identity import Identity
 from perfagent.step.state import now

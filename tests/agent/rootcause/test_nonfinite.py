@@ -662,7 +662,7 @@ def test_a_run_that_logs_its_nan_and_leaves_tells_what_is_known(train):
 
 
 def test_what_is_logged_as_no_number_is_looked_into_once_the_step_has_had_time_to_tell(train):
-    from perfagent.delivery.collecting import Taken
+    from perfagent.delivery.drain import Taken
     from perfagent.rootcause import investigator
 
     job = train()

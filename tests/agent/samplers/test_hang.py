@@ -12,7 +12,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from ingest_server import IngestServer
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
 

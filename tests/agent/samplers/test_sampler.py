@@ -13,7 +13,7 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
 from perfagent.samplers.cgroup import ControlGroup
@@ -172,7 +172,7 @@ RANK_0 = """
 import sys
 from pathlib import Path
 from perfagent.config import AgentConfig
-from perfagent.delivery.sender import Sender
+from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
 who = Identity(project="p", run="r", attempt=1, world_size=2, job_key="job")

@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.decode.step_blocks import StepPacker
 from perfagent.decode.step_decoder import Note
-from perfagent.delivery.bell import give_way
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
-from perfagent.delivery.packing import Packed, Packer, is_finite
+from perfagent.delivery.row_packing import Packed, Packer, is_finite
+from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
 from perfagent.step.row import EarlyLog, StepRow
@@ -28,7 +28,7 @@ from perfagent.step.state import Mark
 from perfagent.step.trace import entry_count
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.handoff import Sender
 
 __all__ = ["Collector", "Taken"]
 

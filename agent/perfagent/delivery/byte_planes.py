@@ -21,8 +21,8 @@ from itertools import accumulate, pairwise
 
 import msgspec
 
-from perfagent.delivery.bell import give_way
 from perfagent.delivery.segments import MAX_RECORD
+from perfagent.delivery.wakeup import give_way
 from perfagent.wire import Group
 
 __all__ = ["Planes", "columns", "deflated", "inflated", "planes"]

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections import Counter
 
     from perfagent.delivery.columns import Columns
-    from perfagent.delivery.sender import Sender
+    from perfagent.delivery.handoff import Sender
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Answer
 

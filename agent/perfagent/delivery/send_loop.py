@@ -15,15 +15,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from perfagent.delivery.bell import give_way
-from perfagent.delivery.collecting import Collector, Taken
 from perfagent.delivery.columns import DROPPED, Columns, merge
 from perfagent.delivery.courier import Courier, Job
 from perfagent.delivery.drafts import Draft, pieces, read
-from perfagent.delivery.notices import Notices
+from perfagent.delivery.drain import Collector, Taken
 from perfagent.delivery.orphans import Orphans
 from perfagent.delivery.spool import Header, Outgoing, Spool
 from perfagent.delivery.transport import Answer, HttpTransport, packed
+from perfagent.delivery.user_messages import Notices
+from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.errors import WireError
 from perfagent.identity.pids import process_start
@@ -31,7 +31,7 @@ from perfagent.redaction import redacted, redacted_text
 from perfagent.wire import Event, Group, encode
 
 if TYPE_CHECKING:
-    from perfagent.delivery.sender import Mirror, Sender
+    from perfagent.delivery.handoff import Mirror, Sender
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
 

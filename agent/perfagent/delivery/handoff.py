@@ -32,14 +32,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from perfagent.decode.step_decoder import StepReader
-from perfagent.delivery.bell import Bell, start_deaf
+from perfagent.delivery.wakeup import Bell, start_deaf
 from perfagent.device import immortal, waiting
 from perfagent.telling import logger
 
 if TYPE_CHECKING:
     from perfagent.config import AgentConfig
     from perfagent.delivery.columns import AnyRow
-    from perfagent.delivery.dispatcher import Dispatcher
+    from perfagent.delivery.send_loop import Dispatcher
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Transport
     from perfagent.identity import Identity
@@ -183,7 +183,7 @@ class Sender:
             with contextlib.suppress(Exception):  # NVML's bindings are somebody else's
                 importlib.import_module(name)
         try:
-            importlib.import_module("perfagent.delivery.dispatcher")
+            importlib.import_module("perfagent.delivery.send_loop")
         except Exception as error:  # noqa: BLE001 - a broken installation is no reason why a training should not start
             self._disable(f"it could not be imported ({error})")
             return False
@@ -268,7 +268,7 @@ class Sender:
     def _dispatch(self) -> Dispatcher:
         with self._making:
             if self._dispatcher is None:
-                from perfagent.delivery.dispatcher import Dispatcher  # not with this module: `import perfagent` is to be quick
+                from perfagent.delivery.send_loop import Dispatcher  # not with this module: `import perfagent` is to be quick
 
                 self._dispatcher = Dispatcher(self, self._transport)
             return self._dispatcher
