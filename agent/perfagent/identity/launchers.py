@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from perfagent.identity import slurm
-from perfagent.identity.joining import in_group
-from perfagent.identity.leftovers import sweep
 from perfagent.identity.pids import process_start
+from perfagent.identity.process_group import in_group
+from perfagent.identity.rendezvous_cleanup import sweep
 from perfagent.naming import identity_problem
 
 __all__ = ["job_key", "named_by_launcher", "place", "this_node", "whole_number"]

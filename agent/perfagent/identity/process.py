@@ -11,9 +11,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from perfagent.identity.joining import Joining, in_group, may_join
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
-from perfagent.identity.meeting import Meeting
+from perfagent.identity.process_group import Joining, in_group, may_join
+from perfagent.identity.rendezvous import Meeting
 from perfagent.launch.options import parents_run
 from perfagent.naming import draw_id
 

@@ -11,10 +11,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.identity.joining import ALONE_AFTER_S, in_group
 from perfagent.identity.launchers import whole_number
-from perfagent.identity.leftovers import sweep
 from perfagent.identity.pids import process_start
+from perfagent.identity.process_group import ALONE_AFTER_S, in_group
+from perfagent.identity.rendezvous_cleanup import sweep
 from perfagent.naming import draw_id
 
 if TYPE_CHECKING:
