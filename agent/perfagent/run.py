@@ -19,15 +19,17 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from perfagent import instrument, verdict
+from perfagent import patching, verdict
+from perfagent.agent_log import logger
 from perfagent.config import AgentConfig
+from perfagent.context.collector import Context
 from perfagent.context.console import Console
-from perfagent.context.gathering import Context
 from perfagent.context.process import describe
 from perfagent.delivery.handoff import Sender, Source
 from perfagent.device import cuda_device_of, snapshot
-from perfagent.ending import cause
+from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
+from perfagent.exit_status import Cause
 from perfagent.governor import Governor
 from perfagent.hooks import guard
 from perfagent.hooks.dataloader import timed
@@ -38,15 +40,13 @@ from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
 from perfagent.launch import options as launched
-from perfagent.leaving import Cause
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
+from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
-from perfagent.shown import Shown
 from perfagent.signals.memory_table import MemoryTable
 from perfagent.step.row import EarlyLog, LoggedLater
 from perfagent.step.state import Progress, state
-from perfagent.telling import logger
 
 if TYPE_CHECKING:
     from perfagent.signals.scheduled_probes import Looks
@@ -341,7 +341,7 @@ class Run:
         self._console.install()
         self._context.install()
         state.current = self._progress
-        instrument.when_torch_is_imported(_torch_came)
+        patching.when_torch_is_imported(_torch_came)
         self.mirror(self.settings.tensorboard)
         self._sender.start()
 
@@ -429,7 +429,7 @@ class Run:
         if torch.cuda.is_initialized():
             self._cuda_device = device = cuda_device_of(optimizer, torch.cuda.current_device())
             self._progress.stream = torch.cuda.current_stream(device).cuda_stream
-        instrument.install_late()
+        patching.install_late()
         self._watch_model()
         self._context.first_step()
 
@@ -583,7 +583,7 @@ class Run:
             state.current = None
         self._watching.close()  # first: what it patched may lie on top of a patch of a framework's
         if current:
-            instrument.remove()
+            patching.remove()
         if self._console is not None:
             self._console.close()
         self._context.close()
@@ -611,7 +611,7 @@ def _trainable(model: Any) -> int:
 
 def _torch_came() -> None:
     if state.current is not None:
-        instrument.install()
+        patching.install()
 
 
 def _unpickled(source: str) -> Run:

@@ -13,14 +13,14 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perfagent.agent_log import logger
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.config import AgentConfig
-from perfagent.ending import cause
+from perfagent.end_reason import cause
+from perfagent.exit_status import Leaving, handled, told_from_afar
 from perfagent.launch import options as launched
-from perfagent.leaving import Leaving, handled, told_from_afar
 from perfagent.run import Run
 from perfagent.step.state import state
-from perfagent.telling import logger
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
 

@@ -20,7 +20,7 @@ from timing import NoOptimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import perfagent
-from perfagent import instrument
+from perfagent import patching
 from perfagent.step.state import state
 
 CALLS = 200
@@ -82,12 +82,12 @@ def main() -> None:
 
     def undo() -> None:
         state.current = None
-        instrument.remove()
+        patching.remove()
         run._watching.take_off()
 
     def with_agent() -> Callable[[], None]:
         torch.autograd.backward = no_backward
-        instrument.install()
+        patching.install()
         run._watch_model()
         state.current = progress
         progress.measure_at = 2**60  # gradients are a matter of the governor's, measured elsewhere
@@ -114,7 +114,7 @@ def main() -> None:
         torch.autograd.backward(loss)
 
     iterator = Endless(batch)
-    timed = instrument.watch_next(Endless.__next__)  # the hook stands on the base class, whose own next is no empty body
+    timed = patching.watch_next(Endless.__next__)  # the hook stands on the base class, whose own next is no empty body
 
     def fetch() -> None:
         (timed if state.current is not None else Endless.__next__)(iterator)

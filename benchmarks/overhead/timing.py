@@ -26,7 +26,7 @@ from torch.utils.data import DataLoader
 from workloads import make
 
 import perfagent
-from perfagent import instrument
+from perfagent import patching
 from perfagent.step.state import state
 
 
@@ -102,13 +102,13 @@ def added_us(made: tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], ob
     for number in range(blocks):
         for hooked in (True, False) if number % 2 else (False, True):
             if hooked:
-                instrument.install()
+                patching.install()
                 run._watch_model()
                 state.current = run._progress
                 attached.append(block_us(step))
             else:
                 state.current = None
-                instrument.remove()
+                patching.remove()
                 run._watching.take_off()
                 bare.append(block_us(step))
     run.finish()

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from perfagent.ending import cause, out_of_memory, text_of
+from perfagent.end_reason import cause, out_of_memory, text_of
 
 
 class UnspeakableError(RuntimeError):

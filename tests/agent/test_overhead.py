@@ -14,7 +14,7 @@ SCRIPT = """
     import json, statistics, time
     import torch
     import perfagent
-    from perfagent import instrument
+    from perfagent import patching
     from perfagent.step.state import state
 
     torch.set_num_threads(1)
@@ -37,7 +37,7 @@ SCRIPT = """
     added, own_s = [], 0.0
     began_s, process_s, thread_s = time.perf_counter(), time.process_time(), time.thread_time()
     while time.perf_counter() < began_s + 8.0:
-        instrument.install()
+        patching.install()
         run._watch_model()
         state.current = progress
         block = time.thread_time()
@@ -45,7 +45,7 @@ SCRIPT = """
             step(run.log)
         attached_s = time.thread_time() - block
         state.current = None
-        instrument.remove()
+        patching.remove()
         run._watching.take_off()
         block = time.thread_time()
         for _ in range(40):

@@ -12,7 +12,7 @@ from builders import free_port
 from torch import nn
 
 import perfagent
-from perfagent.shown import Shown
+from perfagent.run_repr import Shown
 
 
 @pytest.fixture(autouse=True)

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
-from perfagent.context.screen import STATE_S, Screen
-from perfagent.words import some
+from perfagent.context.terminal import STATE_S, Screen
+from perfagent.plural import some
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source

@@ -25,7 +25,7 @@ from types import FrameType, FunctionType, SimpleNamespace
 from typing import Any
 
 from perfagent.context.techniques import of_variable
-from perfagent.frames import variables_of
+from perfagent.stack_variables import variables_of
 
 __all__ = ["OF_A_MODEL", "Hyperparameters"]
 

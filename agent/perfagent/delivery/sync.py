@@ -18,8 +18,8 @@ from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
 from perfagent.errors import ServerUnreachable, WireError
+from perfagent.plural import some
 from perfagent.wire import encode
-from perfagent.words import some
 
 __all__ = ["Upload", "command", "upload"]
 

@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.importing import Once
+from perfagent.import_hooks import Once
 
 __all__ = ["expect", "watch"]
 

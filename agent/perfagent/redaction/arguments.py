@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from perfagent.redaction.free_text import is_short_password
 from perfagent.redaction.names import HEX, HIDDEN, compiled, may_stay, random_looking, secret_key, stands_for
 from perfagent.redaction.remembered import learn, learn_environment
-from perfagent.redaction.said import is_short_password
 from perfagent.redaction.text import may_begin_with_a_dash, may_have_more, redacted_text
 
 __all__ = ["TAKES_PAIRS", "CommandLine", "redacted_arguments"]

@@ -8,9 +8,9 @@ import re
 import string
 from collections.abc import Iterable
 
+from perfagent.redaction.free_text import hide_said, hide_short_options
 from perfagent.redaction.names import HEX, HIDDEN, WORDS, compiled, may_stay, noted, random_looking, secret_key, stands_for
 from perfagent.redaction.remembered import hide_remembered
-from perfagent.redaction.said import hide_said, hide_short_options
 from perfagent.redaction.values import hide_known
 
 __all__ = ["may_begin_with_a_dash", "may_have_more", "redacted_lines", "redacted_text"]

@@ -17,7 +17,7 @@ from types import FrameType, MemberDescriptorType
 from typing import Any
 
 from perfagent.device import Reading, collect
-from perfagent.frames import variables_of
+from perfagent.stack_variables import variables_of
 
 __all__ = ["Fingerprint", "can_be_counted", "count_nonfinite", "in_callers", "tensors_in"]
 

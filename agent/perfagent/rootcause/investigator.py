@@ -17,7 +17,7 @@ from itertools import chain
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Protocol
 
-from perfagent.ending import out_of_memory
+from perfagent.end_reason import out_of_memory
 from perfagent.rootcause.containment import contained
 from perfagent.step.state import now
 

@@ -16,7 +16,6 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
 from perfagent.device import Reading, collect
-from perfagent.frames import variables_of
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, in_callers
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
@@ -24,6 +23,7 @@ from perfagent.rootcause.graph import COMPILED, first_bad_operator, leaves_of
 from perfagent.rootcause.modules import OutputChecks, is_closed, walk
 from perfagent.signals.sharding import local as local_part
 from perfagent.signals.tensor_storage import is_lazy, made_of, numbers_in
+from perfagent.stack_variables import variables_of
 from perfagent.step.trace import entries_of
 
 if TYPE_CHECKING:

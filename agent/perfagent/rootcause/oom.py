@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.ending import text_of
+from perfagent.end_reason import text_of
 from perfagent.rootcause.containment import contained
 from perfagent.rootcause.evidence import Evidence
 from perfagent.signals.tensor_storage import every_optimizer, is_lazy, made_of, tensors_in

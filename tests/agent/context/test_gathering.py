@@ -10,7 +10,7 @@ import torch
 from builders import RecordingSender
 from torch.nn.utils import prune
 
-from perfagent.context.gathering import AGAIN_S, Context
+from perfagent.context.collector import AGAIN_S, Context
 
 
 class Gathered:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from perfagent.context.screen import MOST_BARS, Screen, _over
+from perfagent.context.terminal import MOST_BARS, Screen, _over
 
 
 def two_bars_of_tqdm() -> str:

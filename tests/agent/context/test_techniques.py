@@ -12,7 +12,7 @@ import webdataset
 from builders import RecordingSender
 from torch.nn.utils import prune
 
-from perfagent.context.gathering import Context
+from perfagent.context.collector import Context
 from perfagent.context.techniques import elements, of_model, of_process, of_variable
 
 

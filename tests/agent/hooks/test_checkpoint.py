@@ -195,7 +195,7 @@ def test_a_save_that_is_watched_can_be_pickled(record):
 
 def test_a_save_is_itself_again_where_a_module_took_it_during_the_run():
     script = """
-import pickle, torch, perfagent.instrument as instrument
+import pickle, torch, perfagent.patching as instrument
 instrument.install()
 import torch.distributed.checkpoint as dcp, torch.distributed.checkpoint.state_dict_saver as below
 assert dcp.save is below.save and pickle.loads(pickle.dumps(dcp.save)) is dcp.save

@@ -9,7 +9,7 @@ from canaries import BASE62, BY_NAME, BY_VALUE, HEX40, IN_TEXT, ORDINARY_NAMES, 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from perfagent.redaction import arguments, names, redacted_text, remembered, said, secret_key, structure, text, values
+from perfagent.redaction import arguments, free_text, names, redacted_text, remembered, secret_key, structure, text, values
 from perfagent.redaction.names import compiled, random_looking, weak_key
 
 UNUSUAL = "\u212a\u017f\u0130\u0131é\0\n"
@@ -47,9 +47,9 @@ def unhurried_text(shown: str) -> str:
         found = re.sub(text._ALONE, rf"\g<scheme>{names.HIDDEN}@", found)
         found = re.sub(text._ON_THE_WEB, rf"\g<scheme>{names.HIDDEN}@", found)
     found = re.sub(text._QUERY, rf"\g<lead>{names.HIDDEN}", found)
-    found = re.sub(said._OF_A_PROGRAM, said._value_only, found)
-    found = re.sub(said._SHORT, said._short, found)
-    found = re.sub(said._OTHER_LETTERS, said._value_only, found)
+    found = re.sub(free_text._OF_A_PROGRAM, free_text._value_only, found)
+    found = re.sub(free_text._SHORT, free_text._short, found)
+    found = re.sub(free_text._OTHER_LETTERS, free_text._value_only, found)
     lower = found.lower()
     if any(word in lower for word in names.WORDS):
         if any(word in lower for word in ("authorization", "cookie", "x-")):
@@ -61,11 +61,11 @@ def unhurried_text(shown: str) -> str:
         if any(word in lower for word in ("bearer", "basic", "token ")):
             found = re.sub(text._SCHEME, text._hide_scheme, found)
         for pattern, shown_as in (
-            (said._SENTENCE, said._in_sentence), (said._TABLE, said._in_table), (said._CALL, said._under_name),
-            (said._PAIR_IN_BRACKETS, said._in_pair), (said._LOGS_IN, said._value_only), (said._KAGGLE, said._value_only),
-            (said._VALIDATED, said._under_name), (said._TUPLE, said._in_tuple), (said._TAG, said._under_name),
-            (said._SHELL, said._under_name),
-            (said._LONG_WORD, said._beside_a_name),
+            (free_text._SENTENCE, free_text._in_sentence), (free_text._TABLE, free_text._in_table), (free_text._CALL, free_text._under_name),
+            (free_text._PAIR_IN_BRACKETS, free_text._in_pair), (free_text._LOGS_IN, free_text._value_only), (free_text._KAGGLE, free_text._value_only),
+            (free_text._VALIDATED, free_text._under_name), (free_text._TUPLE, free_text._in_tuple), (free_text._TAG, free_text._under_name),
+            (free_text._SHELL, free_text._under_name),
+            (free_text._LONG_WORD, free_text._beside_a_name),
         ):  # fmt: skip
             found = re.sub(pattern, shown_as, found)
     if "login" in lower or "curl" in lower:

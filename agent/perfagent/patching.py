@@ -17,7 +17,7 @@ from perfagent.hooks.backward import watch_backward, watch_scale
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
-from perfagent.importing import Once
+from perfagent.import_hooks import Once
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
 
