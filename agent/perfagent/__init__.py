@@ -44,20 +44,20 @@ if TYPE_CHECKING:
     from perfagent.training.data.token_budget import TokenBudgetBatchSampler as TokenBudgetBatchSampler
     from perfagent.training.ddp import comm_hook as comm_hook
     from perfagent.training.ddp import ddp as ddp
+    from perfagent.training.deepspeed_config import zero_config as zero_config
     from perfagent.training.estimates.memory import MemoryEstimate as MemoryEstimate
     from perfagent.training.estimates.memory import estimate_memory as estimate_memory
-    from perfagent.training.finding.batch_size import find_batch_size as find_batch_size
-    from perfagent.training.finding.job import TuningJob as TuningJob
-    from perfagent.training.finding.tuning import tune as tune
-    from perfagent.training.finding.workers import find_num_workers as find_num_workers
     from perfagent.training.fsdp import fsdp as fsdp
     from perfagent.training.loop import Loop as Loop
     from perfagent.training.loop import loop as loop
     from perfagent.training.nonfinite import NanPolicy as NanPolicy
     from perfagent.training.retry import retry as retry
+    from perfagent.training.search.batch_size import find_batch_size as find_batch_size
+    from perfagent.training.search.job import TuningJob as TuningJob
+    from perfagent.training.search.tuning import tune as tune
+    from perfagent.training.search.workers import find_num_workers as find_num_workers
     from perfagent.training.split_on_oom import SplitOnOom as SplitOnOom
     from perfagent.training.stepping import StepResult as StepResult
-    from perfagent.training.zero import zero_config as zero_config
 
 __version__ = "0.1.0"
 
@@ -142,13 +142,13 @@ _WHERE = {
     "fsdp": "perfagent.training.fsdp",
     "ddp": "perfagent.training.ddp",
     "comm_hook": "perfagent.training.ddp",
-    "zero_config": "perfagent.training.zero",
+    "zero_config": "perfagent.training.deepspeed_config",
     "MemoryEstimate": "perfagent.training.estimates.memory",
     "estimate_memory": "perfagent.training.estimates.memory",
-    "find_batch_size": "perfagent.training.finding.batch_size",
-    "find_num_workers": "perfagent.training.finding.workers",
-    "TuningJob": "perfagent.training.finding.job",
-    "tune": "perfagent.training.finding.tuning",
+    "find_batch_size": "perfagent.training.search.batch_size",
+    "find_num_workers": "perfagent.training.search.workers",
+    "TuningJob": "perfagent.training.search.job",
+    "tune": "perfagent.training.search.tuning",
     "CachedDataset": "perfagent.training.data.cache",
     "DiskCache": "perfagent.training.data.cache",
     "LengthBucketBatchSampler": "perfagent.training.data.buckets",

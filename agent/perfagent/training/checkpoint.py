@@ -28,14 +28,14 @@ import torch
 
 from perfagent.errors import CheckpointError, ConfigError, PerfagentError
 from perfagent.session import current
-from perfagent.training import engine_files
-from perfagent.training.continuing import continue_run
+from perfagent.training import deepspeed_checkpoint
 from perfagent.training.emergency import Emergency
+from perfagent.training.events import count, tell
 from perfagent.training.folder import Folder
-from perfagent.training.happenings import count, tell
 from perfagent.training.manifest import FileSum, Manifest
 from perfagent.training.ranks import Agreement, Ranks
 from perfagent.training.resume import newest_whole, read
+from perfagent.training.resume_run import continue_run
 from perfagent.training.retry import retry
 from perfagent.training.saving import SHARED, Parts, Saved, is_fatal, split, write
 from perfagent.training.snapshot import Copier, check_loadable, has_shards
@@ -131,7 +131,7 @@ class Checkpoint:
             parts = split(state, sharded=sharded)
             kind = "deepspeed" if engine is not None else "sharded" if sharded else "plain"
             describe = _Describe(step, kind, ranks.world, reason, self._rated(metric), _run_of(state))
-            files = None if engine is None else engine_files.writer(engine)
+            files = None if engine is None else deepspeed_checkpoint.writer(engine)
             if self._asynchronous and engine is None:
                 parts = self._copied(parts, ranks)
                 self._thread = threading.Thread(
@@ -205,7 +205,7 @@ class Checkpoint:
             return None
         path, manifest, self._damaged = found
         _check_kind(path, manifest, engine, kind, ranks)
-        state = read(path, manifest, ranks, into=into, read_engine=None if engine is None else engine_files.reader(engine))
+        state = read(path, manifest, ranks, into=into, read_engine=None if engine is None else deepspeed_checkpoint.reader(engine))
         return manifest.step, state
 
     # ---- what a loop calls

@@ -17,7 +17,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from perfagent.errors import CheckpointError
-from perfagent.training.happenings import tell
+from perfagent.training.events import tell
 from perfagent.training.manifest import NAME, DamagedCheckpoint, Manifest
 
 __all__ = ["Folder", "sync_file", "sync_folder"]

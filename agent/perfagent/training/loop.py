@@ -32,7 +32,7 @@ from perfagent.training.batches import Batches
 from perfagent.training.closures import check_optimizer_step
 from perfagent.training.compute.compiling import compile_in_place
 from perfagent.training.data.prefetch import Prefetcher
-from perfagent.training.engine import EngineStep
+from perfagent.training.deepspeed_step import EngineStep
 from perfagent.training.precision import autocast_of, checked_precision, scaler_of
 from perfagent.training.randomness import random_state, restore_random_state
 from perfagent.training.stepping import OptimizerStep, StepResult

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from perfagent.errors import ConfigError, PerfagentError
 from perfagent.training.collectives import all_reduce
-from perfagent.training.happenings import count, tell
+from perfagent.training.events import count, tell
 from perfagent.training.stepping import StepResult
 
 __all__ = ["NanPolicy", "NonFiniteGradients", "all_finite"]

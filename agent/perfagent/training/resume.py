@@ -14,8 +14,8 @@ from typing import Any
 import torch
 
 from perfagent.errors import CheckpointError
+from perfagent.training.events import count, tell
 from perfagent.training.folder import Folder
-from perfagent.training.happenings import count, tell
 from perfagent.training.manifest import DamagedCheckpoint, Manifest, check_file, check_list
 from perfagent.training.ranks import Ranks
 from perfagent.training.retry import retry

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from perfagent.errors import ConfigError
-from perfagent.training.happenings import count, tell
+from perfagent.training.events import count, tell
 
 __all__ = ["TRANSIENT", "is_transient", "pauses", "retry"]
 

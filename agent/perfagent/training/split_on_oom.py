@@ -20,7 +20,7 @@ from torch import Tensor
 
 from perfagent.errors import ConfigError
 from perfagent.training.collectives import all_reduce
-from perfagent.training.happenings import count, tell
+from perfagent.training.events import count, tell
 
 __all__ = ["SplitOnOom", "cut", "is_out_of_memory"]
 

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.errors import ConfigError
 from perfagent.training.data.cache import CachedDataset, DiskCache
-from perfagent.training.data.entry import DamagedEntry, decode, encode
+from perfagent.training.data.cache_record import DamagedEntry, decode, encode
 
 JOB = Path(__file__).with_name("cache_job.py")
 

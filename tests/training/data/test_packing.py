@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.filling import fill_rows
-from perfagent.training.data.integers import Integers
+from perfagent.training.data.next_fit import fill_rows
 from perfagent.training.data.packed_stream import PackedStream
 from perfagent.training.data.packing import fill, pack, pack_stream
+from perfagent.training.data.sorted_ints import Integers
 
 from . import corpus
 

@@ -11,8 +11,8 @@ import pytest
 
 import perfagent
 from perfagent.errors import ConfigError
+from perfagent.training.deepspeed_config import check_zero_config, zero_conflicts
 from perfagent.training.extension_lock import extensions_folder, stale_locks
-from perfagent.training.zero import check_zero_config, zero_conflicts
 
 ADAM = {"type": "AdamW", "params": {"lr": 1e-4}}
 OFF = {"device": "cpu"}

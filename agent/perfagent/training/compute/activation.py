@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from perfagent.errors import ConfigError
-from perfagent.training.compute.recomputing import Kept, contexts
+from perfagent.training.compute.recompute_state import Kept, contexts
 from perfagent.training.fsdp import blocks_of
 
 __all__ = ["checkpoint_activations", "dear_operators"]

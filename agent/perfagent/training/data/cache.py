@@ -23,7 +23,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.entry import DamagedEntry, decode, encode, key_of
+from perfagent.training.data.cache_record import DamagedEntry, decode, encode, key_of
 
 __all__ = ["CachedDataset", "DiskCache"]
 

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from typing import Any, TypeVar
 
 from perfagent.errors import ConfigError
-from perfagent.training.data.filling import fill_rows
-from perfagent.training.data.integers import Integers
+from perfagent.training.data.next_fit import fill_rows
+from perfagent.training.data.sorted_ints import Integers
 
 __all__ = ["checked_lengths", "fill", "pack", "pack_stream"]
 

@@ -151,7 +151,7 @@ class _Given:
         return torch.empty(arguments.batch_size or 1, arguments.sequence, dtype=torch.int64, device="meta")
 
     def _job(self, arguments: argparse.Namespace) -> None:
-        from perfagent.training.finding.job import TuningJob, demo_job, job_from
+        from perfagent.training.search.job import TuningJob, demo_job, job_from
 
         made = demo_job() if arguments.file is None else job_from(arguments.file)
         source = "the training of `perfagent demo`" if arguments.file is None else arguments.file

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
-from perfagent.training.estimates.accounting import PARTS, Moment, Part
 from perfagent.training.estimates.adapters import Quantization, checked_adapters
+from perfagent.training.estimates.live_memory import PARTS, Moment, Part
+from perfagent.training.estimates.meta_copy import plain_module
 from perfagent.training.estimates.sizes import size_said
 from perfagent.training.estimates.stepping import Plan, Simulated, simulate
-from perfagent.training.estimates.twin import plain_module
 from perfagent.training.precision import Precision, checked_precision
 from perfagent.training.randomness import random_state, restore_random_state
 
@@ -265,7 +265,7 @@ def _first_line(problem: BaseException) -> str:
 
 
 def _unwatched() -> Any:
-    from perfagent.training.unwatched import unwatched
+    from perfagent.training.suspend import unwatched
 
     return unwatched()
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from perfagent.errors import ConfigError
 from perfagent.training.closures import check_optimizer_step
-from perfagent.training.estimates.twin import Twin
+from perfagent.training.estimates.meta_copy import Twin
 
 __all__ = ["AdamW8bit", "optimizer_for"]
 

@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
-from perfagent.training.estimates.accounting import CUDA_BLOCK, Account
 from perfagent.training.estimates.adapters import Quantization, add_lora
+from perfagent.training.estimates.live_memory import CUDA_BLOCK, Account
+from perfagent.training.estimates.meta_copy import Twin
 from perfagent.training.estimates.optimizers import optimizer_for
-from perfagent.training.estimates.twin import Twin
 from perfagent.training.precision import Precision, autocast_of, dtype_of
 
 __all__ = ["Plan", "Simulated", "call", "simulate"]

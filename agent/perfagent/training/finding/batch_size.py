@@ -16,8 +16,8 @@ import torch.distributed as dist
 
 from perfagent.errors import ConfigError
 from perfagent.training.collectives import all_reduce
-from perfagent.training.finding.host_memory import HostMemory
-from perfagent.training.finding.keeping import kept, release_memory
+from perfagent.training.search.host_memory import HostMemory
+from perfagent.training.search.trial_state import kept, release_memory
 from perfagent.training.split_on_oom import is_out_of_memory
 
 __all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]

@@ -35,8 +35,8 @@ def command(parser: argparse.ArgumentParser) -> None:
 
 
 def _run(arguments: argparse.Namespace) -> int:
-    from perfagent.training.finding.job import demo_job, job_from
-    from perfagent.training.finding.tuning import TuningStep, tune
+    from perfagent.training.search.job import demo_job, job_from
+    from perfagent.training.search.tuning import TuningStep, tune
 
     job = demo_job() if arguments.file is None else job_from(arguments.file)
 

@@ -17,12 +17,12 @@ import torch
 from torch import nn
 
 from perfagent.errors import ConfigError
-from perfagent.training.estimates.twin import mapped
-from perfagent.training.finding.batch_size import search_batch_size
-from perfagent.training.finding.job import TuningJob, checked_loss
-from perfagent.training.finding.keeping import kept
-from perfagent.training.finding.workers import more_workers_than_cores, search_num_workers
+from perfagent.training.estimates.meta_copy import mapped
 from perfagent.training.precision import Precision, autocast_of
+from perfagent.training.search.batch_size import search_batch_size
+from perfagent.training.search.job import TuningJob, checked_loss
+from perfagent.training.search.trial_state import kept
+from perfagent.training.search.workers import more_workers_than_cores, search_num_workers
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from perfagent.errors import ConfigError
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.unwatched import unwatched
+from perfagent.training.suspend import unwatched
 
 __all__ = ["WorkersTrial", "find_num_workers", "more_workers_than_cores", "search_num_workers"]
 

@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from perfagent.errors import ConfigError
 from perfagent.training.randomness import random_state, restore_random_state
-from perfagent.training.unwatched import unwatched
+from perfagent.training.suspend import unwatched
 
 __all__ = ["Kept", "kept", "release_memory"]
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from perfagent.training.estimates.scratch import Scratch
+from perfagent.training.estimates.workspace import Scratch
 
 __all__ = ["PARTS", "Account", "Moment", "Part", "Phase"]
 

@@ -16,7 +16,7 @@ import bisect
 import random
 from collections.abc import Iterable, Sequence
 
-from perfagent.training.data.integers import Integers
+from perfagent.training.data.sorted_ints import Integers
 
 __all__ = ["fill_rows"]
 
