@@ -20,10 +20,10 @@ from typing import Any
 
 import tables
 import torch
-from perfagent.training.search.workers import search_num_workers
 from torch.utils.data import DataLoader, Dataset
 
 from perfagent.training.estimates.memory import estimate_memory
+from perfagent.training.search.workers import search_num_workers
 
 ROOT = Path(__file__).resolve().parents[1]
 MODELS = ROOT / "tests" / "training" / "finding" / "memory_models.py"

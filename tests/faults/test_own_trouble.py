@@ -1,4 +1,4 @@
-"""A21 to A23: trouble of the agent's own, of a driver, of callbacks. See also tests/agent/delivery/test_sender.py (A21) and
+"""A21 to A23: trouble of the agent's own, of a driver, of callbacks. See also tests/agent/delivery/test_handoff.py (A21) and
 tests/agent/samplers (A22)."""
 
 from __future__ import annotations

@@ -205,7 +205,8 @@ class Checkpoint:
             return None
         path, manifest, self._damaged = found
         _check_kind(path, manifest, engine, kind, ranks)
-        state = read(path, manifest, ranks, into=into, read_engine=None if engine is None else deepspeed_checkpoint.reader(engine))
+        read_engine = None if engine is None else deepspeed_checkpoint.reader(engine)
+        state = read(path, manifest, ranks, into=into, read_engine=read_engine)
         return manifest.step, state
 
     # ---- what a loop calls

@@ -288,7 +288,7 @@ def test_passes_over_gradients_come_as_seldom_as_what_they_take_of_the_device_as
         device.work(30.0)
         return original(*arguments)
 
-    monkeypatch.setattr(health, "norms", large)
+    monkeypatch.setattr(gradient_schedule, "norms", large)
     model = Net(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     recorded = record(model)

@@ -25,7 +25,7 @@ PIECES = (
     "auth=('me', 'x')", "redis-cli -a ", ".login('me', '", "['password', '", "')", "'username': 'me', 'key': '", "[input_value='",
     "\n  ", "mot de passe ", "set -x HF_TOKEN ",
 )  # fmt: skip
-MODULES = (arguments, names, remembered, said, structure, text, values)
+MODULES = (arguments, names, remembered, free_text, structure, text, values)
 some_text = st.lists(st.sampled_from(PIECES) | st.text(max_size=6), max_size=8).map("".join)
 
 
@@ -61,9 +61,12 @@ def unhurried_text(shown: str) -> str:
         if any(word in lower for word in ("bearer", "basic", "token ")):
             found = re.sub(text._SCHEME, text._hide_scheme, found)
         for pattern, shown_as in (
-            (free_text._SENTENCE, free_text._in_sentence), (free_text._TABLE, free_text._in_table), (free_text._CALL, free_text._under_name),
-            (free_text._PAIR_IN_BRACKETS, free_text._in_pair), (free_text._LOGS_IN, free_text._value_only), (free_text._KAGGLE, free_text._value_only),
-            (free_text._VALIDATED, free_text._under_name), (free_text._TUPLE, free_text._in_tuple), (free_text._TAG, free_text._under_name),
+            (free_text._SENTENCE, free_text._in_sentence), (free_text._TABLE, free_text._in_table),
+            (free_text._CALL, free_text._under_name),
+            (free_text._PAIR_IN_BRACKETS, free_text._in_pair), (free_text._LOGS_IN, free_text._value_only),
+            (free_text._KAGGLE, free_text._value_only),
+            (free_text._VALIDATED, free_text._under_name), (free_text._TUPLE, free_text._in_tuple),
+            (free_text._TAG, free_text._under_name),
             (free_text._SHELL, free_text._under_name),
             (free_text._LONG_WORD, free_text._beside_a_name),
         ):  # fmt: skip

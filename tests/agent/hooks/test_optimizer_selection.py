@@ -48,7 +48,7 @@ def test_optimizers_of_inner_loops_are_not_the_runs(record, tasks):
 
 def test_a_loop_that_begins_anew_again_and_again_is_not_searched_each_time(record, monkeypatch):
     looks = []
-    monkeypatch.setattr(primary, "search", lambda *, models: looks.append(models) or ([], []))
+    monkeypatch.setattr(optimizer_selection, "search", lambda *, models: looks.append(models) or ([], []))
     recorded = record()
     for _ in range(40):
         model = small()
@@ -226,7 +226,7 @@ def test_a_model_that_was_not_looked_for_is_found_later(record):
 
 def test_parameters_that_are_in_no_model_are_not_looked_for_again_and_again(record, monkeypatch):
     looks = []
-    monkeypatch.setattr(primary, "search", lambda *, models: looks.append(models) or search(models=models))
+    monkeypatch.setattr(optimizer_selection, "search", lambda *, models: looks.append(models) or search(models=models))
     recorded = record()
     model = small()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from perfagent.training.search.workers import WorkersTrial, _enough, find_num_workers, search_num_workers
 from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
+from perfagent.training.search.workers import WorkersTrial, _enough, find_num_workers, search_num_workers
 
 
 class Slow(Dataset[int]):

@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 import torch
-from perfagent.training.search.command import command
-from perfagent.training.search.job import TuningJob, demo_job, job_from
-from perfagent.training.search.tuning import TuningStep, tune
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
 from perfagent.errors import ConfigError
 from perfagent.training.estimates.memory import estimate_memory
+from perfagent.training.search.command import command
+from perfagent.training.search.job import TuningJob, demo_job, job_from
+from perfagent.training.search.tuning import TuningStep, tune
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):

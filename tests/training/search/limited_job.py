@@ -9,12 +9,12 @@ import sys
 
 import torch
 import torch.distributed as dist
-from perfagent.training.search.batch_size import find_batch_size, search_batch_size
-from perfagent.training.search.host_memory import _status
 from torch import nn
 from torch.nn import functional
 
 from perfagent.errors import ConfigError
+from perfagent.training.search.batch_size import find_batch_size, search_batch_size
+from perfagent.training.search.host_memory import _status
 
 torch.set_num_threads(1)
 MB = 2**20

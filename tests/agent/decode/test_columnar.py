@@ -249,7 +249,7 @@ def test_an_odd_step_among_usual_ones_is_a_note_and_ends_no_habit():
 def test_a_loop_whose_steps_are_never_alike_is_hardly_looked_at(monkeypatch):
     looked = []
     real = step_blocks.layout_of
-    monkeypatch.setattr(layout, "layout_of", lambda kinds: looked.append(kinds) or real(kinds))
+    monkeypatch.setattr(step_blocks, "layout_of", lambda kinds: looked.append(kinds) or real(kinds))
     loop = usual_loop()
     notes = [loop_with(loop, size=(32, number, True)).note() for number in range(1, 1001)]
     assert packed(notes) == notes

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 import torch
 from builders import free_port, job_environment
-from perfagent.training.search.batch_size import find_batch_size, search_batch_size
-from perfagent.training.search.host_memory import HostMemory, available_bytes
 from preloaded import run
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks_of_modules
@@ -22,6 +20,8 @@ from torch.optim import optimizer as hooks_of_optimizers
 
 import perfagent
 from perfagent.errors import ConfigError
+from perfagent.training.search.batch_size import find_batch_size, search_batch_size
+from perfagent.training.search.host_memory import HostMemory, available_bytes
 
 HERE = Path(__file__).parent
 

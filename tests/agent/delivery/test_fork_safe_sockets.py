@@ -74,7 +74,7 @@ def test_a_socket_that_is_being_made_while_another_thread_forks(monkeypatch: pyt
     before = inodes_of_sockets()
     dialer = Dialer()
     forgetting(dialer.forked)
-    monkeypatch.setattr(sockets, "socket", _With(slow))
+    monkeypatch.setattr(fork_safe_sockets, "socket", _With(slow))
     opened: list[socket.socket] = []
     thread = threading.Thread(target=lambda: opened.append(dialer.connect(listener.getsockname(), 5.0)))
     thread.start()

@@ -1,0 +1,1 @@
+"""How many floating-point operations a step does, read from one recorded step."""
