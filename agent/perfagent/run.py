@@ -19,8 +19,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perfagent import launch_options as launched
 from perfagent import patching, verdict
-from perfagent.agent_log import logger
+from perfagent.boundary import guard
+from perfagent.boundary.agent_log import logger
 from perfagent.config import AgentConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
@@ -31,7 +33,6 @@ from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
-from perfagent.hooks import guard
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
@@ -39,7 +40,6 @@ from perfagent.hooks.model_hooks import Watching
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
-from perfagent.launch import options as launched
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.run_repr import Shown

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
 from perfagent.context.techniques import elements, of_model, of_process
-from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source

@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.agent_log import logger
+from perfagent.boundary.agent_log import logger
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.wakeup import Bell, start_deaf
 from perfagent.device import immortal, waiting

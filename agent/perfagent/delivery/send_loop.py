@@ -546,5 +546,5 @@ def _called(identity: Identity) -> tuple[str | None, str]:
 
 def _watched() -> bool:
     """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes it."""
-    options = sys.modules.get("perfagent.launch.options")
+    options = sys.modules.get("perfagent.launch_options")
     return options is not None and options.current is not None and bool(options.current.watched)

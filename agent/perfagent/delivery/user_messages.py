@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.agent_log import logger
+from perfagent.boundary.agent_log import logger
 
 if TYPE_CHECKING:
     from collections import Counter

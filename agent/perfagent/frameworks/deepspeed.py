@@ -19,10 +19,11 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.gc_instances import living
+from perfagent.boundary.guard import guarded
 from perfagent.device import Value, take
 from perfagent.hooks.backward import begin_pass, remember
-from perfagent.hooks.gc_instances import living
-from perfagent.hooks.guard import guarded, keep_out_of_frames
 from perfagent.hooks.model_discovery import owned
 from perfagent.hooks.optimizer_step import finish_step, make_primary
 from perfagent.signals.sharding import zero_pieces

@@ -6,7 +6,7 @@ were made before the checkpoint.
 
 from __future__ import annotations
 
-from perfagent.hooks.guard import guarded
+from perfagent.boundary.guard import guarded
 from perfagent.step.state import state
 
 __all__ = ["resumed_after"]

@@ -13,9 +13,10 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import untraced
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.decode.losses import Divided, Root
 from perfagent.device import DeviceClock, take
-from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
 

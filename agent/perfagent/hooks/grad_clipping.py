@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, take
-from perfagent.hooks.guard import guarded
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
 from perfagent.step.state import Progress, state

@@ -14,8 +14,8 @@ import weakref
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.boundary.guard import guarded
 from perfagent.device import Value, ready, take_if_any, value_of
-from perfagent.hooks.guard import guarded
 from perfagent.signals.gradients import joint_report
 from perfagent.step.trace import backward_since
 

@@ -13,8 +13,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import take, take_if_any
-from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.multi_optimizer import has_gradients
 from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
 from perfagent.step.state import Progress, now, state

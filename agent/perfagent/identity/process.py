@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
 from perfagent.identity.process_group import Joining, in_group, may_join
 from perfagent.identity.rendezvous import Meeting
-from perfagent.launch.options import parents_run
+from perfagent.launch_options import parents_run
 from perfagent.naming import draw_id
 
 if TYPE_CHECKING:

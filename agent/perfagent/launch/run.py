@@ -15,8 +15,8 @@ from pathlib import Path
 from perfagent.config import AgentConfig
 from perfagent.errors import ConfigError
 from perfagent.identity import Identity
-from perfagent.launch.options import VARIABLE, LaunchOptions
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
+from perfagent.launch_options import VARIABLE, LaunchOptions
 from perfagent.naming import default_name
 
 __all__ = ["command", "start"]

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
-    from perfagent.launch.options import LaunchOptions
+    from perfagent.launch_options import LaunchOptions
 
 __all__ = ["Ending", "ending_of", "truth", "watch", "watch_worker"]
 

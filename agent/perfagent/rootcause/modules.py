@@ -14,9 +14,9 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.call_slot import CALL, copy_that_calls
+from perfagent.boundary.dynamo import not_traced
 from perfagent.device import Reading, collect
-from perfagent.hooks.call_slot import CALL, copy_that_calls
-from perfagent.hooks.guard import not_traced
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 

@@ -21,12 +21,12 @@ from pathlib import Path
 from threading import Event, get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import keep_out_of_frames
-from perfagent.hooks.training_thread import lives
-from perfagent.rootcause import other_profilers
-from perfagent.rootcause.replacing import replace
+from perfagent.boundary.call_watch import replace
+from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.rootcause.upload import Upload
+from perfagent.signals import other_profilers
 from perfagent.step.state import state
+from perfagent.step.training_thread import lives
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator

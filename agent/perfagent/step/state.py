@@ -25,12 +25,12 @@ from perfagent.device import DeviceClock, Value
 from perfagent.governor import Governor
 from perfagent.hooks.multi_optimizer import Taken, Together
 from perfagent.hooks.output_lifetime import Outputs
-from perfagent.hooks.training_thread import OneOfThreads, lives
 from perfagent.signals.gradient_schedule import Health
 from perfagent.signals.updates import UpdateRatios
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
 from perfagent.step.row import EarlyLog, Extra, Rare, StepRow
 from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
+from perfagent.step.training_thread import OneOfThreads, lives
 
 __all__ = ["Mark", "Progress", "now", "state"]
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from perfagent.hooks.guard import not_traced
+from perfagent.boundary.dynamo import not_traced
 
 __all__ = ["replace"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import logging
 
-from perfagent.hooks.guard import by_signal
+from perfagent.boundary.guard import by_signal
 
 __all__ = ["logger"]
 
