@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 
 from perfagent.decode.columnar import read_alike
 from perfagent.decode.step_blocks import Steps, count, joined, notes_in
-from perfagent.decode.step_decoder import Note, StepReader
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns, merge, must_be_finite
 from perfagent.delivery.row_packing import Packed, grouped, is_finite, rows_in
+from perfagent.step.row import Note
 from perfagent.step.trace import BACKWARD, entries_of
 from perfagent.wire import Group
 

@@ -16,15 +16,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.decode.step_blocks import StepPacker
-from perfagent.decode.step_decoder import Note
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.row_packing import Packed, Packer, is_finite
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
-from perfagent.step.row import EarlyLog, StepRow
-from perfagent.step.state import Mark
+from perfagent.step.overflow import Mark
+from perfagent.step.pending_logs import EarlyLog
+from perfagent.step.row import Note, StepRow
 from perfagent.step.trace import entry_count
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from perfagent.delivery.recovery import drafted
 from perfagent.delivery.segments import BAD_RECORD, DRAFT, Segments, framed, number_of, numbered, records
 
 if TYPE_CHECKING:
-    from perfagent.step.row import EarlyLog
+    from perfagent.step.pending_logs import EarlyLog
     from perfagent.step.state import Progress
 
 __all__ = ["Early"]

@@ -15,10 +15,21 @@ from typing import Any
 
 from perfagent.boundary.dynamo import untraced
 from perfagent.boundary.guard import failed, failures, guarded
-from perfagent.decode.losses import Divided, Root
 from perfagent.device import DeviceClock, take
 from perfagent.step.state import Progress, now, state
-from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
+from perfagent.step.trace import (
+    BACKWARD,
+    BACKWARD_END,
+    FIELDS,
+    MOST_ITEMS,
+    PHASE,
+    Divided,
+    Entry,
+    Root,
+    begins_entry,
+    entries_of,
+    trace_of,
+)
 
 __all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
 

@@ -27,7 +27,7 @@ from perfagent.delivery.segments import folders, numbered
 from perfagent.delivery.spool import Header, Spool
 from perfagent.device import Reading
 from perfagent.governor import Governor
-from perfagent.step.row import EarlyLog
+from perfagent.step.pending_logs import EarlyLog
 from perfagent.step.state import Progress
 
 CONTEXT: list[Any] = [False, False, False, 0.0, 0.0, False]
