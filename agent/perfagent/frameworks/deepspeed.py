@@ -121,7 +121,7 @@ def _after(p: Progress, engine: Any, before: _Before) -> None:
     if norm is not None:
         p.clip_norm, p.unusual = [norm], True
     if before.scale is not None:
-        p.scaler_scale, p.unusual = before.scale, True
+        p.amp.scaler_scale, p.unusual = before.scale, True
     event = None if p.clock is None else p.clock.mark()
     finish_step(p, optimizer, skipped or (None if before.scale is None else False), event, before.lr)
 

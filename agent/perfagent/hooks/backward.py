@@ -31,7 +31,7 @@ from perfagent.step.trace import (
     trace_of,
 )
 
-__all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
+__all__ = ["begin_pass", "remember", "watch_backward"]
 
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -153,8 +153,8 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:
-    if p.scaled:
-        unscaled = p.scaled.pop(id(tensor), None)
+    if p.amp.scaled:
+        unscaled = p.amp.scaled.pop(id(tensor), None)
         if unscaled is not None:
             return unscaled
     if tensor.numel() != 1:
@@ -222,20 +222,6 @@ def _divided(tensor: Any) -> Divided:
     return True if value is None else value
 
 
-def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.scale, watched: remembers what each scaled tensor was before."""
-
-    @functools.wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        scaled = original(self, outputs)
-        p = state.current
-        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.adopts()):
-            remember(p, outputs, scaled)
-        return scaled
-
-    return scale
-
-
 @guarded
 def remember(p: Progress, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, (list, tuple)):
@@ -244,9 +230,9 @@ def remember(p: Progress, outputs: Any, scaled: Any) -> None:
         return
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
-    p.scaling, p.unusual, p.plain = True, True, False
+    p.amp.scaling, p.unusual, p.plain = True, True, False
     value = take(outputs)
     if value is not None:
-        if len(p.scaled) > 64:  # scaled and never used for a backward pass
-            p.scaled.clear()
-        p.scaled[id(scaled)] = Root(value, _divided(outputs))
+        if len(p.amp.scaled) > 64:  # scaled and never used for a backward pass
+            p.amp.scaled.clear()
+        p.amp.scaled[id(scaled)] = Root(value, _divided(outputs))

@@ -237,7 +237,7 @@ def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _add(p: Progress, tensors: Any) -> Clip | None:
-    if not isinstance(tensors, (list, tuple)) or not tensors or (p.scaling and not p.unscaled):
+    if not isinstance(tensors, (list, tuple)) or not tensors or (p.amp.scaling and not p.amp.unscaled):
         return None
     if p.clips is None:
         p.clips = Clips()

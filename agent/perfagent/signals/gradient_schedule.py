@@ -155,7 +155,7 @@ class Health:
         plan = self._plan
         if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
             plan = self._plan = Plan.of_pieces(pieces, model)
-        p.gradients, p.grad_scale = norms([piece for _, piece in pieces], plan), carried
+        p.gradients, p.amp.grad_scale = norms([piece for _, piece in pieces], plan), carried
         self._passes += 1
         self._count(p, time.perf_counter_ns() - started)
 

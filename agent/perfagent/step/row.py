@@ -120,10 +120,10 @@ class Rare:
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
         if skipped and on_device:
-            p.skipped += 1  # only here is it known
+            p.amp.skipped += 1  # only here is it known
         if scale is not None:
             values["amp/scale"] = scale
-            values["amp/skipped"] = float(p.skipped if on_device else self._skipped_before)
+            values["amp/skipped"] = float(p.amp.skipped if on_device else self._skipped_before)
         rows: list[dict[str, float]] = []
         p.health.report_step(p, when, values, rows, self._all, skipped=skipped)
         for extra in self._extras:

@@ -19,10 +19,11 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
+from perfagent.step.mixed_precision import MixedPrecision
 from perfagent.step.overflow import Mark
 from perfagent.step.pending_logs import EarlyLog
 from perfagent.step.row import Extra, Rare, StepRow, Taken
-from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Root, Trace, entries_of
+from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
 from perfagent.step.training_thread import OneOfThreads, lives
 
 if TYPE_CHECKING:
@@ -67,6 +68,7 @@ class Progress(_EveryStep):
         "account",
         "accumulates",
         "alone_since",
+        "amp",
         "began",
         "beside",
         "blocked",
@@ -82,9 +84,7 @@ class Progress(_EveryStep):
         "fetched",
         "first_logged",
         "found",
-        "found_inf",
         "governor",
-        "grad_scale",
         "health",
         "hooks_ns",
         "inside_roots",
@@ -107,18 +107,13 @@ class Progress(_EveryStep):
         "proof",
         "reader",
         "release",
-        "scaled",
-        "scaler_scale",
-        "scaling",
         "seen_backward",
-        "skipped",
         "steppers",
         "stream",
         "take_turns",
         "telling_ns",
         "together",
         "told_phases",
-        "unscaled",
         "user_losses",
         "whole_loss",
     )
@@ -146,7 +141,6 @@ class Progress(_EveryStep):
         self.unusual = self.whole = False
         self.boundary: Callable[[], None] | None = None  # what waits for the end of a step (rootcause/investigator.py)
         self.investigator: Any = None
-        self.scaled: dict[int, Root] = {}
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
         self.measure_at = start_step  # gradients are measured when this many steps are completed
@@ -170,9 +164,9 @@ class Progress(_EveryStep):
         self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
         self.inside_roots = False
         self.whole_loss = -1, 0  # completed, and where the trace was, at the last loss whose parts were folded (backward.py)
+        self.amp = MixedPrecision()
         # gradients
         self.gradients: Any = None
-        self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
         self.moved: UpdateRatios | None = None  # how far the step has moved the weights
         self.health = health
         self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
@@ -182,11 +176,6 @@ class Progress(_EveryStep):
         self.clips: Any = None  # what was clipped since the last step (clipping.py)
         self.together = together
         self.clip_rounds = 0  # how often in the step before, with a backward pass in between
-        # mixed precision
-        self.scaling = self.unscaled = False
-        self.scaler_scale: Value | None = None
-        self.found_inf: Any = None  # by which a fused optimizer skips, from inside of its step to the end of the scaler's
-        self.skipped = 0
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
         self.began = -1  # completed when it became that
@@ -252,14 +241,14 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        taken = Taken(self.gradients, self.clip_norm, self.grad_scale, 0.0, self.moved)
-        rare = Rare(taken, self.together.of_step(self), self.scaler_scale, skipped, self.skipped, self.extras)
+        taken = Taken(self.gradients, self.clip_norm, self.amp.grad_scale, 0.0, self.moved)
+        rare = Rare(taken, self.together.of_step(self), self.amp.scaler_scale, skipped, self.amp.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
-        self.gradients = self.grad_scale = self.scaler_scale = self.moved = None
+        self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.moved = None
         self.clip_norm, self.extras = [], []  # the step keeps its own: they are read later
         if self.unusual:
-            self.unusual = self.inside_roots = self.scaling = self.unscaled = False
-            self.scaled.clear()
+            self.unusual = self.inside_roots = self.amp.scaling = self.amp.unscaled = False
+            self.amp.scaled.clear()
         return rare
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
