@@ -319,7 +319,8 @@ class _Book:
             run["step"] = max(run["step"], start - 1)
 
     def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
-        """A run, an attempt and a source began with the earliest thing that is told of them, in whatever order frames come."""
+        """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By the time
+        of arrival, a run recorded offline would end before it began.)"""
         offset = source["clock_offset_s"]
         if frame.sent is not None and math.isfinite(frame.sent):
             offset = frame.sent - self.now  # a clock may have been set since the source's first frame

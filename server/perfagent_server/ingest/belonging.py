@@ -45,7 +45,8 @@ def _of_another_project(frame: Frame) -> Refused:
 
 
 def _of_another_process(frame: Frame, known: tuple[str, int, int] | None) -> Refused:
-    """known: what may be told of the other one; to a key of one project nothing, for it may be of another."""
+    """The source id is in use by another process. known: that process's run, attempt and rank; None for a sender whose key is
+    limited to a project, since the other process may belong to another project."""
     whose = f"run {known[0]}, attempt {known[1]}, rank {known[2]}" if known else "another process"
     message = f"source {frame.source} is known as {whose}; each process of each attempt needs an id of its own"
     return Refused("source_in_use", message, "source")

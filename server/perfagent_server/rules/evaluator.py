@@ -281,7 +281,8 @@ class Evaluator:
         return [change for rule in self._on.get(cause, ()) for change in self._judge(rule)]
 
     def _judge(self, rule: Rule) -> list[Change]:
-        """One rule at window.at. One that raises has judged nothing: what it says of other steps stands, and so do the others."""
+        """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps stay, and
+        the other rules go on."""
         try:
             found = rule.judge(self.window)
         except Exception as error:
