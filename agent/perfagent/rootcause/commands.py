@@ -47,7 +47,7 @@ class Commands:
         elif kind == "sampling":
             self._sampling(identity, parameters)
         elif kind == "flush":
-            self._answer(identity, kind, "done")  # delivery itself has seen it (dispatcher.py)
+            self._answer(identity, kind, "done")  # delivery itself has seen it (send_loop.py)
         else:
             self._answer(identity, kind, "refused", f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
 

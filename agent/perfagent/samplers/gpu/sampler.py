@@ -1,5 +1,6 @@
-"""The GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as `node_gpu<i>/*`.
+"""Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as `node_gpu<i>/*`.
 
+NVML is asked twice a second. At 10 Hz and more its calls queue up in the driver, and were seen to block kernel launches.
 Runs on the courier's thread, about twice a second: that thread may hang in the driver, and is replaced when it does. What is
 read at every call is sent once a second as mean, minimum and maximum; counters every ten seconds.
 """

@@ -34,8 +34,8 @@ class Moving(NamedTuple):
 
 
 class Kept:
-    """Of one block, over all its forward passes. moving: what they move, by which of its modules were training; nothing before
-    the first."""
+    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode; empty
+    before the first pass."""
 
     __slots__ = ("moving",)
 
