@@ -1,4 +1,4 @@
-"""What the agent was told: one typed value, made once per run from arguments and environment, and passed in.
+"""The agent's settings: one typed value, made once per run from arguments and environment, and passed in.
 
 `AgentConfig.from_env()` is the only function of the agent that reads settings from `os.environ` (what a launcher tells
 about ranks is read in identity). An argument wins over the environment, the environment over the default.

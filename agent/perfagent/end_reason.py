@@ -1,5 +1,7 @@
-"""Why a process ended, from the exception that ended it. Nothing is imported here when it runs: after Ctrl-C an import at exit
-turns exit code 130 into 1."""
+"""Finds out why a process ended, from the exception that ended it.
+
+Nothing is imported here when it runs: after Ctrl-C an import at exit turns exit code 130 into 1.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""What the process leaves with: the argument of sys.exit, exit() and quit(), which is nowhere to be seen when it leaves.
+"""Finds out which status the process leaves with: the argument of sys.exit, exit() or quit(), which Python keeps
+nowhere.
 
 A SystemExit that nobody catches is let go of by the interpreter itself, when no Python code runs any more; one that somebody
 caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends tells which it was:

@@ -1,5 +1,6 @@
-"""What projects, runs and sources may be called: names that stand in one line, and in the address of a page; and what a run is
-called that nobody named."""
+"""The rules for names of projects, runs and sources (they must fit into a line and into a page's address), and the
+default name of a run.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tail of what a script prints.
+"""Records the tail of what a script prints.
 
 The console is watched through the `write` of the very objects that sys.stdout and sys.stderr are: they stay the same objects,
 with the same type, descriptor and isatty(), and every character still goes where it went.

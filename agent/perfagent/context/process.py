@@ -1,4 +1,4 @@
-"""What is known of a process at once: host, command line, versions. Imports nothing."""
+"""Describes a process by what is known at once: host, command line, versions. Imports nothing."""
 
 from __future__ import annotations
 

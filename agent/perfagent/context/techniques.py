@@ -1,6 +1,5 @@
-"""Techniques that a training uses by libraries of their own, recognized from the model: adapters (peft), quantized weights
-(bitsandbytes, torchao), pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler
-(Nsight).
+"""Recognizes techniques of other libraries from the model: adapters (peft), quantized weights (bitsandbytes, torchao),
+pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler (Nsight).
 
 Each is told in the configuration of the run as `techniques`, with what it saves: the trainable share, bytes of weights, bytes
 of gradients and moments that frozen weights do not need. Read on the sender's thread: sizes and types only, no value of a

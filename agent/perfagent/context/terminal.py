@@ -1,4 +1,4 @@
-"""What is written to a terminal, as the lines that stand on its screen in the end."""
+"""Turns what is written to a terminal into the lines that remain on its screen."""
 
 from __future__ import annotations
 

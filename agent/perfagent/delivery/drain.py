@@ -1,4 +1,5 @@
-"""Rows leave the deque of the training thread: what can be written down of each, with as little work as possible.
+"""Takes rows out of the training thread's deque and turns each into what can be written down, with as little work as
+possible.
 
 This runs seven times a second with cold caches, and each object was written by another core: every look at a row costs more than
 what is done with it, and the first call of each function more than the twenty after it. So each row is looked at once, and what

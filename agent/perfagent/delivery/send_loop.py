@@ -1,4 +1,4 @@
-"""What the sender thread does: decides when to spool, what to send, and what an answer means.
+"""The loop of the sender thread: decides when to spool, what to send, and what an answer means.
 
 Imported when a sender starts, so that `import perfagent` costs neither this module nor the wire, the spool and the transport
 below it.

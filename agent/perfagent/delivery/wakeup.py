@@ -1,4 +1,4 @@
-"""How the agent's threads start and wait, for each other and for the training.
+"""Starting and waking the agent's threads, and letting the training thread go first.
 
 A bell is what one thread waits for and others ring: half the cost of a threading.Event, which makes a lock for each wait.
 

@@ -1,4 +1,4 @@
-"""What can be made to go wrong in the demo, each with a real cause, and what the monitor must say about it.
+"""The faults of the demo, each with a real cause, and what the monitor must say about it.
 
 Light on purpose: the command line imports this table without torch; only the training process calls the functions.
 """

@@ -1,5 +1,6 @@
-"""What launchers tell a process by its environment: its place among the ranks, the run's id where they have one, and what a job's
-ranks on one node derive a common name from."""
+"""Reads from a launcher's environment the rank of a process, the run id where there is one, and a name that all ranks
+of a job on one node share.
+"""
 
 from __future__ import annotations
 

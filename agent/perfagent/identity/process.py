@@ -1,4 +1,4 @@
-"""Who this process is: project, run, attempt, rank."""
+"""The identity of this process: project, run, attempt, rank."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What SLURM tells a process that srun started: whether its training is the whole step, and which of the step's trainings it is.
+"""Reads from SLURM's variables whether a training is the whole step, and which of the step's trainings it is.
 
 A step may run several trainings one after the other (`srun bash -c "python a.py; python b.py"`, `srun --pty bash`), and a job's
 id alone would make one run of them. Each task counts its trainings on its own node, so that all ranks come to the same number

@@ -1,9 +1,9 @@
-"""Ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under `perfagent run` they are
-ranks of its run.
+"""Monitors ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under
+`perfagent run` they are ranks of its run.
 
-Such a child tells nobody its rank before it joins a process group, and most children of a training never do (a DataLoader's
-workers): so it is monitored from there on. What it needs to know comes with the program that multiprocessing gives the child's
-Python: the environment stays as it is.
+Such a child does not know its rank before it joins a process group, and most children of a training never join one (a
+DataLoader's workers). So it is monitored from that moment on. What it needs to know comes with the program that
+multiprocessing gives the child's Python: the environment stays as it is.
 """
 
 from __future__ import annotations

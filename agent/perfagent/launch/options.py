@@ -1,4 +1,7 @@
-"""What `perfagent run` was told, handed from the command to the process that it becomes. Light: read at interpreter start-up."""
+"""The options of `perfagent run`, handed from the command to the process that it becomes.
+
+Light: read at interpreter start-up.
+"""
 
 from __future__ import annotations
 

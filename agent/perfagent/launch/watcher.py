@@ -1,4 +1,5 @@
-"""A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
+"""A small process next to the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM
+killer.
 
 Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the script sees
 no child of its own. It waits on a pidfd (a pipe

@@ -1,4 +1,4 @@
-"""Secrets that are told in other ways than by `name = value`: in sentences, tables, calls, tags and commands of a shell."""
+"""Removes secrets that are not written as `name = value`: in sentences, tables, calls, tags and commands of a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets by name: what is called password, token or api_key loses its value, whatever that looks like."""
+"""Removes secrets by name: what is called password, token or api_key loses its value, whatever that looks like."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nested data without secrets, and without anything that MessagePack cannot carry: no objects, no cycles, no endless sizes.
+"""Removes secrets from nested data, and whatever MessagePack cannot carry: objects, cycles, endless sizes.
 
 It may be handed what a training script is changing at this moment, so nothing here trusts it to hold still; and nothing here
 calls code of the user's (no `__str__`, no properties): printing a tensor would wait for the device.

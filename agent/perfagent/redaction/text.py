@@ -1,5 +1,6 @@
-"""Text without secrets. First what looks like one (values.py) or is known to be one (remembered.py), then what is assigned to a
-secret name, and what mentions a secret in other ways (free_text.py)."""
+"""Removes secrets from text: first what looks like one (values.py) or is known to be one (remembered.py), then what is
+assigned to a secret name, and what mentions a secret in other ways (free_text.py).
+"""
 
 from __future__ import annotations
 

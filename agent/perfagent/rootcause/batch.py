@@ -1,4 +1,4 @@
-"""What a batch looked like: names, shapes, types, range, and a fingerprint by which the same batch is known again.
+"""Describes a batch: names, shapes, types, range, and a fingerprint by which the same batch is known again.
 
 A tensor on the CPU is read at once; of one on a device the head is copied behind the work that is queued, and read later. Nothing
 of a batch's content leaves the process but its smallest and largest value and a hash.

@@ -1,4 +1,4 @@
-"""What the server may ask of a running process: stacks, a profile, other sampling, a flush. On the sender's thread.
+"""Obeys the server's commands: stacks, a profile, other sampling, a flush. On the sender's thread.
 
 Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted, done or
 refused, with a sentence that says why (or why a profile was cut short). A command can only ask for what is written here: it

@@ -1,5 +1,8 @@
-"""What a finding is told with. A run that ends at its NaN, or without memory, tells of that on the training thread, before the
-rows of its last seconds are read: what they say is added when the finding is sent."""
+"""The evidence of a finding, completed when it is sent.
+
+A run that ends at its NaN, or without memory, reports that on the training thread, before the rows of its last seconds
+are read. What those rows say is added when the finding is sent.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Which operator of a step made the first NaN, read from the graph that autograd kept for backward. On the CPU, before it runs.
+"""Finds the operator of a step that made the first NaN, in the graph that autograd kept for backward. On the CPU,
+before backward runs.
 
 Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
 first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.

@@ -1,4 +1,4 @@
-"""Where the hooks report what is wrong, and where the server's commands arrive. Light: what it calls is imported at first use.
+"""Receives what the hooks report as wrong, and the server's commands. Light: what it calls is imported at first use.
 
 Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its way through
 a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute, `Progress.boundary`, which is None

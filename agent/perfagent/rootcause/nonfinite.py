@@ -1,4 +1,4 @@
-"""Where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
+"""Finds where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
 What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
 those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss

@@ -1,5 +1,8 @@
-"""Profilers that the script has of its own. Kineto has room for one a process and does not defend it: where a second is started
-beside one that is running, or only prepared, the first one's end kills the process (segmentation fault, torch 2.13)."""
+"""Finds profilers that the script has of its own.
+
+Kineto has room for one in a process and does not defend it. Where a second is started next to one that runs, or is only
+prepared, the end of the first kills the process (segmentation fault, torch 2.13).
+"""
 
 from __future__ import annotations
 

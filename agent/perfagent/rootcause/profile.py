@@ -1,4 +1,4 @@
-"""torch.profiler for a few steps, begun and ended between steps on the training thread, because asked for.
+"""Runs torch.profiler for a few steps on request, begun and ended between steps on the training thread.
 
 Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running, ours is
 refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by
