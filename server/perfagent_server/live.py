@@ -1,4 +1,4 @@
-"""Live updates: what was just committed, to every page that wants it, at most ten messages a second each.
+"""Live updates: sends what was just committed to every page that wants it, at most ten messages a second each.
 
 `publish*` are called by the ingest writer and the rules engine on their own threads: they append to a bounded inbox and
 return; nothing in here can raise into them or make them wait. One task on the event loop turns the inbox into messages ten

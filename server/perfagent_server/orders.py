@@ -1,4 +1,4 @@
-"""What runs are asked for: stored, handed to each process in the answer to one of its frames, and answered by an event.
+"""Commands to runs: stored, handed to each process in the answer to one of its frames, and answered by an event.
 
 A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and is given
 the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and an agent obeys

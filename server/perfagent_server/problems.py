@@ -1,4 +1,4 @@
-"""Errors as the API tells them: {"error": {"code", "message", "field"?}}, for every status and every way to fail."""
+"""The error responses of the API: {"error": {"code", "message", "field"?}}, for every status and every way to fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is known about runs, read from the tables: lists with filters, one run, its events; and what people may change."""
+"""Reads runs from the tables (lists with filters, one run, its events), and changes what people may change."""
 
 from __future__ import annotations
 

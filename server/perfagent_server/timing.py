@@ -1,4 +1,4 @@
-"""Where the time of a run's newest steps went: percentiles of each phase over a sliding window, and what share each has.
+"""Computes where the time of a run's newest steps went: percentiles and shares of each phase over a sliding window.
 
 The window is the newest `steps` steps, of which those count that were timed as a whole: a process's first step has phases, but
 began before there was anything to time it from. Ranks are put together step by step as the catalogue says, before percentiles

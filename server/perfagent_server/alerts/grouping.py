@@ -1,4 +1,4 @@
-"""One cause, one alert: which findings belong together, and which of them leads.
+"""Groups findings of the same cause into a single alert, and decides which of them leads.
 
 A NaN in the loss makes the gradients NaN in the same step, on every rank; a process that ran out of memory also crashed.
 The leading rule's alert takes the follower in. When the follower was seen first (another rank's frame was faster), its alert

@@ -1,4 +1,5 @@
-"""Alerts and their deliveries as rows: changes in, one transaction's statements out; and rows back as what the API tells.
+"""Writes alerts and their deliveries as rows, in the statements of one transaction, and reads rows back in the form of
+the API.
 
 A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come between.
 

@@ -1,4 +1,5 @@
-"""Whether a frame may be stored where it says: a source is one process for ever, and a key of one project keeps to its runs.
+"""Decides whether a frame may be stored where it says: a source is one process for ever, and a key of one project keeps
+to its runs.
 
 A source that speaks for a second run, attempt or rank would be lost in silence: (source, seq) says what was here before, and
 the source's row says whose state it is. A run may move to another project, by a later attach(project=...) or a new start, but

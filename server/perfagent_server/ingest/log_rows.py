@@ -1,4 +1,4 @@
-"""Rows of POST /log, turned into frames of a source that this server keeps for each (run, rank).
+"""Turns rows of POST /log into frames of a source that this server keeps for each (run, rank).
 
 They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A request
 with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the very same

@@ -1,4 +1,4 @@
-"""The thread behind the ack: it judges what was committed and writes what follows from it.
+"""The rules thread: it judges what was committed and writes what follows from it.
 
 It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one round
 caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned, lost sources. Killed before that

@@ -1,4 +1,4 @@
-"""What a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
+"""The data that a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
 
 A Window is filled from frames and knows no clock, database or network: its time is the server time at which the newest
 frame was received, or the time of the engine's tick. It is bounded: each series keeps a fixed number of steps. `snapshot()`

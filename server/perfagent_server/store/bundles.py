@@ -1,4 +1,4 @@
-"""Bundles: what many series that share their rows have in their newest block, as one row of the table.
+"""Bundles: the newest blocks of many series that share their rows, as one row of the table.
 
 A row of `block` costs as much as a hundred samples, whatever it holds. While a block has room, series that were sent together
 therefore lie in a bundle; when one of them gets more, the compactor takes the bundle in again as though its samples were still

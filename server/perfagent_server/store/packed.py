@@ -1,4 +1,4 @@
-"""From arrays to small blobs: bytes of equal weight together, then zstd."""
+"""Compresses arrays into small blobs: bytes of equal weight together, then zstd."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where each attempt of a run begins: at and after that step older attempts are cut from view (reading.py).
+"""Keeps the step at which each attempt of a run begins: at and after it, older attempts are cut from view (reading.py).
 
 The agent tells it where it knows. An attempt without word begins at the lowest step of its rows, and as long as it has none,
 nothing of the older ones is cut: a start guessed too low would hide what they have. Rows of samplers do not count, they come
