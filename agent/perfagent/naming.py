@@ -40,7 +40,7 @@ def draw_id() -> str:
 
 
 def default_name(run: str, started: str | None = None) -> str | None:
-    """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. None at a prompt.
+    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's own id. None at a prompt.
 
     started: the script, where this process is not yet the one that runs it.
     """

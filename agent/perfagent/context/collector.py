@@ -31,7 +31,7 @@ PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
 
 class Context:
-    """What the process with rank 0 tells of its job; the other ranks were started in the same way.
+    """What the process with rank 0 sends about its job; the other ranks were started in the same way.
 
     config: what the user handed over, a dict that may still change; model, optimizer: of the run, None where they are not known.
     """
@@ -128,7 +128,7 @@ class Context:
         return changed
 
     def _state(self) -> tuple[Any, ...]:
-        """What makes telling worth while when it is another one."""
+        """What has to be sent again when it has changed."""
         from perfagent.redaction import redacted
 
         return self._stepped, self.hyperparameters.sources(), repr(redacted(self._config))

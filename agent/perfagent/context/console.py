@@ -54,7 +54,7 @@ class Console:
                 self._streams.append(stream)
 
     def close(self) -> None:
-        """What is left is told at the sender's last poll: lines are made on its thread alone."""
+        """What is left is sent at the sender's last poll: lines are made on its thread alone."""
         for stream in self._streams:
             stream.release()
         self._closed = True

@@ -291,8 +291,8 @@ class _Entry(NamedTuple):
     oid: bytes
 
     def differs(self, root: Path, written_ns: int, *, modes: bool) -> bool | None:
-        """Whether the file is another one; None when only its content can tell. written_ns: when the index was written; modes:
-        whether the file system keeps them."""
+        """Whether the file is another one; None when only a look at its content can decide.
+        written_ns: when the index was written; modes: whether the file system keeps them."""
         try:
             found = os.lstat(os.fsencode(root) + b"/" + self.path)
         except (FileNotFoundError, NotADirectoryError):

@@ -12,7 +12,7 @@ __all__ = ["command_line", "describe"]
 
 
 def describe() -> dict[str, Any]:
-    """What the first event of a run tells about its process; what is not known is absent."""
+    """What the first event of a run says about its process; what is not known is absent."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "pid": os.getpid(),

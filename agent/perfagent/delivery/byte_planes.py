@@ -41,7 +41,7 @@ _MOST_S = 2.0**38
 
 class Shape(msgspec.Struct, array_like=True):
     """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are; True or False by earlier
-    agents: whether the clock is told in nanoseconds. offset: of its first Unix time to its clock, seconds."""
+    agents: whether the clock is kept in nanoseconds. offset: of its first Unix time to its clock, seconds."""
 
     rows: int
     ticks_per_s: int | bool

@@ -53,7 +53,7 @@ Read = Callable[[Iterable[Draft]], list[Group]]
 
 
 def rows_of(rows: Iterable[Any], reader: StepReader, lost: Callable[[Any], None]) -> list[tuple[Any, ...]]:
-    """The rows with their notes read. lost: is told of a note that cannot be read."""
+    """The rows with their notes read. lost: is called with the error of a note that cannot be read."""
     found: list[tuple[Any, ...]] = []
     for row in _one_by_one(rows, lost):
         if len(row) != _NOTE:
@@ -104,7 +104,7 @@ def pieces(drafts: Iterable[Draft]) -> Iterator[Draft]:
 
 
 def read(drafts: Sequence[Draft], reader: StepReader, columns: Columns, lost: Callable[[Any], None]) -> list[Group]:
-    """The columns of drafts of one process. lost: is told of a row that cannot be read."""
+    """The columns of drafts of one process. lost: is called with the error of a row that cannot be read."""
     rows = [row for draft in drafts for row in draft.rows]
     steps = [row for row in rows if len(row) in (_NOTE, _STEPS)]
     others = [_typed(row) if len(row) == 5 else row for row in rows if len(row) not in (_NOTE, _STEPS)]

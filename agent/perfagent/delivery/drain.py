@@ -85,7 +85,7 @@ class Collector:
 
     @property
     def waits(self) -> bool:
-        """Whether a row is there that was not taken yet, or something to be told of those that were dropped."""
+        """Whether a row is there that was not taken yet, or rows were dropped that have to be counted."""
         rows: deque[Any] = self._sender.rows
         return bool(self.aside) or len(rows) > 1 or (len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh))
 

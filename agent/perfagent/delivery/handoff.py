@@ -276,7 +276,7 @@ class Sender:
             return self._dispatcher
 
     def _run(self) -> None:
-        """The one place where this thread's own errors end: counted, told once, begun again once, then the agent is off."""
+        """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is off."""
         for attempt in (1, 2):
             try:
                 self._dispatch().run()

@@ -210,7 +210,7 @@ class HttpTransport:
             raise ServerUnreachable(self._why(error)) from error
 
     def _why(self, error: Exception) -> str:
-        """In one line, and never with the key: it is told to people."""
+        """In one line, and never with the key: people read it."""
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if scheme := self._wrong_scheme(error):
             text = f"{scheme} ({text})"

@@ -41,7 +41,7 @@ def ranks_are_tasks(env: Mapping[str, str], rank: int, world_size: int) -> bool:
 
 
 def job_started_ms(env: Mapping[str, str]) -> int:
-    """Start of the job, the same on all nodes, 0 where SLURM does not tell it. A job that is requeued starts later."""
+    """Start of the job, the same on all nodes, 0 where SLURM does not say it. A job that is requeued starts later."""
     started = _number(env, "SLURM_JOB_START_TIME")
     return 1000 * started + (_number(env, "SLURM_RESTART_COUNT") or 0) if started else 0
 

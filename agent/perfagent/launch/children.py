@@ -30,7 +30,7 @@ except Exception:
 
 
 def watch(text: str) -> None:
-    """In the process that `perfagent run` became: tells those that it spawns what it was told itself."""
+    """In the process that `perfagent run` became: passes its own options on to the processes that it spawns."""
     import multiprocessing.spawn as spawn
 
     original = spawn.get_command_line

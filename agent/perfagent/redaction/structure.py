@@ -158,7 +158,7 @@ class _Walk:
         return HIDDEN if name and _hides(name, item) else self.value(item, depth + 1)
 
     def _object(self, value: Any, depth: int) -> Any:
-        """What has fields becomes a dict of them; of all else only the type is told."""
+        """What has fields becomes a dict of them; of all else only the name of the type stays."""
         kind = type(value)
         if (kind.__module__, kind.__qualname__) in _PRINTABLE:
             return redacted_text(str(value))

@@ -14,7 +14,7 @@ __all__ = ["Evidence"]
 
 class Evidence(Mapping[str, Any]):
     """found, and what `more` gives when it is first read: on the sender's thread, when it is sent. Where that
-    fails, and is contained, what was found is told all the same."""
+    fails, and is contained, what was found is sent all the same."""
 
     def __init__(self, found: dict[str, Any], more: Callable[[], dict[str, Any] | None]) -> None:
         self._found = found

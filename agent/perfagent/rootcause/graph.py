@@ -270,7 +270,7 @@ def _origin(producer: Any, until: float) -> tuple[Any, str]:
         saved = dict(_saved(node) or ())
         made = _run_again(node, saved)
         given = any(not name.startswith(_WRITTEN) and _holds_minus_infinity(one) for name, one in saved.items())
-        if made or given:  # of -inf `_minus_infinity` tells from where it came
+        if made or given:  # where a -inf came from is the business of `_minus_infinity`
             makers.append((made in (None, "-inf"), node._sequence_nr(), node, made or ""))
         elif made is None and (node is producer or not any(name.startswith(_WRITTEN) for name in saved)):
             inputs = [one for one, _ in node.next_functions if one is not None and not hasattr(one, "variable")]

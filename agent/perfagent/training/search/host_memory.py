@@ -20,7 +20,7 @@ _RESET_PEAK = "5"
 
 
 class HostMemory:
-    """Notes the peak of each trial. Where the system does not tell (no Linux), it knows nothing and forbids nothing."""
+    """Notes the peak of each trial. Where the system does not say (no Linux), it knows nothing and forbids nothing."""
 
     def __init__(self) -> None:
         self._before = 0
@@ -53,7 +53,7 @@ class HostMemory:
 
 
 def available_bytes() -> int | None:
-    """What can still be taken without swapping, by the host and by this process's control group; None where nobody tells."""
+    """What can still be taken without swapping, by the host and by this process's control group; None where neither says."""
     found: list[int] = []
     with suppress(OSError, TypeError):
         match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)
