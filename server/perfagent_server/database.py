@@ -38,7 +38,7 @@ T = TypeVar("T")
 BALLAST_BYTES = 64 * 2**20
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
-LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is told to come back
+LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is asked to come back
 _ADDRESSES = "sqlite:////path/perfagent.db or postgresql+psycopg://user@host/name"
 # The size of the log before a checkpoint (wal_autocheckpoint, 1000 pages) and the largest commit beyond it. Tried and not taken:
 # checkpoints after 4000 pages, or a log of 16 MB (7 % less written, no less CPU); pages of 8 or 16 kB (11 to 25 % more room);

@@ -391,7 +391,7 @@ class Hub:
             try:
                 await socket.send_text(message.decode())
             except (WebSocketDisconnect, RuntimeError, OSError):
-                return  # the reader is told of the same end
+                return  # the reader sees the same end
             self.counters["messages"] += 1
             self.counters["bytes"] += len(message)
 

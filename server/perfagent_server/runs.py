@@ -81,7 +81,7 @@ class Runs:
         return [_summary(row, brief=True) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may tell any time."""
+        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any time."""
         query = (
             select(run.c.id, run.c.attempt)
             .where(run.c.project == project, run.c.name == name)

@@ -67,7 +67,7 @@ def _values(store: MetricStore, run: str, steps: int) -> dict[str, dict[int, flo
 
 
 def _shares(whole: Mapping[int, float], phases: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    # What was evaluated or saved after the last step is told under that step's number, and is not in its step time.
+    # What was evaluated or saved after the last step stands under that step's number, and is not in its step time.
     total = sum(max(time, sum(each.get(step, 0.0) for each in phases.values())) for step, time in whole.items())
     return {
         share: sum(sum(phases[phase].values()) for phase in parts) / total

@@ -141,7 +141,7 @@ class Machine:
         return Change(kind, self.alert, self.finding, step, now, why, self.opening)
 
     def _grow(self, life: Life, found: Finding, step: int, now: float) -> Change | None:
-        """One more finding of an open alert. What it changes stands in the alert's row, and nobody is told twice."""
+        """One more finding of an open alert. What it changes goes into the alert's row, and no channel is notified twice."""
         if self.finding is None:
             return None
         if self.rule in _RESTATED:
@@ -181,7 +181,7 @@ class Machine:
         return True
 
     def _begin_earlier(self, known: Finding, found: Finding) -> bool:
-        """A rank whose frame came later tells that it began there, before what the first frame told: in DDP the loss is NaN on
+        """A rank whose frame came later shows an earlier beginning than the first frame: in DDP the loss is NaN on
         every rank one step after one rank's gradients spoilt the weights."""
         found.ranks = sorted({*known.ranks, *found.ranks})
         _keep_what_joined(known, found)
@@ -220,7 +220,7 @@ _SAVED = tuple(name for name in Machine.__dataclass_fields__ if name != "finding
 
 
 def _is_of_an_earlier_step(found: Finding, known: Finding, near: int) -> bool:
-    """Whether it tells of the same series, a little before: a loss that the script logs under another name may count from 0."""
+    """Whether it is about the same series, a little earlier: a loss that the script logs under another name may count from 0."""
     if found.since_step is None or known.since_step is None or worse(known.severity, found.severity):
         return False
     same = found.evidence.get("series") == known.evidence.get("series")

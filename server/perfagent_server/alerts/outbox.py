@@ -261,7 +261,7 @@ class Outbox:
             self._disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days")
 
     def _disable(self, connection: Connection, name: str, now: float, why: str) -> None:
-        """Switches a channel off and tells the others."""
+        """Switches a channel off and notifies the others."""
         about = connection.execute(select(channel).where(channel.c.id == name)).mappings().first()
         if about is None or not about["enabled"]:
             return

@@ -34,7 +34,7 @@ def check_frame(frame: Frame) -> None:
 
 
 def whole(value: object) -> int | None:
-    """A step, rank or count that an event tells, or None where it is no whole number that the tables and pages can hold."""
+    """A step, rank or count in an event, or None where it is no whole number that the tables and pages can hold."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= MAX_STEP else None

@@ -310,7 +310,7 @@ class Engine:
 
     def _write_apart(self, run: str, changes: list[tuple[str, Change]], snapshot: bytes) -> None:
         """Each change of a run on its own, so that one that no table takes costs no other; then its snapshot. A kill between them
-        has the rest written after the restart: a row that is there already is not written, nor told, again."""
+        has the rest written after the restart: a row that is there already is not written, nor sent, again."""
         whole = True
         for one in changes:
             try:
