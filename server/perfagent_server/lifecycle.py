@@ -492,8 +492,8 @@ def _times(frame: Frame) -> list[float]:
 
 
 def _our_time(time: float, clock_offset_s: float | None) -> float:
-    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for days shows how
-    far its sender's clock is off."""
+    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for days shows
+    how far its sender's clock is off."""
     return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
 
 
