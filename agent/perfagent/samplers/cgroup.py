@@ -1,4 +1,5 @@
-"""Limits and use of the control group that this process lives in (version 2, or the memory and cpu controllers of version 1).
+"""Reads the limits and the use of the control group that this process lives in (version 2, or the memory and cpu
+controllers of version 1).
 
 In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the group's. It may
 be that of a group further up (SLURM limits the job, and each task has a group below it): then it is that group's use that counts.

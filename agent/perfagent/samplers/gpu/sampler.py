@@ -156,10 +156,10 @@ class GpuSampler:
             return
         described = []
         for gpu in shown:
-            with contextlib.suppress(DeviceLost):  # it is told when it is read
+            with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
         driver = None
-        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is told when a device is read, too
+        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is reported when a device is read, too
             driver = door.ask("nvmlSystemGetDriverVersion")
         self._tell({"what": "found", "driver": text_of(driver), "gpus": described})
         self._described = True
@@ -176,7 +176,7 @@ class GpuSampler:
         return self._slices.get(gpu.index, [])
 
     def _choose(self) -> Gpu | None:
-        """This rank's device: by the UUID that torch tells, else by the order that CUDA counts in."""
+        """This rank's device: by the UUID that torch gives, else by the order that CUDA counts in."""
         ordinal = self._ordinal()
         if ordinal is None:
             return None

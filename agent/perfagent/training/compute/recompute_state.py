@@ -1,4 +1,4 @@
-"""What a second computation of a block must find as the first one found it, beyond torch's random numbers.
+"""Restores for the second computation of a block what the first one found, beyond torch's random numbers.
 
 torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running statistics,
 spectral norm's vectors) would change it twice, and compute something else the second time; one that draws from Python's or

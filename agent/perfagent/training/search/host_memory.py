@@ -1,4 +1,4 @@
-"""How much memory this process took at its worst, and how much the host has left.
+"""Measures how much memory this process took at its worst, and how much the host has left.
 
 On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what the sizes
 tried so far took.
