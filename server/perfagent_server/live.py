@@ -3,7 +3,7 @@
 `publish*` are called by the ingest writer and the rules engine on their own threads: they append to a bounded inbox and
 return; nothing in here can raise into them or make them wait. One task on the event loop turns the inbox into messages ten
 times a second. Pages with the same subscription share the work and the bytes, so that the two hundredth page costs a send
-and no more. A page that reads too slowly loses its queue and is told {"lagged": true}: it then fetches again what it shows.
+and no more. A page that reads too slowly loses its queue and gets {"lagged": true}: it then fetches again what it shows.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The life of an alert: pending → firing → resolved, with persistence, hysteresis and cool-down. Pure: time is an argument.
 
 One machine per rule and attempt. The ranks of a finding are grouped by the rule itself, so 512 ranks are one machine. A
-machine that was resolved and fires again within its cool-down opens the same alert again, which is told only if it stays open
-(rows.py): a value that flaps at a threshold is one alert, told once and resolved once. After the cool-down it is a new alert
+machine that was resolved and fires again within its cool-down opens the same alert again, which is sent only if it stays open
+(rows.py): a value that flaps at a threshold is one alert, sent once and resolved once. After the cool-down it is a new alert
 with a new id.
 
 The id is derived from what the alert is about, not drawn: judging the same data again (after a kill) names the same alert.

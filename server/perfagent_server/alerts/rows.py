@@ -4,7 +4,7 @@ the API.
 A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come between.
 
 A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of one
-that is muted. When the alert is resolved before, it is dropped, and nobody is told of either.
+that is muted. When the alert is resolved before, it is dropped, and neither is sent.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one round
 caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned, lost sources. Killed before that
 commit, it judges the same frames again from the same snapshots and comes to the same alerts with the same ids; killed after
-it, the snapshots say (`upto`) which frames are behind them. Nothing is told twice, nothing is forgotten.
+it, the snapshots say (`upto`) which frames are behind them. Nothing is sent twice, nothing is forgotten.
 
 Rounds that change no alert are only remembered in memory; every CHECKPOINT_S, or as rarely as writing them costs at most five
 percent of the time, the snapshots of all runs that moved and then the cursor "rules" are written together. The tail keeps

@@ -2,7 +2,7 @@
 
 The agent sends it where it knows it. An attempt without word begins at the lowest step of its rows, and as long as it has none,
 nothing of the older ones is cut: a start guessed too low would hide what they have. Rows of samplers do not count, they come
-before the first step is done; nor do those of POST /log, which may tell of any step.
+before the first step is done; nor do those of POST /log, which may name any step.
 """
 
 from __future__ import annotations
