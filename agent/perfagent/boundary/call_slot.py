@@ -20,9 +20,9 @@ _KNOWS = "perfagent.signals.compiled"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:
-    """Returns the module that is really called, if it is a copy that took over the watched module's `__dict__` with our
-    call in it: a replica of DataParallel, a clone in meta-learning. Such a call must not run with the original's
-    weights.
+    """Returns the module that is really called, if it is a copy that took over the watched module's `__dict__` with
+    our call in it: a replica of DataParallel, a clone in meta-learning. Such a call must not run with the
+    original's weights.
 
     caller: the frame that called the slot.
     """
@@ -33,8 +33,8 @@ def copy_that_calls(caller: FrameType, module: Any) -> Any:
 
 
 def anything_compiled() -> bool | None:
-    """Whether this process has used torch.compile; None until the sender's thread has imported the module that
-    knows."""
+    """Whether this process has used torch.compile; None until the sender's thread has imported the module
+    that knows."""
     compiled = getattr(sys.modules.get(_KNOWS), "compiled", None)
     return None if compiled is None else bool(compiled())
 
@@ -42,9 +42,9 @@ def anything_compiled() -> bool | None:
 class Standing:
     """Occupies the slot of one module's call, from `put_on` until `take_off`. A subclass defines the call.
 
-    replaced: the callable to call; by default the one that was in the slot before. The module is held weakly, so that
-    deleting it frees its memory at once. Copies and pickles of modules leave the slot out; wrappers that copy it get
-    None.
+    replaced: the callable to call; by default the one that was in the slot before. The module is held weakly, so
+    that deleting it frees its memory at once. Copies and pickles of modules leave the slot out; wrappers that
+    copy it get None.
     """
 
     __slots__ = ("_module", "_replaced")

@@ -16,11 +16,11 @@ _over: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictio
 
 
 def replace(owner: Any, name: str, first: Callable[..., Any], last: Callable[[], Any] | None = None) -> Callable[[], None]:
-    """Patches `owner.name` and returns a function that restores the original, unless somebody else has patched it by
-    then.
+    """Patches `owner.name` and returns a function that restores the original, unless somebody else has
+    patched it by then.
 
-    first: called before the original, with its arguments; must not raise. last: called after the original, however that
-    ends.
+    first: called before the original, with its arguments; must not raise. last: called after the original,
+    however that ends.
     """
     original = getattr(owner, name)
     over = False

@@ -33,8 +33,8 @@ def untraced(function: Hook) -> Hook:
 
 
 def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
-    """Wraps a patch so that torch.compile traces the original in its place, and makes the same graphs as without the
-    agent.
+    """Wraps a patch so that torch.compile traces the original in its place, and makes the same graphs as
+    without the agent.
 
     Where torch.compile cannot trace the original either, the graph breaks as it does without the agent, and the patch
     is called. Use it only for functions that can be traced: it costs one call. (The mark `_torchdynamo_inline` costs

@@ -26,8 +26,8 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def failed(name: str, error: Exception) -> None:
-    """Counts and reports an exception of a hook, and turns the hook off. Raises it again if a signal handler raised
-    it."""
+    """Counts and reports an exception of a hook, and turns the hook off. Raises it again if a signal
+    handler raised it."""
     if by_signal(error):
         raise error
     failures[name] = failures.get(name, 0) + 1
@@ -51,8 +51,8 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def guarded(hook: Hook) -> Hook:
-    """Makes a hook swallow its exceptions. Hooks that run in every step call `failed` themselves, which saves a
-    call."""
+    """Makes a hook swallow its exceptions. Hooks that run in every step call `failed` themselves, which
+    saves a call."""
     name = f"{hook.__module__}.{hook.__qualname__}"
 
     @functools.wraps(hook)

@@ -16,11 +16,11 @@ __all__ = ["Once"]
 
 
 class Once:
-    """A finder that Python asks for every import until the module is imported. It only observes: the other finders
-    load.
+    """A finder that Python asks for every import until the module is imported. It only observes: the other
+    finders load.
 
-    A caller that only wants the module's spec (importlib.util.find_spec) does not execute it; the finder then stays in
-    place.
+    A caller that only wants the module's spec (importlib.util.find_spec) does not execute it; the finder
+    then stays in place.
     """
 
     def __init__(self, module: str, done: Callable[[], None]) -> None:

@@ -1,6 +1,6 @@
 """Times exposed communication, `phase/comm_s`: the time for which training waited only for a collective.
 
-Watched are three places where training can wait, only with several ranks, from the first step on:
+It watches three places where training can wait, in a job of several ranks and from the first step on:
 
 - a collective that the script or a framework calls and that returns when done, and `Work.wait()` of an earlier one;
 - FSDP2's wait for the parameters of a module;
@@ -44,11 +44,11 @@ _WARNS = "barrier"
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 Patch = Callable[..., None]
-"""Takes an owner, the name of its attribute and what watches that; traced: where torch.compile traces it."""
+"""Takes an owner, the name of its attribute and the watching function. traced: torch.compile traces the original."""
 
 
 def install(patch: Patch) -> None:
-    """Watches the waits of a process that is one of several; does nothing in another."""
+    """Watches the waits of a process that is one of several ranks; does nothing in any other."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
         return
@@ -147,8 +147,8 @@ _NAME = f"{__name__}.backward"
 
 
 def _listen(p: Progress, tensors: Any) -> Any:
-    """Has the engine report the end of this backward pass and of its local part. Returns a handle to remove the
-    hook."""
+    """Has the engine report the end of this backward pass and of its local part. Returns a handle to
+    remove the hook."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
         return None  # the hook would become part of the compiled graph

@@ -1,8 +1,8 @@
 """Watches optimizers that do not come from torch, such as fastai's: classes whose `step` torch's hooks do not see.
 
-A class that derives from torch's without calling its `__init__` is one of them, too. Nothing marks such a class (if it
-holds another optimizer, it may step that one only now and then), so it is watched where a framework's adapter or the
-user names it.
+A class that derives from torch's without calling its `__init__` is one of them, too. Nothing marks such a class (if
+it holds another optimizer, it may step that one only now and then), so it is watched where a framework's adapter or
+the user names it.
 """
 
 from __future__ import annotations

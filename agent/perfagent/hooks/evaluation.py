@@ -9,8 +9,8 @@ forward pass. Calls of a model that nobody watches are recognized by its loader 
 If an environment was stepped in the same span, the model chose actions there: that is a rollout, a phase of its own. So
 is the text that a language model generates in training mode.
 
-An evaluation is part of the step that follows it. An evaluation after the last step is reported when the run ends, in a
-row of its own.
+An evaluation is part of the step that follows it. An evaluation after the last step is reported when the run ends, in
+a row of its own.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ _STANDS_OUT = 3
 _MOST_OUTPUTS = 8
 _TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
-"""Items of a trace up to which the device's clock times such calls; later ones (an evaluation) are timed by the
-host."""
+"""Items of a trace up to which the device's clock times such calls; later ones (an evaluation) are timed
+by the host."""
 _APART_NS = 60 * 10**9
 
 
@@ -252,8 +252,8 @@ class Evaluations:
         self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
-        """Sets the step from which calls without gradients are seen: a few that begin now are the step's own. Any
-        thread."""
+        """Sets the step from which calls without gradients are seen: a few that begin now are the step's
+        own. Any thread."""
         self._habit.begins(step)
 
     def fold(self, p: Progress, step: int, trace: Trace, *, first: bool) -> Trace:
@@ -347,9 +347,10 @@ class Evaluations:
         return "rollout" if self._acted and not fed and (trained or not self._acts_in_training) else "eval"
 
     def _closed(self, span: list[int], fetches: list[Entry], name: str, *, broke_off: bool = False) -> list[Entry]:
-        """Returns a finished evaluation and the fetches after it. broke_off: the first fetch was the last one of its
-        loader. A fetch that a call without gradients used up before another loader was asked belongs to the evaluation:
-        with all that was fetched before a backward pass, a loop that evaluates after each step had 13 samples of 8."""
+        """Returns a finished evaluation and the fetches after it. broke_off: the loop stopped the evaluation early, and
+        the first fetch was one too many from its loader. A fetch that a call without gradients used up before another
+        loader was asked belongs to the evaluation: with all that was fetched before a backward pass, a loop that
+        evaluates after each step had 13 samples of 8."""
         if not span:
             return fetches
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):

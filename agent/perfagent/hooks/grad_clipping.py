@@ -166,8 +166,8 @@ class Clips:
         """Called before the step of the optimizer that counts. Records the norm if all its gradients were clipped;
         returns whether any were.
 
-        One optimizer's share of a call's gradients is not known: the norm is that of the whole call, as the loop sees
-        it.
+        One optimizer's share of a call's gradients is not known: the norm is that of the whole call, as
+        the loop sees it.
         """
         if self._touched is None:
             found = self.holding(optimizer)

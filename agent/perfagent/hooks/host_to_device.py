@@ -24,7 +24,7 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 
 def install(patch: Patch) -> None:
-    """Watches the copies of a process that uses CUDA; does nothing in another."""
+    """Watches the copies of a process that uses CUDA; does nothing in any other."""
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         patch(torch.Tensor, "to", watch_copy)

@@ -105,8 +105,8 @@ class Together:
             told[place] = told[place]._replace(moved=p.health.compare_other(p, optimizer, weights))
 
     def of_step(self, p: Progress) -> list[Taken]:
-        """Returns, when the primary optimizer's step ends, the gradients of those that stepped before. More may be
-        added."""
+        """Returns, when the primary optimizer's step ends, the gradients of those that stepped before.
+        More may be added."""
         self._part(p, p.completed)
         early, self._early = self._early, {}
         asked = any(one.norms is not None for one in early.values())

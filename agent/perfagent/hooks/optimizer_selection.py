@@ -116,8 +116,8 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
 
 def _heir(p: Progress, size: int) -> Any:
     """Called when the primary one is gone and one with `size` parameters is about to step. Returns an optimizer that
-    stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged to
-    the inner loop."""
+    stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged
+    to the inner loop."""
     beside = [one for key in p.steppers if key in p.beside and (one := p.beside[key]()) is not None]
     return max((one for one in beside if owned(one) >= size), key=owned, default=None)
 
@@ -188,7 +188,7 @@ def _was_alone(p: Progress, rates: list[float | None]) -> None:
         p.trace = kind(trace_of(entries[ends[-1] :]))
 
 
-# the model -------------------------------------------------------------------------------------------------------------------
+# ---- the model
 
 
 def follow(p: Progress, optimizer: Any) -> None:
@@ -222,8 +222,8 @@ def _find_model(p: Progress, optimizer: Any) -> None:
 
 
 class Lost:
-    """A task that runs between two steps (rootcause/investigator.py): finds a model that was not searched for when its
-    training began."""
+    """A task that runs between two steps (rootcause/investigator.py): finds a model that was not searched for when
+    its training began."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress

@@ -250,7 +250,7 @@ def _step_beside(p: Progress, optimizer: Any) -> None:
         _look(p, optimizer)
 
 
-# the whole call --------------------------------------------------------------------------------------------------------------
+# ---- the whole call
 
 
 def watch_whole_step(optimizer: Any) -> Callable[[], None]:

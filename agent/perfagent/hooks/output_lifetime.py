@@ -51,8 +51,8 @@ class Outputs:
         self._since = 0.0
 
     def called(self) -> None:
-        """Called with the model: holds the outputs of its last call that the loop still has and will drop when this
-        call returns.
+        """Called with the model: holds the outputs of its last call that the loop still has and will drop when
+        this call returns.
 
         Holds nothing if no backward pass came after the last call: none might come after this one.
         """

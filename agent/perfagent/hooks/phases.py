@@ -56,8 +56,8 @@ class Span:
 
 
 def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
-    """Sends the event of a phase. always: False for phases that may be short and in every step; one event a second is
-    then enough."""
+    """Sends the event of a phase. always: False for phases that may be short and in every step; one event a
+    second is then enough."""
     if p.on_event is None:
         return
     if not always and duration_s < _LONG_S:

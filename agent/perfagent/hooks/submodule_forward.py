@@ -1,5 +1,5 @@
-"""Times the forward pass where the script never calls the model itself: `model.loss(x)`, a method that calls the
-model's parts.
+"""Times the forward pass where the script never calls the model itself: `model.loss(x)`, a method that calls
+the model's parts.
 
 The first call of a part begins the forward pass, which then lasts until backward starts. The parts are watched only
 after whole steps without a call of the root, and not where anything was compiled: inside a compiled method they would
@@ -33,8 +33,8 @@ _FETCH = FIELDS[DATA]
 
 
 class Uncalled:
-    """A task that runs between two steps (rootcause/investigator.py): watches the parts of a model that is trained and
-    not called."""
+    """A task that runs between two steps (rootcause/investigator.py): watches the parts of a model that is
+    trained and not called."""
 
     def __init__(self, root: Any, watched: Watched) -> None:
         self._root, self.watched = weakref.ref(root), watched

@@ -1,9 +1,9 @@
 """Estimates what the agent costs by counting, not by measuring: reading a clock twice costs as much as a hook does.
 
 The unit is a stamp: appending one tuple that holds the time. Each process measures the cost of a stamp once, on the
-sender's thread; how many stamps a hook is worth comes from benchmarks/overhead/timing.py, which measures whole loops. A
-hook runs with cold caches in the middle of a training step, so it costs about three times what it costs in a loop of
-its own.
+sender's thread; how many stamps a hook is worth comes from benchmarks/overhead/timing.py, which measures whole
+loops. A hook runs with cold caches in the middle of a training step, so it costs about three times what it costs in
+a loop of its own.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ __all__ = ["clips_ns", "log_ns", "rare_ns", "stamp_ns", "steps_ns", "telling_ns"
 _STEP, _ENTRY = 60, 48
 """Stamps for completing a step, and for each entry of its trace."""
 _RARE, _SCALED = 200, 130
-"""Stamps for what only some steps have (clipping, mixed precision, a pass), and the extra stamps for a GradScaler's
-step."""
+"""Stamps for what only some steps have (clipping, mixed precision, a pass), and the extra stamps for a
+GradScaler's step."""
 _CLIP, _CLIPPED = 250, 6
 """Stamps for a call that clips, and for each of its gradients: their identities show what was clipped. With prices for
 steps and entries alone, 25 of 77 µs were counted in a loop with a loader, log() and clipping."""
@@ -67,8 +67,8 @@ def clips_ns(calls: int, gradients: int) -> float:
 
 
 def log_ns(calls: int, values: int, again: int = 0, values_again: int = 0) -> float:
-    """Returns the cost of `calls` log() calls with `values` values in total, and of `again` calls right after another
-    one."""
+    """Returns the cost of `calls` log() calls with `values` values in total, and of `again` calls right
+    after another one."""
     return stamp_ns() * (_LOG * calls + _VALUE * values + _LOG_AGAIN * again + _VALUE_AGAIN * values_again)
 
 

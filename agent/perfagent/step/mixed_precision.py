@@ -1,5 +1,5 @@
-"""Holds what mixed precision adds to a step's state: the scaler's scale, and whether the scaler let the optimizer
-step."""
+"""Holds what mixed precision adds to a step's state: the scaler's scale, and whether the scaler let the
+optimizer step."""
 
 from __future__ import annotations
 

@@ -12,12 +12,12 @@ __all__ = ["Mark"]
 class Mark:
     """Counts the rows that a full deque drops, without any cost to the threads that append.
 
-    One mark lies among the rows and holds the number of rows appended before it. When the deque drops the mark, exactly
-    `maxlen` rows have come after it, and a new mark is appended. So the reader of the deque always meets a mark and can
-    compare counts.
+    One mark lies among the rows and holds the number of rows appended before it. When the deque drops the mark,
+    exactly `maxlen` rows have come after it, and a new mark is appended. So the reader of the deque always meets a
+    mark and can compare counts.
 
-    fresh: the reader itself put this mark in, so it says nothing about dropped rows. Nobody else may hold a reference
-    to a mark.
+    fresh: the reader itself put this mark in, so it says nothing about dropped rows. Nobody else may hold a
+    reference to a mark.
 
     Rejected: a count with every append would cost each log(); whether the deque is full when it is read says little:
     149,906 lost rows were counted as one.

@@ -29,8 +29,8 @@ class LoggedLater:
 
 
 class EarlyLog:
-    """A log() call before the first backward pass, whose step is not known yet. goes_on: the next call is of the same
-    step."""
+    """A log() call before the first backward pass, whose step is not known yet. goes_on: the next call is
+    of the same step."""
 
     __slots__ = ("_metrics", "_monotonic", "_step", "_time", "goes_on")
 

@@ -123,8 +123,8 @@ class Rare:
         return all(extra.ready() for extra in self._extras)
 
     def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
-        """Adds its series to `values`. Called once, when ready. when: step, Unix time and monotonic time of the extra
-        rows."""
+        """Adds its series to `values`. Called once, when ready. when: step, Unix time and monotonic time
+        of the extra rows."""
         scale = value_of(self._scale) if self._scale is not None else None
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
@@ -141,8 +141,8 @@ class Rare:
 
 
 class StepRow(NamedTuple):
-    """One completed step as the training thread leaves it. It has the fields of a `Note`, so a usual step is already
-    one.
+    """One completed step as the training thread leaves it. It has the fields of a `Note`, so a usual step
+    is already one.
 
     A tuple, since that is the fastest for the training thread to make; the methods run on the sender's thread. began:
     end of the step before, 0 for the first; the last entry of the trace holds this step's end. roots: the number of
@@ -227,7 +227,7 @@ def _all_roots(entries: Sequence[Entry]) -> Iterator[tuple[Value | None, Divided
 
 
 def _passes_as_in(other: StepRow, roots: int) -> int:
-    """Returns the forward passes of a step with `roots` losses, taken from another step, which may have fewer of both;
-    0: not known."""
+    """Returns the forward passes of a step with `roots` losses, taken from another step, which may have fewer of
+    both; 0: not known."""
     passes = forward_passes(entries_of(other.trace))
     return roots if passes and passes >= other.roots else passes

@@ -1,11 +1,11 @@
-"""Holds what the training thread records about the step in progress: a trace of stamps, and the few values that are
-needed at once.
+"""Holds what the training thread records about the step in progress: a trace of stamps, and the few values that
+are needed at once.
 
-One `Progress` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in every
-forked child. A hook adds a few items to the trace and returns; the sender's thread interprets them
-(decode/phase_times.py), because a hook runs with cold caches in the middle of a training step and every object it
-touches costs time. Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of
-its own.
+One `Progress` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in
+every forked child. A hook adds a few items to the trace and returns; the sender's thread interprets them
+(decode/phase_times.py), because a hook runs with cold caches in the middle of a training step and every object
+it touches costs time. Measured: the same arithmetic in the hooks cost four times as much in a real step as in a
+loop of its own.
 
 Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; threads
 exchange data by one append to a deque or one assignment.
@@ -191,7 +191,7 @@ class Progress(_EveryStep):
         self.steppers: dict[int, tuple[int, int, list[float | None]]] = {}
         # id of another optimizer -> `completed` then, its steps since, and the learning rates of those steps
         self.beside: dict[int, Any] = {}  # id -> weak reference to another optimizer that stepped; the newest few
-        self.overtaken = 0, 0  # id of the optimizer before this one over the same parameters, and `completed` then
+        self.overtaken = 0, 0  # id of the optimizer that this one replaced over the same parameters, `completed` then
         self.take_turns = False  # two over the same parameters step in turn: no stages
         self.blocked = 0
         self.model_size = 0  # number of trainable parameters of the model that the script named
@@ -216,8 +216,8 @@ class Progress(_EveryStep):
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
         """Ends one step of the optimizer that counts with one append, and begins the next step.
 
-        Takes the end time last, so that the step and its optimizer phase include our own work, as a timer around the
-        call would.
+        Takes the end time last, so that the step and its optimizer phase include our own work, as a timer
+        around the call would.
         """
         if self.early:
             self.settle_early(self.completed + 1)
@@ -294,7 +294,7 @@ class Progress(_EveryStep):
             return self.in_progress()
         return max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
 
-    # log() before the first backward pass --------------------------------------------------------------------------------------
+    # ---- log() before the first backward pass
 
     def log_early(self, log: EarlyLog) -> None:
         """Keeps a call while it is not known whether this process will ever step an optimizer."""
@@ -306,8 +306,8 @@ class Progress(_EveryStep):
         self.rows.append(log)
 
     def settle_early(self, step: int | None) -> None:
-        """Gives the waiting logs their step: the given one if training has begun; for None, one step a call. Any
-        thread."""
+        """Gives the waiting logs their step: the given one if training has begun; for None, one step a
+        call. Any thread."""
         waiting, self.early = self.early, []
         for log in waiting:
             if step is None:
@@ -324,12 +324,12 @@ class Progress(_EveryStep):
         """
         return self.completed + 1 if self.awaits_optimizer() else self.early_step + before
 
-    # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
+    # ---- log() after it, before the first step of an optimizer
 
     def unstepped(self) -> bool:
         """Called by log() while no optimizer has stepped: True if the call may not belong to the step in progress,
         since a second backward pass has begun. That is either accumulation, or a loop that updates its parameters by
-        hand. (The first step for all of them gave a loop that updates by hand a single step.)"""
+        hand. (Giving all of these calls the first step left a loop that updates by hand with a single step.)"""
         if self.by_log is not None:
             return self.by_log
         at = len(self.trace)
@@ -350,8 +350,8 @@ class Progress(_EveryStep):
         self.rows.append(log)
 
     def settle_unstepped(self, *, by_log: bool) -> None:
-        """Gives the logs between backward passes their step. by_log: no optimizer exists that could step. Any
-        thread."""
+        """Gives the logs between backward passes their step. by_log: no optimizer exists that could step.
+        Any thread."""
         self.early_step = max(self.early_step, self.completed + 2)  # the first call has the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)

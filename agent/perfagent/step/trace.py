@@ -91,8 +91,8 @@ class Root(NamedTuple):
 
 
 def entries_of(trace: Sequence[Any]) -> list[Entry]:
-    """Turns a trace into tuples. Raises ValueError, IndexError or TypeError for a list that is no trace (damaged on
-    disk)."""
+    """Turns a trace into tuples. Raises ValueError, IndexError or TypeError for a list that is no trace
+    (damaged on disk)."""
     found: list[Entry] = []
     end = len(trace)
     while end:
@@ -179,6 +179,6 @@ def only_optimizers(trace: Trace) -> bool:
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:
-    """Returns the number of calls of the root model, or else of batches: it distinguishes accumulation from several
-    losses."""
+    """Returns the number of calls of the root model, or else of batches: it distinguishes accumulation
+    from several losses."""
     return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -2,8 +2,8 @@
 free thread of a pool (`asyncio.to_thread`).
 
 A second training on another thread is not part of this one's steps. So training has moved only if its thread no longer
-exists, or if the very optimizer that counts steps on another thread. With the first thread for ever, 5 of 40 steps by
-`asyncio.to_thread` were seen, and of folds in threads of their own only the first.
+exists, or if the very optimizer that counts steps on another thread. (If the first thread counted for good, 5 of 40
+steps by `asyncio.to_thread` were seen, and of cross-validation folds with a thread each only the first.)
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ class OneOfThreads(int):
 
     @classmethod
     def of(cls, *threads: int) -> OneOfThreads:
-        """Takes the idents with the newest last. Forgets the oldest of more than 64, as where a pool makes a thread for
-        each step."""
+        """Takes the idents with the newest last. Forgets the oldest of more than 64, as where a pool makes a
+        thread for each step."""
         made = cls(threads[-1])
         made.known = threads[-_MOST:]
         return made
