@@ -25,8 +25,8 @@ __all__ = [
 _MOST_WAITING = 4096
 """Buffers that may wait to be read. Beyond this (a stuck sender) values are dropped, which bounds the pinned memory."""
 _SMALL, _AT_ONCE = 16, 64
-"""Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time: each allocation of pinned memory waits for the
-device."""
+"""Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time: each allocation of pinned memory waits
+for the device."""
 _THREAD_LOCAL = 1
 """cudaStreamCaptureModeThreadLocal"""
 
@@ -49,8 +49,8 @@ class Reading:
         return self._event is None or bool(self._event.query())
 
     def values(self) -> list[float]:
-        """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the sender's
-        thread."""
+        """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the
+        sender's thread."""
         numbers = self._buffer.reshape(-1).tolist()
         if self._pool is not None:
             pool, self._pool = self._pool, None
@@ -58,8 +58,8 @@ class Reading:
         return [float(number) for number in numbers]
 
     def __del__(self) -> None:
-        """Stops counting a value that nobody read, as where only some gradients were clipped. Its buffer goes back to
-        torch."""
+        """Stops counting a value that nobody read, as where only some gradients were clipped. Its buffer
+        goes back to torch."""
         global _made
         if self._pool is not None:
             _made -= 1
@@ -70,8 +70,8 @@ _pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
 _made = 0
 _elsewhere = False
 _streams: dict[tuple[int, ...], Any] = {}
-"""(id, device index, device type) of a stream in C++ -> its Python object, which takes longer to make than the rest of
-a mark."""
+"""(id, device index, device type) of a stream in C++ -> its Python object, which takes longer to make than
+the rest of a mark."""
 _MOST_STREAMS = 256
 _device: Any = None
 """The first CUDA device from which a value or a mark was taken."""
@@ -105,8 +105,8 @@ def snapshot(values: dict[str, Any]) -> None:
 
 
 def collect(tensor: torch.Tensor) -> Reading | None:
-    """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change it
-    afterward."""
+    """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change
+    it afterward."""
     global _elsewhere
     kind = tensor.device.type
     tensor = tensor.detach()
@@ -149,8 +149,8 @@ def current_stream(device: torch.device | None) -> Any:
 
 
 def is_captured(tensor: Any) -> bool:
-    """True if computing on this tensor now would add to a CUDA graph that the script captures, and run at each
-    replay."""
+    """True if computing on this tensor now would add to a CUDA graph that the script captures, and run at
+    each replay."""
     return bool(tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
@@ -165,9 +165,9 @@ def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]
 
 
 def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
-    """Allocates a buffer on the CPU outside of inference mode, whatever the script's default device and mode are. A
-    buffer made while a validation logs in `torch.inference_mode()` could not be written to later, but buffers are
-    reused."""
+    """Allocates a buffer on the CPU outside of inference mode, whatever the script's default device and mode
+    are. A buffer made while a validation logs in `torch.inference_mode()` could not be written to later, but
+    buffers are reused."""
     torch = sys.modules["torch"]
     with torch.inference_mode(False):
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=pinned)
@@ -222,8 +222,8 @@ def waiting() -> bool:
 
 
 def cuda_device_of(optimizer: Any, current: int) -> int:
-    """Returns the index of the device that holds the parameters, since a script may never make it the current
-    device."""
+    """Returns the index of the device that holds the parameters, since a script may never make it the
+    current device."""
     groups = getattr(optimizer, "param_groups", None) or []
     found = next((p.device.index for group in groups for p in group["params"] if getattr(p, "is_cuda", False)), None)
     return current if found is None else found
@@ -239,8 +239,8 @@ def value_of(value: Value) -> float:
 
 
 class DeviceClock:
-    """Records marks on the current stream of a CUDA device. The host runs ahead of the device, so host time says little
-    there.
+    """Records marks on the current stream of a CUDA device. The host runs ahead of the device, so host time
+    says little there.
 
     device: the device that computes, which need not be the current one (`model.to("cuda:1")` without `set_device`);
     None: the current device.

@@ -19,8 +19,8 @@ __all__ = ["Governor"]
 _MOST_STEPS = 1000
 """Gradients are measured at least once in so many steps, whatever that costs."""
 _LEAST_SHARE = 0.1
-"""Share of the budget that is kept for gradients even when the rest uses all of it: at steps of 6 ms, one or two passes
-a second."""
+"""Share of the budget that is kept for gradients even when the rest uses all of it: at steps of 6 ms, one or two
+passes a second."""
 _WINDOW_S = 1.0
 
 
@@ -57,8 +57,8 @@ class Governor:
         return min(_MOST_STEPS, max(1, math.ceil(pass_ns / (self._left * step_ns))))
 
     def report(self, own_ns: float, pass_ns: float, threads_s: float, completed: int = 0) -> float | None:
-        """Returns the agent's share of the time since the last report, in percent; None when it is too early for the
-        next.
+        """Returns the agent's share of the time since the last report, in percent; None when it is too
+        early for the next.
 
         own_ns: total time of the hooks on the training thread, gradient passes included; threads_s: total CPU time of
         the agent's threads; pass_ns: the part of both that the passes cost; completed: the newest step. Called on the

@@ -1,8 +1,8 @@
 """Installs the hooks into torch and removes them again. Never imports torch itself: that is the script's decision.
 
-The hooks are installed once per process, however many runs follow. Without an active run, and in a forked child, every
-hook passes straight through. Each patch replaces one attribute of a module or class, and is removed only if it is still
-in place.
+The hooks are installed once per process, however many runs follow. Without an active run, and in a forked child,
+every hook passes straight through. Each patch replaces one attribute of a module or class, and is removed only if it
+is still in place.
 """
 
 from __future__ import annotations
@@ -71,8 +71,8 @@ def install() -> bool:
 
 
 def install_late() -> None:
-    """Installs, after the first step, the hooks that only some loops need: waits for other ranks, copies to a
-    device."""
+    """Installs, after the first step, the hooks that only some loops need: waits for other ranks, copies
+    to a device."""
     for install in (collectives.install, host_to_device.install):
         guarded(install)(_patch)
 
@@ -131,8 +131,8 @@ def when_torch_is_imported(done: Callable[[], None]) -> None:
 
 
 def when_imported(module: str, done: Callable[[], None]) -> None:
-    """Does the same for a framework's module, until the hooks are removed. An exception from `done` does not leave this
-    call."""
+    """Does the same for a framework's module, until the hooks are removed. An exception from `done` does not
+    leave this call."""
     watched = guarded(done)
     if module in sys.modules:
         watched()
