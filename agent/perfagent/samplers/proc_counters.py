@@ -42,7 +42,7 @@ class ProcHost:
         if text is None:
             return None
         fields = [int(word) for word in text[: text.find(b"\n")].split()[1:9]]
-        return CpuTime(idle=fields[3], waiting=fields[4], total=sum(fields))
+        return CpuTime(fields[3], fields[4], sum(fields))
 
     def memory(self) -> Memory | None:
         found = _MEMORY.search(self._meminfo.read() or b"")
