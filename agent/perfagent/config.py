@@ -63,6 +63,8 @@ class AgentConfig:
     """Folder for event files of TensorBoard, beside what is sent or recorded. PERFAGENT_TENSORBOARD."""
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
+    tune_malloc: bool = True
+    """Raise two thresholds of glibc's allocator, unless the user has set it himself (host_allocator.py). PERFAGENT_MALLOC=0."""
     state_dir: Path = field(default_factory=_default_state_dir)
     """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the temporary
     folder."""
@@ -94,6 +96,8 @@ class AgentConfig:
                 raise ConfigError(f"{name} cannot be used: {problem}")
         if self.tensorboard is not None and not self.disabled and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
+        if not isinstance(self.tune_malloc, bool):
+            raise ConfigError(f"tune_malloc must be True or False, not {self.tune_malloc!r:.80}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -116,6 +120,8 @@ class AgentConfig:
             if text.strip() if name in _STRIPPED else text:
                 values[name] = text
         values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
+        if (text := os.environ.get("PERFAGENT_MALLOC", "")).strip():
+            values["tune_malloc"] = _truth("PERFAGENT_MALLOC", text)
         state_home = os.environ.get("XDG_STATE_HOME")
         if state_home:
             try:

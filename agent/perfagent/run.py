@@ -19,8 +19,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perfagent import host_allocator, patching, verdict
 from perfagent import launch_options as launched
-from perfagent import patching, verdict
 from perfagent.boundary import guard
 from perfagent.boundary.agent_log import logger
 from perfagent.config import AgentConfig
@@ -350,6 +350,8 @@ class Run:
         state.current = self._progress
         patching.when_torch_is_imported(_torch_came)
         self.mirror(self.settings.tensorboard)
+        if launched.current is None:
+            self.tune_malloc(self.settings.tune_malloc)
         self._sender.start()
 
     def mirror(self, folder: Path | None) -> None:
@@ -363,6 +365,12 @@ class Run:
         except Exception as error:  # noqa: BLE001 - a disk that is full; a broken installation of somebody else's package
             said = f"perfagent: nothing is written for TensorBoard into {folder}: {error}; the run itself goes on"
             self._sender.tell("mirror", logging.WARNING, said)
+
+    def tune_malloc(self, wanted: bool) -> None:
+        """At the start; under `perfagent run` when the script attaches, which may want none of it, or after the first step."""
+        self.settings = replace(self.settings, tune_malloc=wanted)
+        if not self._sender.disabled:
+            self._context.malloc = host_allocator.tune(wanted)
 
     def _place(self) -> dict[str, Any]:
         """Which rank of how many this is, as far as that is known."""
@@ -438,6 +446,8 @@ class Run:
             self._progress.stream = torch.cuda.current_stream(device).cuda_stream
         patching.install_late()
         self._watch_model()
+        if self._context.malloc is None:
+            self.tune_malloc(self.settings.tune_malloc)
         self._context.first_step()
 
     def _known_model(self) -> Any:

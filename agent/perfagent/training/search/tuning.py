@@ -21,7 +21,7 @@ from perfagent.training.estimates.meta_copy import mapped
 from perfagent.training.precision import Precision, autocast_of
 from perfagent.training.search.batch_size import search_batch_size
 from perfagent.training.search.job import TuningJob, checked_loss
-from perfagent.training.search.trial_state import kept
+from perfagent.training.search.trial_state import restoring_state
 from perfagent.training.search.workers import more_workers_than_cores, search_num_workers
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
@@ -101,7 +101,7 @@ def tune(
     if largest_batch is not None and (type(largest_batch) is not int or largest_batch < 1):
         raise ConfigError(f"largest_batch is a number of samples, 1 or more, not {largest_batch!r:.60}")
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
-    with kept(job.loss, [job.model, job.optimizer]):
+    with restoring_state(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
         if search.best == given:
