@@ -8,7 +8,7 @@ import json
 import os
 from typing import Any
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ResourceError
 
 __all__ = ["BENCHMARKS", "command"]
 
@@ -46,7 +46,7 @@ def bench(arguments: argparse.Namespace) -> int:
     try:
         from perfagent.bench.machine import device_of
     except ModuleNotFoundError as error:
-        raise ConfigError(f"benchmarks train with torch, and {error.name} is missing; pip install torch") from error
+        raise ResourceError(f"benchmarks train with torch, and {error.name} is missing; pip install torch") from error
     measured = importlib.import_module(f"perfagent.bench.{module}").measure(
         device_of(arguments.device), quick=arguments.quick, **options
     )

@@ -18,7 +18,7 @@ from typing import IO, Any
 
 from perfagent.demo import faults
 from perfagent.demo.server import DemoServer
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 
 __all__ = ["command"]
 
@@ -46,7 +46,7 @@ def demo(arguments: argparse.Namespace) -> int:
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
     if find_spec("torch") is None:
-        raise ConfigError("the demo trains with torch, and torch is missing here; pip install torch")
+        raise ResourceError("the demo trains with torch, and torch is missing here; pip install torch")
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps
