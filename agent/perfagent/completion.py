@@ -31,4 +31,4 @@ def complete(commands: Mapping[str, metadata.EntryPoint], summaries: Mapping[str
         below = subparsers.add_parser(name, help=summaries.get(name, ""))
         if name == chosen:  # only its module is loaded
             entry.load()(below)
-    argcomplete.autocomplete(parser)
+    argcomplete.autocomplete(parser, always_complete_options=False)  # options once a "-" is typed
