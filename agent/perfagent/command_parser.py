@@ -53,11 +53,11 @@ def _in_our_words(message: str) -> str:
         word = unknown[1]
         return f"there is no option {word}" if word.startswith("-") else f"{word!r} is one argument too many"
     if about := re.fullmatch(r"argument ([^:]+): (.*)", message, re.DOTALL):
-        return _of_one(about[1], about[2])
+        return _about_argument(about[1], about[2])
     return message
 
 
-def _of_one(name: str, problem: str) -> str:
+def _about_argument(name: str, problem: str) -> str:
     if choice := re.fullmatch(r"invalid choice: '(.*)' \(choose from (.*)\)", problem, re.DOTALL):
         allowed = [word.strip("'") for word in choice[2].split(", ")]
         meant = closest(choice[1], allowed)

@@ -405,7 +405,7 @@ def _configuration(run: RunDetails, wrap: Wrap, *, everything: bool) -> Section:
     return section
 
 
-_TELLING = ("class", "parameters", "trainable_parameters", "lr", "betas", "momentum", "weight_decay", "fused")
+_COMPARED = ("class", "parameters", "trainable_parameters", "lr", "betas", "momentum", "weight_decay", "fused")
 
 
 def _settings(table: Mapping[str, object], *, everything: bool) -> str:
@@ -416,7 +416,7 @@ def _settings(table: Mapping[str, object], *, everything: bool) -> str:
         if everything or (value is not None and not isinstance(value, dict))
     }
     if "class" in table and not everything:
-        chosen = {name: value for name, value in chosen.items() if name in _TELLING}
+        chosen = {name: value for name, value in chosen.items() if name in _COMPARED}
     return ", ".join(
         _short(value) if name == "class" else f"{name.replace('_', ' ')} {_short(value)}"
         for name, value in chosen.items()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import argparse
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -79,7 +80,7 @@ def _wait(arguments: argparse.Namespace) -> int:
         screen = None if arguments.json else Screen()
         if screen is not None:
             screen.line(f"{run.name} ({run.run}) is {run.state}, at step {run.step:,}")
-        outcome = _come(client, run, arguments.until, arguments.timeout, screen)
+        outcome = _wait_for(client, run, arguments.until, arguments.timeout, screen)
         latest = client.run(run.run) if outcome.what != "timeout" else run
     if arguments.json:
         print_json(_as_json(outcome, latest))
@@ -98,14 +99,16 @@ def _as_json(outcome: Outcome, run: RunDetails) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _come(client: Client, run: RunDetails, until: Until, timeout_s: float | None, screen: Screen | None) -> Outcome:
+def _wait_for(client: Client, run: RunDetails, until: Until, timeout_s: float | None, screen: Screen | None) -> Outcome:
     if screen is None or until.step is None:
         return _first(client, run, until, timeout_s, lambda _: None)
     with screen.progress("step", until.step) as bar:
         return _first(client, run, until, timeout_s, lambda latest: bar.move(latest.step, latest.state))
 
 
-def _first(client: Client, run: RunDetails, until: Until, timeout_s: float | None, show: Any) -> Outcome:
+def _first(
+    client: Client, run: RunDetails, until: Until, timeout_s: float | None, show: Callable[[RunDetails], None]
+) -> Outcome:
     """Whatever comes first."""
     patience = Patience()
     over = None if timeout_s is None else time.monotonic() + timeout_s
@@ -118,7 +121,9 @@ def _first(client: Client, run: RunDetails, until: Until, timeout_s: float | Non
         show(latest)
         ended = latest.state in ENDED
         ended_at = time.monotonic() if ended and ended_at is None else ended_at if ended else None
-        settled = not until.finding or (ended_at is not None and time.monotonic() - ended_at >= SETTLE_S)
+        judged_to_the_end = any(finding.rule in _OF_THE_END for finding in findings)
+        waited = ended_at is not None and time.monotonic() - ended_at >= SETTLE_S
+        settled = not until.finding or judged_to_the_end or waited
         outcome = _judged(latest, findings, until, settled=settled)
         if outcome is not None:
             return outcome

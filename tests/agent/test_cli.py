@@ -26,6 +26,12 @@ def test_help_lists_every_command_with_one_line() -> None:
         (line,) = (line for line in done.stdout.splitlines() if line.split()[:1] == [entry.name])
         assert len(line.split()) > 2
         assert entry.name in cli.SUMMARIES
+    headings = [line.rstrip(":") for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == list(cli.GROUPS)
+
+
+def test_every_command_that_has_a_summary_exists() -> None:
+    assert cli.SUMMARIES.keys() - {"doctor"} <= {entry.name for entry in metadata.entry_points(group="perfagent.commands")}
 
 
 LIGHT = """

@@ -12,6 +12,7 @@ from urllib.parse import quote
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent.local_server import LocalServer
 from perfagent.option_types import number_above
+from perfagent.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
 from perfagent_server.security.keys import ONLY_INGEST_HAS_A_PROJECT
 
@@ -82,14 +83,18 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found))
         return 0
-    for key in found["keys"]:
-        state = "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid"
-        used = key["used"] or "never used"
-        print(
-            f"{key['id']}  {key['scope']:<6}  {state:<32}  {used:<24}  {key['project'] or 'any project'}  {key['name']}".rstrip()
-        )
+    screen = Screen()
     if not found["keys"]:
-        print("no keys; `perfagent keys create ingest` makes one")
+        screen.line("no keys; `perfagent keys create ingest` makes one")
+        return 0
+    rows = [
+        (
+            key["id"], key["scope"], "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid",
+            key["used"] or "never", key["project"] or "any", key["name"],
+        )
+        for key in found["keys"]
+    ]  # fmt: skip
+    screen.table(Table(("ID", "SCOPE", "STATE", "LAST USED", "PROJECT", "NAME"), rows, narrow=(4, 5)))
     return 0
 
 
