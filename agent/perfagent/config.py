@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent.naming import identity_problem
 
 __all__ = ["DEFAULT_SERVER", "AgentConfig"]
@@ -41,7 +41,7 @@ def _homeless_state_dir() -> Path:
     except OSError:  # no temporary folder either: the spool is kept in memory, and a warning says so
         return Path("/tmp") / own  # noqa: S108
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
+        raise ResourceError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
     return folder
 
 

@@ -28,7 +28,7 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 
-from perfagent.errors import ConfigError, PerfagentError
+from perfagent.errors import ConfigError, PerfagentError, ResourceError
 from perfagent_server.store import schema
 
 __all__ = ["Database", "DatabaseSettings", "QueueFull", "StorageError", "StorageFull", "open_database"]
@@ -281,7 +281,7 @@ def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BY
         try:
             engine = create_engine(url, pool_size=8, max_overflow=56)
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
+            raise ResourceError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
         except ArgumentError as error:
             raise ConfigError(f"the driver of {url!r} is not known; use an address such as {_ADDRESSES}") from error
         _upgrade(engine, repr(url))
@@ -371,12 +371,12 @@ def _prepare(path: Path) -> None:
         with _private_file(path):
             pass
     except OSError as error:
-        raise ConfigError(
+        raise ResourceError(
             f"the data folder {folder} cannot be written ({error.strerror}): make it writable for this user, or choose another "
             "with --data"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK) or not os.access(path, os.W_OK):
-        raise ConfigError(
+        raise ResourceError(
             f"the database {path} cannot be written: make it and its folder writable for this user, or choose another with --data"
         )
 
@@ -400,14 +400,14 @@ def _refuse_damage(path: Path) -> None:
             if path.stat().st_size <= CHECK_UP_TO_BYTES:
                 verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if verdict != "ok":
-                    raise ConfigError(f"the database {path} is damaged ({verdict}): {cure}")
+                    raise ResourceError(f"the database {path} is damaged ({verdict}): {cure}")
         finally:
             connection.close()
     except sqlite3.OperationalError as error:
         cure = "stop other programs that use it and try again"
-        raise ConfigError(f"the database {path} cannot be opened ({error}): {cure}") from error
+        raise ResourceError(f"the database {path} cannot be opened ({error}): {cure}") from error
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"the database {path} is damaged or no database at all ({error}): {cure}") from error
+        raise ResourceError(f"the database {path} is damaged or no database at all ({error}): {cure}") from error
 
 
 def _upgrade(engine: Engine, where: str) -> None:
@@ -415,10 +415,10 @@ def _upgrade(engine: Engine, where: str) -> None:
         schema.upgrade(engine, where)
     except OperationalError as error:
         cure = "check that it can be reached and written, then start again"
-        raise ConfigError(f"the database {where} cannot be upgraded ({error.orig}): {cure}") from error
+        raise ResourceError(f"the database {where} cannot be upgraded ({error.orig}): {cure}") from error
     except DatabaseError as error:
         cure = "restore it with `perfagent db restore`, or move it away to start empty"
-        raise ConfigError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
+        raise ResourceError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
 
 
 def _grow_log(engine: Engine, path: Path) -> None:

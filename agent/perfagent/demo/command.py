@@ -18,7 +18,8 @@ from typing import IO, Any
 
 from perfagent.demo import faults
 from perfagent.demo.server import DemoServer
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
+from perfagent.option_types import port, positive
 
 __all__ = ["command"]
 
@@ -28,11 +29,11 @@ _PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Start a server, train a small GPT on the sources of Python's standard library, and watch it."
-    parser.add_argument("--steps", type=int, default=400, help="optimizer steps (default 400)")
+    parser.add_argument("--steps", type=positive, default=400, help="optimizer steps (default 400)")
     names = f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}"
     parser.add_argument("--fault", default="none", metavar="NAME", help=names)
     parser.add_argument("--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise")
-    parser.add_argument("--port", type=int, help="where to start the server (default 8420; 0 for any free port)")
+    parser.add_argument("--port", type=port, help="where to start the server (default 8420; 0 for any free port)")
     parser.add_argument("--data", type=Path, help="folder for the server's data (default: the server's own)")
     parser.add_argument("--no-browser", action="store_true", help="print the dashboard's address only")
     parser.set_defaults(run=demo)
@@ -46,7 +47,7 @@ def demo(arguments: argparse.Namespace) -> int:
     if arguments.port is not None and not 0 <= arguments.port <= 65535:
         raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
     if find_spec("torch") is None:
-        raise ConfigError("the demo trains with torch, and torch is missing here; pip install torch")
+        raise ResourceError("the demo trains with torch, and torch is missing here; pip install torch")
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 from perfagent.config import AgentConfig
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
 from perfagent.launch_options import VARIABLE, LaunchOptions
@@ -108,7 +108,7 @@ def start(
     try:
         os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
     except OSError as error:
-        raise ConfigError(f"python at {sys.executable!r} cannot be started: {error}") from error
+        raise ResourceError(f"python at {sys.executable!r} cannot be started: {error}") from error
 
 
 def _drawn_name(config: AgentConfig, identity: Identity, words: list[str]) -> str | None:
