@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from perfagent import __version__
-from perfagent.command_parser import CommandParser, closest
+from perfagent.command_line.parser import CommandParser, closest
 from perfagent.errors import PerfagentError
 
 __all__ = ["main"]
@@ -54,7 +54,7 @@ SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in gro
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 success, 1 failure, 2 wrong use."""
     if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
-        from perfagent.completion import complete
+        from perfagent.command_line.completion import complete
 
         complete(_commands(), SUMMARIES)
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+from perfagent.command_line.option_types import positive
+from perfagent.command_line.terminal_output import Screen, Table, is_terminal
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.option_types import positive
-from perfagent.terminal_output import Screen, Table, is_terminal
 from perfagent.wire import STATES
 from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails

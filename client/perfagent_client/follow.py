@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Callable
 
-from perfagent.terminal_output import Screen
+from perfagent.command_line.terminal_output import Screen
 from perfagent_client.client import Client
 from perfagent_client.models import RunDetails
 from perfagent_client.polling import ENDED, Patience

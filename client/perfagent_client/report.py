@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from perfagent.terminal_output import Line, Table
+from perfagent.command_line.terminal_output import Line, Table
 from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Timing, metric
 from perfagent_client.evidence import evidence_lines, traceback_lines
 from perfagent_client.models import RunDetails

@@ -14,9 +14,9 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from perfagent.command_line.option_types import number_above, whole_number
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import PerfagentError
-from perfagent.option_types import number_above, whole_number
-from perfagent.terminal_output import Screen, Table
 from perfagent_client.client import Client
 from perfagent_client.commands import output
 from perfagent_client.connection import add_options, add_run, print_json, reader

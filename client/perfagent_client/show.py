@@ -7,8 +7,8 @@ import argparse
 import contextlib
 import json
 
+from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import PerfagentError
-from perfagent.terminal_output import Screen
 from perfagent.wire import Series, to_json
 from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, found, print_json, reader

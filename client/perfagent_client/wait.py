@@ -9,9 +9,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from perfagent.command_line.option_types import number_above
+from perfagent.command_line.terminal_output import Screen
 from perfagent.errors import PerfagentError
-from perfagent.option_types import number_above
-from perfagent.terminal_output import Screen
 from perfagent.wire import Finding
 from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, found, print_json, reader

@@ -16,7 +16,7 @@ from api_builders import Listening, frame, listening
 from builders import job_environment, until
 from command_line import command, in_terminal
 
-from perfagent.terminal_output import Screen, Table
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.wire import Event, Finding, Latest, Quantiles, Series, Timing, encode
 from perfagent_client import Client
 from perfagent_client.models import RunDetails

@@ -8,8 +8,8 @@ import json
 import os
 from typing import Any
 
+from perfagent.command_line.option_types import positive
 from perfagent.errors import ResourceError
-from perfagent.option_types import positive
 
 __all__ = ["BENCHMARKS", "command"]
 

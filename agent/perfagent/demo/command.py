@@ -16,10 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from perfagent.command_line.option_types import port, positive
 from perfagent.demo import faults
 from perfagent.demo.server import DemoServer
 from perfagent.errors import ConfigError, ResourceError
-from perfagent.option_types import port, positive
 
 __all__ = ["command"]
 

@@ -6,7 +6,7 @@ import argparse
 import json
 from urllib.parse import quote
 
-from perfagent.terminal_output import Screen, Table
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
 
 __all__ = ["command"]

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from perfagent.command_line.option_types import number_above
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
 from perfagent.local_server import LocalServer
-from perfagent.option_types import number_above
-from perfagent.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
 from perfagent_server.security.keys import ONLY_INGEST_HAS_A_PROJECT
 

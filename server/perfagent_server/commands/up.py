@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfagent import __version__
+from perfagent.command_line.option_types import port
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
-from perfagent.option_types import port
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ import sys
 import pytest
 from command_line import Screenful, python_in_terminal
 
-from perfagent.terminal_output import Screen, Table, plain_table
+from perfagent.command_line.terminal_output import Screen, Table, plain_table
 
 TABLE = Table(("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,))
 
 PAGE = """
-from perfagent.terminal_output import *
+from perfagent.command_line.terminal_output import *
 screen = Screen()
 screen.line("TITLE", "bold red")
 screen.table(Table(("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,)))

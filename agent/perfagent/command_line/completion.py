@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from importlib import metadata
 
-from perfagent.command_parser import CommandParser
+from perfagent.command_line.parser import CommandParser
 
 __all__ = ["complete"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from command_line import command
 
-from perfagent.command_parser import closest
+from perfagent.command_line.parser import closest
 
 
 @pytest.mark.parametrize(
