@@ -61,6 +61,8 @@ class AgentConfig:
     """Folder to record into instead of sending: offline use, uploaded later by `perfagent sync`. PERFAGENT_RECORD."""
     tensorboard: Path | None = None
     """Folder for event files of TensorBoard, beside what is sent or recorded. PERFAGENT_TENSORBOARD."""
+    capture_logs: bool = True
+    """What the script logs by other loggers appears in the run as well. PERFAGENT_CAPTURE_LOGS=0."""
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     state_dir: Path = field(default_factory=_default_state_dir)
@@ -94,6 +96,8 @@ class AgentConfig:
                 raise ConfigError(f"{name} cannot be used: {problem}")
         if self.tensorboard is not None and not self.disabled and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
+        if not isinstance(self.capture_logs, bool):
+            raise ConfigError(f"capture_logs must be True or False, not {self.capture_logs!r:.80}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -116,6 +120,8 @@ class AgentConfig:
             if text.strip() if name in _STRIPPED else text:
                 values[name] = text
         values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
+        if (capture := os.environ.get("PERFAGENT_CAPTURE_LOGS", "")).strip():
+            values["capture_logs"] = _truth("PERFAGENT_CAPTURE_LOGS", capture)
         state_home = os.environ.get("XDG_STATE_HOME")
         if state_home:
             try:

@@ -58,6 +58,7 @@ def attach(
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
+    capture_logs: bool | None = None,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
@@ -65,7 +66,8 @@ def attach(
     may be added to later. notes: text for people, shown with the run, where they may change it. record: a
     folder to record into, without a server; where a run is current and this or server means another place, that run ends and
     one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of the first step to
-    come, when training is resumed.
+    come, when training is resumed. capture_logs: False leaves out what the script logs by other loggers (W&B, TensorBoard, a
+    trainer's own).
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
@@ -95,6 +97,8 @@ def attach(
         if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
             run.mirror(AgentConfig.from_env(tensorboard=tensorboard).tensorboard)
+            if capture_logs is not None:
+                run.capture_logs(AgentConfig.from_env(capture_logs=capture_logs).capture_logs)
             _named = _named or bool(name or project)
             return run
     if told is not None:
@@ -106,7 +110,9 @@ def attach(
             elif run is not None and unnamed:
                 run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
-    settings = AgentConfig.from_env(project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id)
+    settings = AgentConfig.from_env(
+        project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id, capture_logs=capture_logs
+    )
     if run is not None:
         run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
@@ -132,6 +138,7 @@ def init(
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
+    capture_logs: bool | None = None,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
     return attach(
@@ -146,6 +153,7 @@ def init(
         run_id=run_id,
         start_step=start_step,
         notes=notes,
+        capture_logs=capture_logs,
     )
 
 

@@ -45,6 +45,11 @@ class StepReader:
         self.flops: StepFlops | None = None
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
         """Steps with which epochs began, the first one aside, for whoever sums over epochs and takes them out."""
+        self.delivered: set[str] = set()
+        """Names of the series that steps have had so far."""
+        self.steps = 0
+        """How many steps were read."""
+        self._names: tuple[str, ...] = ()
 
     def context(self) -> list[Any]:
         """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
@@ -103,7 +108,16 @@ class StepReader:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
-        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, interned(tuple(values)), [*values.values()]
+        names = interned(tuple(values))
+        self.delivers(names)
+        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, names, [*values.values()]
+
+    def delivers(self, names: tuple[str, ...], steps: int = 1) -> None:
+        """So many steps of these series were read."""
+        self.steps += steps
+        if names is not self._names:
+            self._names = names
+            self.delivered.update(names)
 
     def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
         """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""

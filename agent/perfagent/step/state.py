@@ -73,6 +73,8 @@ class Progress(_EveryStep):
         "beside",
         "blocked",
         "by_log",
+        "captured_step",
+        "captures",
         "clip_norm",
         "clip_rounds",
         "clipped",
@@ -202,6 +204,9 @@ class Progress(_EveryStep):
         # log() between backward passes of which none was followed by an optimizer's step so far
         self.first_logged = -1  # where the trace was at the first such call
         self.by_log: bool | None = None  # no optimizer ever steps here, so each call is a step; None until that is asked
+        # other loggers of the script (captured_log.py)
+        self.captures = False  # whether what they log is recorded
+        self.captured_step = 0  # the highest step that they have named before an optimizer's first
         self.fetched = False
         self.readers: dict[int, Any] = {}
         self.release: Any = None  # what the loop lets go of where it takes the next batch (release.py)
@@ -282,10 +287,12 @@ class Progress(_EveryStep):
         return self.completed + self.opened
 
     def logged_at(self) -> int:
-        """The step of the newest log() call, where those are what counts steps; else the step in progress."""
+        """The step of the newest log() call, or of another logger's where there is none, in a process in which those count the
+        steps; else the step in progress."""
         if self.last is not None or (self.seen_backward and not self.by_log):
             return self.in_progress()
-        return max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
+        by_calls = max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
+        return by_calls or self.captured_step
 
     # log() before the first backward pass --------------------------------------------------------------------------------------
 
@@ -303,7 +310,7 @@ class Progress(_EveryStep):
         waiting, self.early = self.early, []
         for log in waiting:
             if step is None:
-                log.settle(self.early_step)
+                log.settle_without_optimizer(self.early_step)
                 self.early_step += not log.goes_on
             else:
                 log.settle(step)
