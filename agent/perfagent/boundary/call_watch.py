@@ -1,4 +1,4 @@
-"""A function of somebody else's in whose place ours stands for a while: it is told of each call, and calls the original."""
+"""Replaces a function of somebody else's for a while: ours sees each call, and calls the original."""
 
 from __future__ import annotations
 

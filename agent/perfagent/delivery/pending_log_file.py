@@ -1,4 +1,5 @@
-"""log() calls whose step is not known yet, on the disk meanwhile: a process killed before its first step has made them as well.
+"""Keeps log() calls on disk while their step is not known yet, so that a process killed before its first step has made
+them as well.
 
 They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they are
 drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever finds both

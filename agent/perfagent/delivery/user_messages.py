@@ -1,4 +1,6 @@
-"""What a user is told of delivery, in a line each, once a topic: what is wrong, where the samples are meanwhile, what to do."""
+"""The messages about delivery that a user sees, one line and once for each topic: what is wrong, where the samples are
+meanwhile, what to do.
+"""
 
 from __future__ import annotations
 

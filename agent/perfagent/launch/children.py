@@ -1,9 +1,9 @@
-"""Ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under `perfagent run` they are
-ranks of its run.
+"""Monitors ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under
+`perfagent run` they are ranks of its run.
 
-Such a child tells nobody its rank before it joins a process group, and most children of a training never do (a DataLoader's
-workers): so it is monitored from there on. What it needs to know comes with the program that multiprocessing gives the child's
-Python: the environment stays as it is.
+Such a child does not know its rank before it joins a process group, and most children of a training never join one (a
+DataLoader's workers). So it is monitored from that moment on. What it needs to know comes with the program that
+multiprocessing gives the child's Python: the environment stays as it is.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ except Exception:
 
 
 def watch(text: str) -> None:
-    """In the process that `perfagent run` became: tells those that it spawns what it was told itself."""
+    """In the process that `perfagent run` became: passes its own options on to the processes that it spawns."""
     import multiprocessing.spawn as spawn
 
     original = spawn.get_command_line

@@ -1,4 +1,7 @@
-"""What fails here ends here. Unlike a hook that fails (boundary/guard.py), it turns off only itself: timing and loss go on."""
+"""Contains the errors of an investigation.
+
+Unlike a hook that fails (boundary/guard.py), a failing investigation turns off only itself: timing and loss go on.
+"""
 
 from __future__ import annotations
 

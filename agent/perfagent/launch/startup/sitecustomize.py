@@ -147,7 +147,7 @@ class _Finder:
         return spec
 
     def follow(self) -> None:
-        """Puts what this process was told back into the environment of another Python that takes its place."""
+        """Puts the options of this process back into the environment of another Python that takes its place."""
         execv, execve = os.execv, os.execve
 
         def again(path: Any, words: Any) -> Any:
