@@ -3,7 +3,7 @@
 import sys
 
 import torch
-from said import losses, report
+from said import report
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch.utils.tensorboard import SummaryWriter
 from transformers import Trainer, TrainerCallback, TrainingArguments

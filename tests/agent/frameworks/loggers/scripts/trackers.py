@@ -5,6 +5,7 @@ Arguments: a folder, the tracker.
 
 import os
 import sys
+from pathlib import Path
 
 import torch
 from said import report
@@ -13,8 +14,8 @@ import perfagent
 
 folder, tracker = sys.argv[1:]
 place = f"{folder}/{tracker}"
-os.makedirs(place)
-os.makedirs(f"{folder}/untrained", exist_ok=True)
+for part in (place, f"{folder}/untrained"):
+    Path(part).mkdir(parents=True)
 os.environ |= {"WANDB_MODE": "offline", "WANDB_SILENT": "true", "WANDB_DIR": place, "TRACKIO_DIR": f"{place}/trackio"}
 os.environ |= {"MLFLOW_TRACKING_URI": f"file://{place}/mlruns", "MLFLOW_ALLOW_FILE_STORE": "true", "HF_HUB_OFFLINE": "1"}
 os.environ |= {"MLFLOW_DISABLE_TELEMETRY": "true", "DO_NOT_TRACK": "true"}
@@ -77,8 +78,8 @@ def by_mlflow():
             waited.append(mlflow.log_metric("later", n, synchronous=False))
             client.log_metric(run.info.run_id, "by_client", n, step=n)
             client.log_batch(run.info.run_id, [Metric("batch", n, 0, 0), Metric("batch", n, 0, n)])
-            logged.extend([("logged/loss", n, loss), ("a", 10 * n, n), ("b", 10 * n, 2 * n), ("later", n, n), ("by_client", n, n)])
-            logged.extend([("batch", 0, n), ("batch", n, n)])
+            logged.extend([("logged/loss", n, loss), ("a", 10 * n, n), ("b", 10 * n, 2 * n), ("later", n, n)])
+            logged.extend([("by_client", n, n), ("batch", 0, n), ("batch", n, n)])
         for each in waited:
             each.wait()
         perfagent.finish()
