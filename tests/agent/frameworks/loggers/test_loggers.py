@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import tempfile
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -15,6 +17,8 @@ from preloaded import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from perfagent.wire import loss_kind, metric
+from perfagent_server.rules.evaluator import Evaluator
+from perfagent_server.store.interface import Stored
 
 SCRIPTS = Path(__file__).with_name("scripts")
 _folders: list[tempfile.TemporaryDirectory[str]] = []
@@ -99,3 +103,15 @@ def test_a_logged_name_does_not_lead_to_our_own_files_for_tensorboard_and_back()
 def test_samples_of_a_process_without_an_optimizer_carry_the_step_that_was_logged(part):
     recording = Recording(trained("loops.py") / part / "record")
     assert recording.series("process/rss_bytes")[-1][0] == 900
+
+
+def test_a_loss_that_breaks_is_one_alert_about_the_measured_loss_however_often_it_is_logged():
+    recording = Recording(trained("loops.py") / "nan" / "record")
+    assert [step for step, value in recording.series("train/loss") if math.isnan(value)] == [39]
+    assert [step for step, value in recording.series("logged/loss") if math.isnan(value)] == [39]
+    evaluator = Evaluator("r")
+    changes = []
+    for number, (groups, events) in enumerate(recording.frames(), 1):
+        changes += evaluator.take(Stored(number, "r", 1, 0, "s", number, time.time(), groups, events))
+    alerts = [change for change in changes if change.kind in ("fire", "reopen") and change.finding.rule == "nonfinite_loss"]
+    assert [(alert.finding.evidence["series"], alert.finding.since_step) for alert in alerts] == [("loss", 40)]

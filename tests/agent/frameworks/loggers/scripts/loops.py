@@ -129,3 +129,20 @@ run = perfagent.attach(record=f"{folder}/{place}/record")
 perfagent.log({"score": 0.5}, step=900)
 perfagent.finish()
 report(f"{folder}/{place}", [("score", 900, 0.5)])
+
+# a loss that breaks, logged under both names and by a count from 0
+place = "nan"
+model, optimizer = begin(place)
+logged = []
+for n in range(1, 121):
+    loss = (model(torch.ones(8, 4)) * (float("nan") if n == 40 else 1.0)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    if n == 40:
+        optimizer.zero_grad()  # the weights stay whole
+    optimizer.step()
+    writer.add_scalar("train/loss", loss, n - 1)
+    writer.add_scalar("loss", loss, n - 1)
+    logged += [("train/loss", n - 1, loss), ("logged/loss", n - 1, loss)]
+perfagent.finish()
+report(f"{folder}/{place}", logged)
