@@ -61,6 +61,8 @@ class AgentConfig:
     """Folder to record into instead of sending: offline use, uploaded later by `perfagent sync`. PERFAGENT_RECORD."""
     tensorboard: Path | None = None
     """Folder for event files of TensorBoard, beside what is sent or recorded. PERFAGENT_TENSORBOARD."""
+    capture_logs: bool = True
+    """What the script logs by other loggers appears in the run as well. PERFAGENT_CAPTURE_LOGS=0."""
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
     tune_malloc: bool = True
@@ -98,6 +100,8 @@ class AgentConfig:
             raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
         if not isinstance(self.tune_malloc, bool):
             raise ConfigError(f"tune_malloc must be True or False, not {self.tune_malloc!r:.80}")
+        if not isinstance(self.capture_logs, bool):
+            raise ConfigError(f"capture_logs must be True or False, not {self.capture_logs!r:.80}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0:
@@ -122,6 +126,8 @@ class AgentConfig:
         values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
         if (text := os.environ.get("PERFAGENT_MALLOC", "")).strip():
             values["tune_malloc"] = _truth("PERFAGENT_MALLOC", text)
+        if (capture := os.environ.get("PERFAGENT_CAPTURE_LOGS", "")).strip():
+            values["capture_logs"] = _truth("PERFAGENT_CAPTURE_LOGS", capture)
         state_home = os.environ.get("XDG_STATE_HOME")
         if state_home:
             try:

@@ -1,8 +1,8 @@
 """Installs the hooks into torch and removes them again. Never imports torch itself: that is the script's decision.
 
 The hooks are installed once per process, however many runs follow. Without an active run, and in a forked child,
-every hook passes straight through. Each patch replaces one attribute of a module or class, and is removed only if it
-is still in place.
+every hook passes straight through. So do the hooks in the script's own loggers, which need no torch. Each patch
+replaces one attribute of a module or class, and is removed only if it is still in place.
 """
 
 from __future__ import annotations
@@ -16,18 +16,22 @@ from perfagent import frameworks
 from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
 from perfagent.boundary.guard import guarded
 from perfagent.boundary.import_hooks import Once
+from perfagent.frameworks import loggers
 from perfagent.hooks import checkpoint_saves, collectives, evaluation, flat_clipping, grad_clipping, host_to_device
 from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
 from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
 from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
 
-__all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
+__all__ = [
+    "TESTED", "install", "install_late", "installed", "remove", "watch_loggers", "when_torch_is_imported",
+]  # fmt: skip
 
 logger = logging.getLogger("perfagent")
 TESTED = ((2, 11), (2, 14))
 """Tested with torch from the first version on and below the second."""
 _undo: list[Callable[[], None]] = []
+_installed: set[str] = set()
 _Function = Callable[..., Any]
 _Watch = Callable[[_Function], _Function]
 _patches: dict[tuple[_Watch, int], tuple[_Function, _Function]] = {}
@@ -35,16 +39,17 @@ _patches: dict[tuple[_Watch, int], tuple[_Function, _Function]] = {}
 
 
 def installed() -> bool:
-    return bool(_undo)
+    return "torch" in _installed
 
 
 def install() -> bool:
     """Installs all hooks if torch is imported. Returns False if it is not (yet)."""
-    if _undo:
+    if installed():
         return True
     torch = sys.modules.get("torch")
     if torch is None or not hasattr(torch, "compile"):  # defined near the end of torch's own import
         return False
+    _installed.add("torch")
     _check_version(str(torch.__version__))
     import torch.amp.grad_scaler as grad_scaler  # all of these came with `import torch`
     import torch.autograd as autograd
@@ -77,11 +82,19 @@ def install_late() -> None:
         guarded(install)(_patch)
 
 
+def watch_loggers() -> None:
+    """What the script logs by other means than ours."""
+    if "loggers" not in _installed:
+        _installed.add("loggers")
+        loggers.install(_patch, when_imported)
+
+
 def remove() -> None:
     """Removes every hook."""
     while _undo:
         _undo.pop()()
     _patches.clear()
+    _installed.clear()
 
 
 def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> None:

@@ -333,7 +333,7 @@ class Run:
         self._sender.add_source(self._poll, every_s=_POLL_S)
         self._sampler = sampler = Sampler(
             self._sender,
-            step=self._progress.in_progress,
+            step=self._progress.logged_at,
             begun=lambda: self._progress.last is not None,
             device=lambda: self._cuda_device,
         )
@@ -349,10 +349,17 @@ class Run:
         self._context.install()
         state.current = self._progress
         patching.when_torch_is_imported(_torch_came)
+        self.capture_logs(self.settings.capture_logs)
         self.mirror(self.settings.tensorboard)
         if launched.current is None:
             self.tune_malloc(self.settings.tune_malloc)
         self._sender.start()
+
+    def capture_logs(self, wanted: bool) -> None:
+        """Whether what the script logs by other loggers is recorded from here on."""
+        self._progress.captures = wanted
+        if wanted and state.current is self._progress:
+            patching.watch_loggers()
 
     def mirror(self, folder: Path | None) -> None:
         """Writes event files of TensorBoard there as well, unless it does so somewhere already."""
@@ -487,7 +494,7 @@ class Run:
         if share is None:
             return
         p.health.come_back(p)
-        self._rows.append((p.in_progress(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
+        self._rows.append((p.logged_at(), time.time(), time.monotonic(), _OVERHEAD, (share,)))
 
     def _settle_waiting(self) -> None:
         """Gives logs that waited for a first step the one that is theirs without it."""

@@ -59,6 +59,7 @@ def attach(
     start_step: int | None = None,
     notes: str | None = None,
     tune_malloc: bool | None = None,
+    capture_logs: bool | None = None,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
 
@@ -67,7 +68,8 @@ def attach(
     folder to record into, without a server; where a run is current and this or server means another place, that run ends and
     one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of the first step to
     come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of its thresholds are raised,
-    so that a step on the CPU keeps its memory.
+    so that a step on the CPU keeps its memory. capture_logs: False leaves out what the script logs by other loggers (W&B,
+    TensorBoard, a trainer's own).
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
@@ -99,6 +101,8 @@ def attach(
             run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
             if tune_malloc is not None:
                 run.tune_malloc(tune_malloc)
+            if capture_logs is not None:
+                run.capture_logs(AgentConfig.from_env(capture_logs=capture_logs).capture_logs)
             _named = _named or bool(name or project)
             return run
     if told is not None:
@@ -111,7 +115,13 @@ def attach(
                 run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(
-        project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id, tune_malloc=tune_malloc
+        project=project,
+        server=server,
+        record=record,
+        tensorboard=tensorboard,
+        run_id=run_id,
+        tune_malloc=tune_malloc,
+        capture_logs=capture_logs,
     )
     if run is not None:
         run.give_way(settings)
@@ -139,6 +149,7 @@ def init(
     start_step: int | None = None,
     notes: str | None = None,
     tune_malloc: bool | None = None,
+    capture_logs: bool | None = None,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
     return attach(
@@ -154,6 +165,7 @@ def init(
         start_step=start_step,
         notes=notes,
         tune_malloc=tune_malloc,
+        capture_logs=capture_logs,
     )
 
 

@@ -110,6 +110,7 @@ def read_alike(
 def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list[Row]]:
     """Takes the rows with rare series out of the block."""
     names, steps, times, monotonics, columns = block
+    reader.delivers(interned(names), len(steps))
     investigator = reader.investigator
     if investigator is not None:
         investigator.judged_sound(steps, names, partial(_newest, block, rare, investigator.history_steps))
@@ -120,7 +121,9 @@ def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list
     for at, more in rare:
         if at < len(usual):
             told = dict(zip(names, [column[at] for column in columns], strict=True)) | more
-            rows.append((steps[at], times[at], monotonics[at], interned((*told,)), [*told.values()]))
+            more_names = interned((*told,))
+            reader.delivers(more_names, 0)
+            rows.append((steps[at], times[at], monotonics[at], more_names, [*told.values()]))
             usual[at] = False
     kept = [[*compress(column, usual)] for column in (times, monotonics, *columns)]
     return Block(names, [*compress(steps, usual)], kept[0], kept[1], kept[2:]), rows

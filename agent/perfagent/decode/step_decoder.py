@@ -46,6 +46,11 @@ class StepReader:
         self.flops: StepFlops | None = None
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
         """The first steps of all epochs but the first. A consumer that sums over epochs removes them."""
+        self.delivered: set[str] = set()
+        """Names of the series that steps have had so far."""
+        self.steps = 0
+        """How many steps were read."""
+        self._names: tuple[str, ...] = ()
 
     def context(self) -> list[Any]:
         """Returns what a reader in another process must know besides the current notes. (The Unix clock may be set.)"""
@@ -104,7 +109,16 @@ class StepReader:
             values.update(note.rare)
         if self.investigator is not None:
             self.investigator.judged(note.step, values)
-        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, interned(tuple(values)), [*values.values()]
+        names = interned(tuple(values))
+        self.delivers(names)
+        return note.step, note.wall or self.epoch + ended / 1e9, ended / 1e9, names, [*values.values()]
+
+    def delivers(self, names: tuple[str, ...], steps: int = 1) -> None:
+        """So many steps of these series were read."""
+        self.steps += steps
+        if names is not self._names:
+            self._names = names
+            self.delivered.update(names)
 
     def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
         """Returns the loss of the backward roots; None if there is none, or if the script's own loss

@@ -46,6 +46,10 @@ class EarlyLog:
     def settle(self, step: int) -> None:
         self._step = step
 
+    def settle_without_optimizer(self, step: int) -> None:
+        """step: what log() calls have counted up to."""
+        self.settle(step)
+
     def age_s(self, now: float) -> float:
         return now - self._monotonic
 

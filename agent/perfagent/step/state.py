@@ -79,6 +79,8 @@ class Progress(_EveryStep):
         "beside",
         "blocked",
         "by_log",
+        "captured_step",
+        "captures",
         "clip_norm",
         "clip_rounds",
         "clipped",
@@ -208,6 +210,9 @@ class Progress(_EveryStep):
         # log() between backward passes, before any optimizer has stepped
         self.first_logged = -1  # length of the trace at the first such call
         self.by_log: bool | None = None  # no optimizer ever steps, so each log() is a step; None: not decided
+        # other loggers of the script (captured_log.py)
+        self.captures = False  # whether their values are recorded
+        self.captured_step = 0  # the highest step that they named before an optimizer's first
         self.fetched = False
         self.readers: dict[int, Any] = {}
         self.release: Any = None  # measures how long the loop takes to free a batch (hooks/batch_lifetime.py)
@@ -289,10 +294,12 @@ class Progress(_EveryStep):
         return self.completed + self.opened
 
     def logged_at(self) -> int:
-        """Returns the step of the newest log() call if log() calls count the steps; otherwise the step in progress."""
+        """Returns the step of the newest log() call, or of another logger's if there is none, if such calls count the
+        steps; otherwise the step in progress."""
         if self.last is not None or (self.seen_backward and not self.by_log):
             return self.in_progress()
-        return max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
+        by_calls = max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
+        return by_calls or self.captured_step
 
     # ---- log() before the first backward pass
 
@@ -311,7 +318,7 @@ class Progress(_EveryStep):
         waiting, self.early = self.early, []
         for log in waiting:
             if step is None:
-                log.settle(self.early_step)
+                log.settle_without_optimizer(self.early_step)
                 self.early_step += not log.goes_on
             else:
                 log.settle(step)
