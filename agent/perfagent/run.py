@@ -20,8 +20,8 @@ from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from perfagent import patching, verdict
+from perfagent.agent_config import AgentConfig
 from perfagent.agent_log import logger
-from perfagent.config import AgentConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe

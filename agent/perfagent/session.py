@@ -13,9 +13,9 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from perfagent.agent_config import AgentConfig
 from perfagent.agent_log import logger
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
-from perfagent.config import AgentConfig
 from perfagent.end_reason import cause
 from perfagent.exit_status import Leaving, handled, told_from_afar
 from perfagent.launch import options as launched

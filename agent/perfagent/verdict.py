@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfagent.config import AgentConfig
+    from perfagent.agent_config import AgentConfig
     from perfagent.wire import Finding
 
 __all__ = ["ask"]

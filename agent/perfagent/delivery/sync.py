@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
