@@ -8,6 +8,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
 from collections.abc import Iterable, Mapping
@@ -17,10 +18,13 @@ from perfagent.agent_config import AgentConfig
 from perfagent.agent_log import logger
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.end_reason import cause
+from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
 from perfagent.launch import options as launched
 from perfagent.run import Run
 from perfagent.step.state import state
+from perfagent.variables import warn_of_misspelt
+from perfagent.wrong_calls import checked
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
 
@@ -43,6 +47,7 @@ _watched_worker = 0
 # ---- the documented functions -----------------------------------------------------------------------------------------------
 
 
+@checked
 def attach(
     model: Any = None,
     optimizer: Any = None,
@@ -108,10 +113,12 @@ def attach(
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id)
     if run is not None:
+        _say_that_it_ends(run, expected=next_job)
         run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
     if not settings.disabled:
+        warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
         _watch_process()
         _tell_green_threads()
     run.start()
@@ -119,6 +126,7 @@ def attach(
     return run
 
 
+@checked
 def init(
     project: str | None = None,
     *,
@@ -230,9 +238,25 @@ _told: set[str] = set()
 
 
 def _no_run(function: str) -> None:
-    if function not in _told and not _is_imported_by_a_worker():
+    if function not in _told and not _is_imported_by_a_worker() and not _is_disabled():
         _told.add(function)
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
+
+
+def _is_disabled() -> bool:
+    with contextlib.suppress(ConfigError):  # attach() raises it; a call of log() must not
+        return AgentConfig.from_env().disabled
+    return False
+
+
+def _say_that_it_ends(run: Run, *, expected: bool) -> None:
+    """The first run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants it."""
+    logger.log(
+        logging.INFO if expected else logging.WARNING,
+        "perfagent: a second attach() or init(), which names another run, project or place, ends the run %s here as finished and "
+        "begins a new one; call finish() where the first is over, or the second one without arguments to go on with the first",
+        run.called,
+    )
 
 
 def _tell_inherited() -> None:
