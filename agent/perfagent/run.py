@@ -234,8 +234,8 @@ class Run:
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when it does not answer within 2 s, when there is no server, and, with a
-        warning, when the key may not read."""
+        """What the server says about this run now; None when there is no server and, with a warning, when it does not answer
+        within 2 s, does not know the run yet, or the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
         return verdict.ask(self.id, self.settings, self._sender.tell)

@@ -113,7 +113,8 @@ def attach(
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id)
     if run is not None:
-        _say_that_it_ends(run, expected=next_job)
+        if not settings.disabled:
+            _say_that_it_ends(run, expected=next_job)
         run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
