@@ -11,7 +11,7 @@ import dataclasses
 import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfagent.agent_config import AgentConfig
@@ -39,6 +39,8 @@ _leaving = Leaving(
     lambda: None if _current is None else _current.steps_done,
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
 )
+_inert: str | None = None
+"""Why no run may begin now."""
 _watched = False
 _watched_worker = 0
 """The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""
@@ -79,7 +81,9 @@ def attach(
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
-    if _is_imported_by_a_worker():
+    if _inert is not None:
+        logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
+    if _inert is not None or _is_imported_by_a_worker():
         return silent(settled, labels)
     run = current()
     next_job = _is_hydras_next_job(run_id)
@@ -191,6 +195,17 @@ def resumed_at(run_id: str | None, start_step: int) -> None:
     _resumed = (run_id, start_step)
 
 
+@contextlib.contextmanager
+def inert(why: str) -> Iterator[None]:
+    """Within, attach() and init() begin no run: the script is only looked at. why: for the line that says so."""
+    global _inert
+    before, _inert = _inert, why
+    try:
+        yield
+    finally:
+        _inert = before
+
+
 def start_from_launcher(**options: Any) -> Run:
     """What `perfagent run` calls when the script has imported torch: a run without a word in the script.
 
@@ -239,7 +254,7 @@ _told: set[str] = set()
 
 
 def _no_run(function: str) -> None:
-    if function not in _told and not _is_imported_by_a_worker() and not _is_disabled():
+    if function not in _told and _inert is None and not _is_imported_by_a_worker() and not _is_disabled():
         _told.add(function)
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
 
