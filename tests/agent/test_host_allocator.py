@@ -19,7 +19,7 @@ from agent_recorded import Recording
 from builders import job_environment
 
 import perfagent
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError
 from perfagent.host_allocator import reason_against
 

@@ -22,6 +22,8 @@ def test_a_short_demo_ends_by_itself_and_is_judged_healthy(tmp_path: Path) -> No
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/run/demo-none-", done.stdout)
     assert "state:   finished at step 40" in done.stdout
     assert "verdict: healthy" in done.stdout
+    assert "verdict at step" not in done.stdout
+    assert "loss -" not in done.stdout
     assert "Nothing to judge yet" not in done.stdout
     assert done.stdout.splitlines()[-1].endswith("perfagent up")
 

@@ -51,7 +51,7 @@ def demo(arguments: argparse.Namespace) -> int:
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps
-        print(f"{fault.name} cannot be told from noise in {arguments.steps} steps: training {steps}")
+        print(f"{fault.name} does not stand out from noise in {arguments.steps} steps: training {steps}")
     run = f"demo-{fault.name}-{secrets.token_hex(4)}"
 
     with DemoServer(data=arguments.data, port=arguments.port, log=_state_folder() / "demo-server.log") as server:
@@ -143,7 +143,7 @@ class _Screen:
         with self._lock:
             if not self._terminal:
                 tenth = 10 * self.step // self.steps
-                if tenth > self._shown:
+                if self.step and tenth > self._shown:
                     self._shown = tenth
                     self._line(f"step {self.step}/{self.steps}  loss {self.loss}")
                 return
@@ -155,11 +155,11 @@ class _Screen:
             self._out.flush()
 
     def verdict(self, finding: dict[str, Any]) -> None:
-        """Prints the verdict when its rule is a new one."""
+        """Prints the verdict when its rule is a new one. Its sentence names the step that it rests on."""
         if finding["rule"] == self._rule:
             return
         self._rule = finding["rule"]
-        self.print(f"verdict at step {self.step}: {_sentence(finding)}")
+        self.print(f"verdict: {_sentence(finding)}")
 
     def print(self, text: str) -> None:
         with self._lock:

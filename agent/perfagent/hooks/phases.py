@@ -49,7 +49,7 @@ class Span:
         p, ended = self._progress, now()
         if self._counts:
             p.phase_depth -= 1
-        if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
+        if not p.phase_depth and self._begin_step >= p.completed and not p.off:  # within one step: part of its breakdown
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         if self._tells:
             tell(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())

@@ -12,7 +12,7 @@ import os
 import sys
 from pathlib import Path
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options

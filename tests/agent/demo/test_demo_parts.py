@@ -46,9 +46,11 @@ def test_the_first_loss_is_that_of_a_guess() -> None:
 def test_every_name_of_a_fault_is_there_or_refused_with_those_that_are() -> None:
     for name in faults.FAULTS:
         assert faults.named(name).name == name
-    for name in (*faults.LATER, "nonsense"):
-        with pytest.raises(ConfigError, match="data-stall"):
+    for name in faults.LATER:
+        with pytest.raises(ConfigError, match=f"the fault '{name}' comes in a later version of the demo; there are: none, nan,"):
             faults.named(name)
+    with pytest.raises(ConfigError, match="there is no fault 'nonsense'; there are: none, nan, spike, data-stall,"):
+        faults.named("nonsense")
 
 
 def test_a_masked_batch_is_nan_once_and_all_others_are_the_mean() -> None:
@@ -80,18 +82,19 @@ def test_a_screen_that_is_no_terminal_gets_a_line_for_each_tenth() -> None:
         screen.draw()
     lines = out.getvalue().splitlines()
     assert len(lines) == 11
+    assert lines[0] == "step 1/20  loss 2.5", "nothing is known before the first step"
     assert lines[-1] == "step 20/20  loss 2.5"
 
 
-def test_a_verdict_is_printed_when_its_rule_changes() -> None:
+def test_a_verdict_is_printed_when_its_rule_changes_and_its_sentence_alone_names_a_step() -> None:
     out = io.StringIO()
     screen = command._Screen(20, out)
     healthy = {"rule": "healthy", "severity": "info", "message": "Nothing."}
     for finding in (healthy, healthy, {"rule": "nonfinite_loss", "severity": "critical", "message": "The loss became NaN."}):
         screen.verdict(finding)
     assert out.getvalue().splitlines() == [
-        "verdict at step 0: healthy: Nothing.",
-        "verdict at step 0: nonfinite_loss (critical): The loss became NaN.",
+        "verdict: healthy: Nothing.",
+        "verdict: nonfinite_loss (critical): The loss became NaN.",
     ]
 
 

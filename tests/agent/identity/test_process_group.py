@@ -122,7 +122,7 @@ if __name__ == "__main__":
 
 NEXT = """
 import time, perfagent
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 (left,) = AgentConfig.from_env().sources.iterdir()
 perfagent.init()
 perfagent.log({"later": 1.0})

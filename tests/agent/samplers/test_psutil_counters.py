@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity

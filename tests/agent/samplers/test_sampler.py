@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
@@ -171,7 +171,7 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
 RANK_0 = """
 import sys
 from pathlib import Path
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
