@@ -39,8 +39,8 @@ def _live(client: Client, run: str, screen: Screen, page: Page) -> None:
     with Live(console=screen.console, auto_refresh=False, transient=True) as live:
         while True:
             found = patience.ask(lambda: client.run(run))
-            rows = os.get_terminal_size(screen.stream.fileno()).lines - 1
-            live.update(screen.drawn(flat(patience.ask(lambda: page(found, rows)))), refresh=True)  # noqa: B023 - called at once
+            screen.width, rows = os.get_terminal_size(screen.stream.fileno())  # which changes while somebody looks
+            live.update(screen.drawn(flat(patience.ask(lambda: page(found, rows - 1)))), refresh=True)  # noqa: B023 - called at once
             if found.state in ENDED:
                 return
             time.sleep(EVERY_S)

@@ -18,14 +18,13 @@ BAD_ENDS = ("failed", "oom", "killed", "preempted", "lost")
 """A lost run may come back, but whoever waits for it must not wait for ever."""
 ENDED = ("finished", *BAD_ENDS)
 AWAY_S = 30.0
-_RETRY_S = 1.0
 
 
 class Patience:
     """Asks on while a server that has answered once is away, for `away_s`. The first question must be answered at once."""
 
-    def __init__(self, away_s: float = AWAY_S) -> None:
-        self._away_s = away_s
+    def __init__(self, away_s: float = AWAY_S, retry_s: float = 1.0) -> None:
+        self._away_s, self._retry_s = away_s, retry_s
         self._answered = False
 
     def ask(self, question: Callable[[], T]) -> T:
@@ -39,7 +38,7 @@ class Patience:
                 if until is None:
                     until = time.monotonic() + self._away_s
                     sys.stderr.write(f"perfagent: {error}; asking again for {self._away_s:.0f} s\n")
-                time.sleep(_RETRY_S)
+                time.sleep(self._retry_s)
             else:
                 self._answered = True
                 return answer

@@ -11,8 +11,10 @@ from api_builders import Listening, frame, listening
 from builders import free_port
 from command_line import command
 
+from perfagent.errors import ServerUnreachable
 from perfagent.wire import Event, encode
 from perfagent_client import Client
+from perfagent_client.polling import Patience
 
 NAN = float("nan")
 
@@ -105,3 +107,24 @@ def test_time_that_is_over_no_server_and_no_such_run_are_code_1(
     assert command(capsys, "wait", "nobody").code == 1
     away = command(capsys, "wait", "slow", "--server", f"http://127.0.0.1:{free_port()}")
     assert away.code == 1 and "perfagent up" in away.error
+
+
+def test_a_server_that_is_away_for_a_while_is_asked_again_but_not_for_ever(capsys: pytest.CaptureFixture[str]) -> None:
+    answers = iter([1, ServerUnreachable("gone"), ServerUnreachable("gone"), 2])
+
+    def question() -> int:
+        answer = next(answers)
+        if isinstance(answer, ServerUnreachable):
+            raise answer
+        return answer
+
+    def away() -> int:
+        raise ServerUnreachable("gone")
+
+    patience = Patience(away_s=0.2, retry_s=0.01)
+    assert (patience.ask(question), patience.ask(question)) == (1, 2)
+    assert capsys.readouterr().err == "perfagent: gone; asking again for 0 s\n", "said once"
+    with pytest.raises(ServerUnreachable):
+        patience.ask(away)
+    with pytest.raises(ServerUnreachable):
+        Patience(away_s=60).ask(away)  # the first question is answered at once, or there is no server

@@ -23,6 +23,8 @@ __all__ = ["Line", "Screen", "Table", "is_terminal", "plain_table"]
 _GAP = "  "
 _NARROWEST = 6
 """Columns keep so many characters."""
+_CONTROL = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
+"""What a training logged must not steer the terminal of whoever reads it. A tab may stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Screen:
 
     def line(self, text: str = "", style: str = "") -> None:
         """One line, never folded: `wrapped` does that, where a text may be longer than the terminal is wide."""
+        text = text.translate(_CONTROL)
         if self.console is None:
             self.stream.write(text + "\n")
             self.stream.flush()
@@ -116,7 +119,8 @@ class Screen:
         )
 
     def _cut(self, text: str) -> str:
-        return text if self.width is None or len(text) < self.width else text[: self.width - 2] + "…"
+        short = text if self.width is None or len(text) < self.width else text[: self.width - 2] + "…"
+        return short.translate(_CONTROL)
 
     @contextmanager
     def progress(self, label: str, total: int) -> Iterator[_Bar]:
@@ -205,7 +209,7 @@ def _cells(table: Table, width: int | None) -> list[list[str]]:
 
 
 def _fitted(cell: str, width: int, *, right: bool) -> str:
-    cut = cell if len(cell) <= width else cell[: width - 1] + "…"
+    cut = (cell if len(cell) <= width else cell[: width - 1] + "…").translate(_CONTROL)
     return cut.rjust(width) if right else cut.ljust(width)
 
 

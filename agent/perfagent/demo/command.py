@@ -19,7 +19,7 @@ from typing import IO, Any
 from perfagent.command_line.option_types import port, positive
 from perfagent.demo import faults
 from perfagent.demo.server import DemoServer
-from perfagent.errors import ConfigError, ResourceError
+from perfagent.errors import ResourceError
 
 __all__ = ["command"]
 
@@ -42,10 +42,6 @@ def command(parser: argparse.ArgumentParser) -> None:
 def demo(arguments: argparse.Namespace) -> int:
     """0 when the run ended as the fault says and the verdict is the one that it must have; 1 otherwise."""
     fault = faults.named(arguments.fault)
-    if arguments.steps < 1:
-        raise ConfigError(f"--steps is {arguments.steps}; a demo needs at least 1")
-    if arguments.port is not None and not 0 <= arguments.port <= 65535:
-        raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
     if find_spec("torch") is None:
         raise ResourceError("the demo trains with torch, and torch is missing here; pip install torch")
     steps = arguments.steps

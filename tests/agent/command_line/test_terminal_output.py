@@ -45,6 +45,15 @@ def test_a_pipe_gets_whole_lines_of_plain_text() -> None:
     ]
 
 
+def test_what_a_training_logged_cannot_steer_the_terminal() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.line("a\x1b[2Jb\x9bc\td")
+    screen.table(Table(("\x1b]0;x\x07",), [("\x1b[31m",)]))
+    assert not {"\x1b", "\x9b", "\x07"} & set(stream.getvalue())
+    assert stream.getvalue().startswith("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c\td\n")
+
+
 def test_a_pipe_gets_a_line_for_each_tenth_of_the_way() -> None:
     stream = io.StringIO()
     with Screen(stream).progress("step", 1000) as bar:

@@ -117,13 +117,6 @@ def test_a_log_that_cannot_be_written_is_told_in_words_and_with_what_to_do(tmp_p
         server.DemoServer(data=tmp_path, port=0, log=log).__enter__()
 
 
-def test_the_command_refuses_a_number_of_steps_that_is_none() -> None:
-    parser = argparse.ArgumentParser()
-    command.command(parser)
-    with pytest.raises(ConfigError, match="--steps is 0"):
-        command.demo(parser.parse_args(["--steps", "0"]))
-
-
 def test_the_command_says_that_torch_is_missing_before_it_starts_a_server(monkeypatch: pytest.MonkeyPatch) -> None:
     parser = argparse.ArgumentParser()
     command.command(parser)
