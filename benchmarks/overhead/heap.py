@@ -68,7 +68,7 @@ def main() -> int:
     parser.add_argument("--workloads", default=",".join(STEPS))
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "perfagent-bench")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--json", type=Path, help="keep the figures of every process here")
+    parser.add_argument("--json", type=Path, help="keep the figures of every process here, also of a run that is interrupted")
     parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -78,9 +78,7 @@ def main() -> int:
     if options.child:
         child(options.child, wanted[0], options.steps)
     processes = options.processes or (2 if options.quick else 12)
-    figures = measured(wanted, processes, options.folder, quick=options.quick)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1), "utf-8")
+    figures = measured(wanted, processes, options.folder, quick=options.quick, keep=options.json)
     text, misses = report(figures, processes), missed(figures)
     print(text)
     for miss in misses:
@@ -96,8 +94,8 @@ Figures = dict[str, dict[str, list[dict[str, float]]]]
 """workload -> side -> the figures of each process."""
 
 
-def measured(wanted: list[str], processes: int, folder: Path, *, quick: bool) -> Figures:
-    """Sides in turn, each beginning as often as the others."""
+def measured(wanted: list[str], processes: int, folder: Path, *, quick: bool, keep: Path | None = None) -> Figures:
+    """Sides in turn, each beginning as often as the others. keep: a file for the figures so far, written after every round."""
     import environments
     from measure import live_server, run_child
 
@@ -118,6 +116,8 @@ def measured(wanted: list[str], processes: int, folder: Path, *, quick: bool) ->
                         variables={"PERFAGENT_MALLOC": "0"} if side == UNTUNED else {},
                     )
                     figures[name][side] += [result] if result else []
+                if keep is not None:
+                    keep.write_text(json.dumps(figures, indent=1), "utf-8")
     return figures
 
 
