@@ -1,6 +1,7 @@
 """What `attach` does to the memory of a training step on the CPU: page faults, CPU time, and the peak of the process.
 
-    PYTHONPATH=benchmarks python benchmarks/overhead/heap.py [--quick] [--processes N] [--workloads mlp,deep] [--write]
+    PYTHONPATH=benchmarks python benchmarks/overhead/heap.py [--quick] [--processes N] [--workloads mlp,deep]
+        [--sides "bare;attached"] [--write]
 
 A step frees memory that glibc may return to the kernel; the next step then takes one page fault for each 4 KiB of it. Whether it
 does depends on what else lies in the heap, so it differs from process to process: each side gets many fresh processes, in turn.
@@ -25,8 +26,8 @@ from pathlib import Path
 
 BARE, ATTACHED, UNTUNED = "bare", "attached", "attached, PERFAGENT_MALLOC=0"
 SIDES = (BARE, ATTACHED, UNTUNED)
-STEPS = {"mlp": 300, "deep": 80, "transformer": 80}
-WARM_UP, SETTLE_S = 20, 2.0
+STEPS = {"mlp": 300, "deep": 50, "transformer": 40}
+WARM_UP, SETTLE_S = 10, 2.0
 """Steps before and after `attach` that are not counted, and how long the agent's threads get to come up."""
 MOST_FAULTS_RATIO, MOST_FAULTS_MORE, MOST_CPU_RATIO, MOST_PEAK_MORE_MIB = 1.15, 50, 1.02, 12
 
@@ -66,9 +67,10 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="two short processes a side: to see that it works, not to quote")
     parser.add_argument("--processes", type=int, help="on each side; 12 by default")
     parser.add_argument("--workloads", default=",".join(STEPS))
+    parser.add_argument("--sides", default=";".join(SIDES), help="some of them, with ; between")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()) / "perfagent-bench")
     parser.add_argument("--write", action="store_true")
-    parser.add_argument("--json", type=Path, help="keep the figures of every process here")
+    parser.add_argument("--json", type=Path, help="keep the figures of every process here, also of a run that is interrupted")
     parser.add_argument("--child", choices=SIDES, help=argparse.SUPPRESS)
     parser.add_argument("--steps", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -77,10 +79,11 @@ def main() -> int:
         parser.error(f"unknown workloads {sorted(unknown)}; these are: {', '.join(STEPS)}")
     if options.child:
         child(options.child, wanted[0], options.steps)
+    sides = [side.strip() for side in options.sides.split(";")]
+    if not {BARE, ATTACHED} <= set(sides) <= set(SIDES):
+        parser.error(f"--sides must hold {BARE} and {ATTACHED}; these are all: {'; '.join(SIDES)}")
     processes = options.processes or (2 if options.quick else 12)
-    figures = measured(wanted, processes, options.folder, quick=options.quick)
-    if options.json:
-        options.json.write_text(json.dumps(figures, indent=1), "utf-8")
+    figures = measured(wanted, sides, processes, options.folder, quick=options.quick, keep=options.json)
     text, misses = report(figures, processes), missed(figures)
     print(text)
     for miss in misses:
@@ -96,19 +99,21 @@ Figures = dict[str, dict[str, list[dict[str, float]]]]
 """workload -> side -> the figures of each process."""
 
 
-def measured(wanted: list[str], processes: int, folder: Path, *, quick: bool) -> Figures:
-    """Sides in turn, each beginning as often as the others."""
+def measured(
+    wanted: list[str], sides: list[str], processes: int, folder: Path, *, quick: bool, keep: Path | None = None
+) -> Figures:
+    """Sides in turn, each beginning as often as the others. keep: a file for the figures so far, written after every round."""
     import environments
     from measure import live_server, run_child
 
     environments.build(folder, ["perfagent"])
-    figures: Figures = {name: {side: [] for side in SIDES} for name in wanted}
+    figures: Figures = {name: {side: [] for side in sides} for name in wanted}
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-") as scratch, live_server(Path(scratch)) as (url, _):
         for name in wanted:
             for number in range(processes):
                 print(f"  {name}: processes {number + 1} of {processes}", file=sys.stderr, flush=True)
-                for turn in range(len(SIDES)):
-                    side = SIDES[(number + turn) % len(SIDES)]
+                for turn in range(len(sides)):
+                    side = sides[(number + turn) % len(sides)]
                     result = run_child(
                         "heap.py",
                         ["--child", side, "--workloads", name, "--steps", str(30 if quick else STEPS[name])],
@@ -118,6 +123,8 @@ def measured(wanted: list[str], processes: int, folder: Path, *, quick: bool) ->
                         variables={"PERFAGENT_MALLOC": "0"} if side == UNTUNED else {},
                     )
                     figures[name][side] += [result] if result else []
+                if keep is not None:
+                    keep.write_text(json.dumps(figures, indent=1), "utf-8")
     return figures
 
 
