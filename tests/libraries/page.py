@@ -17,10 +17,10 @@ HEAD = """\
 
 Written by `scripts/libraries --write`; do not edit by hand.
 
-Each row is a real training of a few steps with a library's own trainer (tests/libraries/trainings). It runs twice: plain, and under
-`perfagent run`. The script notes what it knows of its steps, and the suite compares that with what perfagent recorded. The project
-does not depend on these libraries, so `scripts/test` does not run this suite. [compatibility.md](compatibility.md) has the trainings
-that `scripts/test` runs, and the known limits.
+Each row is a real training of a few steps with a library's own trainer (tests/libraries/trainings). It runs twice: plain, and
+under `perfagent run`. The script notes what it knows of its steps, and the suite compares that with what perfagent recorded. The
+project does not depend on these libraries, so `scripts/test` does not run this suite. [compatibility.md](compatibility.md) has the
+trainings that `scripts/test` runs, and the known limits.
 
 """
 
@@ -57,8 +57,8 @@ def document(results: list[Result], before: str, day: str) -> str:
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
     table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
     legend = (
-        'A column is missing under "compared" if the script does not know the figure, or if the agent does not report it for that '
-        "library. The source of the training says which."
+        'A column is missing under "compared" if the script does not know the figure, or if the agent does not report it for '
+        "that library. The source of the training says which."
     )
     meanings = f"| compared | it is right when |\n|---|---|\n{columns}\n"
     return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}\n\n{meanings}"
