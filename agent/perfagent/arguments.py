@@ -1,4 +1,4 @@
-"""What `attach` and `init` accept, and what they say of anything else."""
+"""Checks the arguments of `attach` and `init`, and words the error for anything else."""
 
 from __future__ import annotations
 

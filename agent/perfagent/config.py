@@ -1,7 +1,7 @@
-"""What the agent was told: one typed value, made once per run from arguments and environment, and passed in.
+"""The agent's settings: one typed value, made once per run from arguments and environment, and passed in.
 
-`AgentConfig.from_env()` is the only function of the agent that reads settings from `os.environ` (what a launcher tells
-about ranks is read in identity). An argument wins over the environment, the environment over the default.
+`AgentConfig.from_env()` is the only function of the agent that reads settings from `os.environ` (ranks come from a
+launcher's variables, which are read in identity). An argument wins over the environment, the environment over the default.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def _homeless_state_dir() -> Path:
         folder = Path(tempfile.gettempdir()) / own
         folder.mkdir(mode=0o700, exist_ok=True)
         found = folder.lstat()
-    except OSError:  # no temporary folder either: the spool is kept in memory, and that is told
+    except OSError:  # no temporary folder either: the spool is kept in memory, and a warning says so
         return Path("/tmp") / own  # noqa: S108
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
         raise ConfigError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")

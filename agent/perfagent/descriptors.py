@@ -1,9 +1,9 @@
-"""Descriptors that are known by what they name, and not by their number alone.
+"""Keeps file descriptors by what they point to, not by their number alone.
 
-A number may become somebody else's at any time: a daemon begins with closing every descriptor there is (`os.closerange`), and a
-script that closes one of its own twice closes whatever has that number by then. Who went on by number would write into a
-checkpoint, or close it. And where a process was started without standard streams, the first files get their numbers: what
-native code writes to 1 and 2 would stand in the midst of them.
+A number may become somebody else's at any time: a daemon begins with closing every descriptor there is
+(`os.closerange`), and a script that closes one of its own twice closes whatever has that number by then. Whoever goes
+on by number writes into a checkpoint, or closes it. And where a process was started without standard streams, the first
+files get their numbers: what native code writes to 1 and 2 would end up in them.
 """
 
 from __future__ import annotations

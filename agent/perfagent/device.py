@@ -1,4 +1,4 @@
-"""Values and times of a device, taken without ever waiting for it.
+"""Reads values and times of a device without ever waiting for it.
 
 A value on the CPU is read at once (0.1 µs). A value on a CUDA device is copied into pinned memory on the stream that made it
 and an event is recorded behind the copy; the sender's thread reads it when `event.query()` says so. Nothing here may call

@@ -1,5 +1,7 @@
-"""Why a process ended, from the exception that ended it. Nothing is imported here when it runs: after Ctrl-C an import at exit
-turns exit code 130 into 1."""
+"""Finds out why a process ended, from the exception that ended it.
+
+Nothing is imported here when it runs: after Ctrl-C an import at exit turns exit code 130 into 1.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,7 @@ def cause(error: BaseException) -> tuple[str, str, str, str]:
         ending = "oom" if _memory_ran_out(error) else "failed"
         first = _first_words(message)[:500] if message else name
         return ending, name if first == name else f"{name}: {first}", name, _traceback(error)
-    except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be told all the same
+    except Exception:  # noqa: BLE001 - without memory, or with somebody else's properties: the end must be reported all the same
         return "failed", name, name, ""
 
 

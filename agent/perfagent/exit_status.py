@@ -1,10 +1,11 @@
-"""What the process leaves with: the argument of sys.exit, exit() and quit(), which is nowhere to be seen when it leaves.
+"""Finds out which status the process leaves with: the argument of sys.exit, exit() or quit(), which Python keeps
+nowhere.
 
 A SystemExit that nobody catches is let go of by the interpreter itself, when no Python code runs any more; one that somebody
-caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends tells which it was:
+caught is let go of in the midst of that code. So the exception carries a mark, and where the mark ends shows which it was:
 what the script does meanwhile (a log in `finally`, a handler of atexit) does not matter.
 
-Who catches an exception and leaves with a status that tells of failure (Hydra, click, many a `main`) leaves because of it. What
+Who catches an exception and leaves with a status that means failure (Hydra, click, many a `main`) leaves because of it. What
 runs in the handler may be another attempt, with its own reason to leave: the handler must be near, and a nearby one that calls
 something else is believed all but that memory ran out.
 
@@ -37,8 +38,8 @@ class Leaving:
     """Watches the ways to leave; `status` is what the process leaves with.
 
     progress: changes when the training goes on. It decides where the exception is still held when the process ends (`saved =
-    error`, a cycle), so that its mark tells nothing. on_failure: is shown the function that leaves with a status that tells of
-    failure, while its variables are still there, and the exception that it is handling.
+    error`, a cycle), so that its mark shows nothing. on_failure: is called with the function that leaves with a status that means
+    failure, while its variables are still there, and with the exception that it is handling.
     """
 
     def __init__(

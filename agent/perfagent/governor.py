@@ -1,11 +1,11 @@
 """Keeps the agent within its share of the training time, and says how large that share is.
 
-The hooks' time on the training thread is counted (cost.py); the sender's thread adds the CPU of the agent's threads. What is left
-of the budget goes to what can be stretched: how often gradients are measured, weights compared and dead units looked for. The
-fixed part cannot: it is counted, and shows in `agent/overhead_pct` even where it alone exceeds the budget, as it does in short
-steps. (A step takes 15 to 25 µs in the hooks, 50 to 80 with a loader, clipping and log(), and 10 to 25 in the sender's thread; a
-second of that one takes 2 to 4 ms besides. That is a budget of 0.5 % at steps of 10 to 20 ms, twice of it at 5 ms, and a seventh
-of the time at 0.3 ms.)
+The hooks' time on the training thread is counted (step/costs.py); the sender's thread adds the CPU of the agent's
+threads. What is left of the budget goes to what can be stretched: how often gradients are measured, weights compared
+and dead units looked for. The fixed part cannot: it is counted, and shows in `agent/overhead_pct` even where it alone
+exceeds the budget, as it does in short steps. (A step takes 15 to 25 µs in the hooks, 50 to 80 with a loader, clipping
+and log(), and 10 to 25 in the sender's thread; a second of that one takes 2 to 4 ms besides. That is a budget of 0.5 %
+at steps of 10 to 20 ms, twice of it at 5 ms, and a seventh of the time at 0.3 ms.)
 """
 
 from __future__ import annotations

@@ -1,5 +1,6 @@
-"""What projects, runs and sources may be called: names that stand in one line, and in the address of a page; and what a run is
-called that nobody named."""
+"""The rules for names of projects, runs and sources (they must fit into a line and into a page's address), and the
+default name of a run.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +40,7 @@ def draw_id() -> str:
 
 
 def default_name(run: str, started: str | None = None) -> str | None:
-    """`train-2yee`: the script, or the notebook where Jupyter tells it, and the head of the run's own id. None at a prompt.
+    """`train-2yee`: the script, or the notebook where Jupyter names it, and the head of the run's own id. None at a prompt.
 
     started: the script, where this process is not yet the one that runs it.
     """

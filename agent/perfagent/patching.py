@@ -12,12 +12,14 @@ from collections.abc import Callable
 from typing import Any
 
 from perfagent import frameworks
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, passed_by
+from perfagent.boundary.guard import guarded
+from perfagent.boundary.import_hooks import Once
 from perfagent.hooks import checkpoint_saves, collectives, evaluation, flat_clipping, grad_clipping, host_to_device
-from perfagent.hooks.backward import watch_backward, watch_scale
+from perfagent.hooks.backward import watch_backward
 from perfagent.hooks.dataloader import watch_iter, watch_next
-from perfagent.hooks.guard import guarded, keep_out_of_frames, not_traced, passed_by
-from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear, watch_scaler_step, watch_unscale
-from perfagent.import_hooks import Once
+from perfagent.hooks.grad_scaler import watch_scale, watch_scaler_step, watch_unscale
+from perfagent.hooks.optimizer_step import after_step, before_step, watch_clear
 
 __all__ = ["TESTED", "install", "install_late", "installed", "remove", "when_torch_is_imported"]
 

@@ -1,4 +1,4 @@
-"""How numbers of things are said."""
+"""Writes counts with their nouns."""
 
 from __future__ import annotations
 

@@ -19,8 +19,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perfagent import launch_options as launched
 from perfagent import patching, verdict
-from perfagent.agent_log import logger
+from perfagent.boundary import guard
+from perfagent.boundary.agent_log import logger
 from perfagent.config import AgentConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
@@ -31,22 +33,21 @@ from perfagent.end_reason import cause
 from perfagent.errors import ConfigError
 from perfagent.exit_status import Cause
 from perfagent.governor import Governor
-from perfagent.hooks import guard
 from perfagent.hooks.dataloader import timed
 from perfagent.hooks.evaluation import Evaluations, after_last_step
 from perfagent.hooks.model_discovery import has_optimizer
 from perfagent.hooks.model_hooks import Watching
+from perfagent.hooks.new_progress import new_progress
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
-from perfagent.launch import options as launched
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
 from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.memory_table import MemoryTable
-from perfagent.step.row import EarlyLog, LoggedLater
-from perfagent.step.state import Progress, state
+from perfagent.step.pending_logs import EarlyLog, LoggedLater
+from perfagent.step.state import state
 
 if TYPE_CHECKING:
     from perfagent.signals.scheduled_probes import Looks
@@ -98,10 +99,11 @@ class Run:
         self._governor = Governor(settings.overhead_budget_pct)
         begin = start_step if start_step is not None else identity.start_step or 0
         # `start_step` is the number of the first step to come: what an older attempt has from there on is cut from view
-        self._progress = Progress(self._rows, self._governor, start_step=max(0, begin - 1))
+        self._progress = new_progress(self._rows, self._governor, start_step=max(0, begin - 1))
         self._progress.on_first_step = self._first_step
         self._progress.on_next_model = self._next_model
         self._progress.on_event = self._sender.event
+        self._progress.on_resumed = self._goes_on_at
         self._progress.account.evaluations = Evaluations()
         self._progress.health.rank = identity.rank
         self._model: weakref.ref[Any] | None = None
@@ -300,6 +302,11 @@ class Run:
         p.early_step = max(p.early_step, start_step)
         self._identity.start_step = start_step
         self._sender.event("state", {"state": "starting", "start_step": start_step})
+
+    def _goes_on_at(self, step: int) -> None:
+        """A trainer resumes from its own checkpoint: its next step has this number. The script's own `start_step` wins."""
+        if not self._ended and self.start_step in (None, step):  # another rank may have sent the same number
+            self.start_at(step)
 
     def start(self) -> None:
         """Starts the sender and the hooks. Called once, by attach."""

@@ -1,4 +1,4 @@
-"""How a run shows itself where it is printed, and in a notebook."""
+"""The text and the notebook form of a run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An address with https:// where plain HTTP is spoken, or the other way round, told in the same words everywhere."""
+"""Explains an address with https:// where plain HTTP is spoken, or the other way round, in the same words everywhere."""
 
 from __future__ import annotations
 

@@ -13,12 +13,12 @@ import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from perfagent.agent_log import logger
+from perfagent import launch_options as launched
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
+from perfagent.boundary.agent_log import logger
 from perfagent.config import AgentConfig
 from perfagent.end_reason import cause
 from perfagent.exit_status import Leaving, handled, told_from_afar
-from perfagent.launch import options as launched
 from perfagent.run import Run
 from perfagent.step.state import state
 

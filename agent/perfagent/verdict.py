@@ -1,4 +1,4 @@
-"""What the server says about a run, asked for by the training itself."""
+"""Asks the server for the verdict on a run, from inside the training."""
 
 from __future__ import annotations
 

@@ -239,14 +239,14 @@ def own_pass(gradients: list[Any]) -> Callable[[], float]:
     import torch
 
     from perfagent.governor import Governor
+    from perfagent.hooks.new_progress import new_progress
     from perfagent.signals.gradient_schedule import Health
-    from perfagent.step.state import Progress
 
     parameters = [torch.nn.Parameter(torch.zeros_like(gradient)) for gradient in gradients]
     for parameter, gradient in zip(parameters, gradients, strict=True):
         parameter.grad = gradient
     optimizer = torch.optim.SGD(parameters, lr=0.1)
-    progress, health = Progress(deque(), Governor(0.5)), Health()
+    progress, health = new_progress(deque(), Governor(0.5)), Health()
     health.deeper = 10**9
 
     def seconds() -> float:

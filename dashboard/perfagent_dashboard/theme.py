@@ -2,7 +2,7 @@
 
 The eight series colours were found by a search that maximises the smallest CIEDE2000 distance under normal, protanopic,
 deuteranopic and tritanopic vision (Machado 2009, severity 1): at least 17.7 between any two, and at least 3:1 contrast on the
-card. Okabe-Ito reaches 10.9 and 1.32 on white. A state is never told by colour alone: badges carry a shape and a word.
+card. Okabe-Ito reaches 10.9 and 1.32 on white. A state is never shown by colour alone: badges carry a shape and a word.
 """
 
 from __future__ import annotations

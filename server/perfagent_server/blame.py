@@ -1,7 +1,7 @@
-"""Which of several ranks that failed was the first: the one with the cause, and not one that only lost it.
+"""Decides which of several failed ranks failed first: the rank with the cause, not a rank that only lost the others.
 
-By the ranks' own clocks, which on one host tell milliseconds apart. An error that says that another process is gone may still
-come before that process is seen dead, for its sockets are closed first, and before its exception is told.
+The ranks' own clocks decide; on one host they resolve milliseconds. An error that says that another process is gone
+may be seen before that process is seen dead, since its sockets close first, and before its exception is reported.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ _OWN_COLUMN = {
 @dataclass(slots=True)
 class Seen:
     """A frame and what its rows say. step: the last completed step in it; first_step: the first of its rows but those of
-    samplers; None if it tells of none."""
+    samplers; None if it holds none."""
 
     frame: Frame
     step: int | None
@@ -225,7 +225,7 @@ class _Book:
         if step > source["step"]:
             source["step"] = step
             if source["state"] == "starting" and item.step is not None:
-                source["state"] = "running"  # steps are done: whoever does not tell its state is running
+                source["state"] = "running"  # steps are done: a source that does not send its state is running
                 self._changed(source)
         run["updated"] = max(run["updated"], self.now)
         if frame.attempt == run["attempt"]:
@@ -319,7 +319,8 @@ class _Book:
             run["step"] = max(run["step"], start - 1)
 
     def _began(self, run: dict[str, Any], source: dict[str, Any], frame: Frame) -> None:
-        """A run, an attempt and a source began with the earliest thing that is told of them, in whatever order frames come."""
+        """A run, an attempt and a source began at the earliest time in their frames, in whatever order those come. (By the time
+        of arrival, a run recorded offline would end before it began.)"""
         offset = source["clock_offset_s"]
         if frame.sent is not None and math.isfinite(frame.sent):
             offset = frame.sent - self.now  # a clock may have been set since the source's first frame
@@ -447,7 +448,7 @@ def mark_lost(connection: Connection, source_ids: Sequence[str]) -> list[str]:
 
 
 def silent_sources(connection: Connection, now: float, after_s: float) -> list[Silent]:
-    """Active sources that tell their state by themselves (agents; not plain /log clients) and were last heard `after_s` ago."""
+    """Active sources that send their state by themselves (agents; not plain /log clients) and were last heard `after_s` ago."""
     rows = connection.execute(
         select(sources.c.id, sources.c.run, sources.c.attempt, sources.c.rank, sources.c.contact).where(
             sources.c.state.in_(("starting", "running", "stuck")),
@@ -461,7 +462,7 @@ def silent_sources(connection: Connection, now: float, after_s: float) -> list[S
 def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str, float | None]:
     """State, reason and end (Unix seconds) of a run, from the sources of one attempt."""
     rows = [_RankState(*row) for row in _states_of_attempt.all(connection, {"run": run, "attempt": attempt})]
-    # By the ranks' own clocks: on one host they tell milliseconds apart, which our guess of how far a clock is off does not.
+    # By the ranks' own clocks: on one host they resolve milliseconds, which our guess of how far a clock is off does not.
     failures = [row for row in rows if row.state in FAILED]
     if failures:
         first = failures[first_of([Failure(row.ended or 0.0, row.rank, row.state, row.reason) for row in failures])]
@@ -480,7 +481,7 @@ def _state_of(connection: Connection, run: str, attempt: int) -> tuple[str, str,
 
 
 def _times(frame: Frame) -> list[float]:
-    """Times that a frame tells, by its sender's clock: of its events, and of the first row of each group, which is its earliest
+    """The times in a frame, by its sender's clock: of its events, and of the first row of each group, which is its earliest
     (all but: to look at every row would take longer than storing them)."""
     times = [_FIRST.unpack_from(group.time)[0] for group in frame.groups if group.rows]
     for event in frame.events:
@@ -491,8 +492,8 @@ def _times(frame: Frame) -> list[float]:
 
 
 def _our_time(time: float, clock_offset_s: float | None) -> float:
-    """A sender's time by our clock. Frames tell when they were sent, so that also one which was kept for days shows how far its
-    sender's clock is off."""
+    """A sender's time by our clock. A frame holds the time at which it was sent, so that even one that was kept for days shows
+    how far its sender's clock is off."""
     return time - clock_offset_s if clock_offset_s is not None and abs(clock_offset_s) > _SKEW_S else time
 
 

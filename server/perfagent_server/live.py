@@ -1,9 +1,9 @@
-"""Live updates: what was just committed, to every page that wants it, at most ten messages a second each.
+"""Live updates: sends what was just committed to every page that wants it, at most ten messages a second each.
 
 `publish*` are called by the ingest writer and the rules engine on their own threads: they append to a bounded inbox and
 return; nothing in here can raise into them or make them wait. One task on the event loop turns the inbox into messages ten
 times a second. Pages with the same subscription share the work and the bytes, so that the two hundredth page costs a send
-and no more. A page that reads too slowly loses its queue and is told {"lagged": true}: it then fetches again what it shows.
+and no more. A page that reads too slowly loses its queue and gets {"lagged": true}: it then fetches again what it shows.
 """
 
 from __future__ import annotations
@@ -391,7 +391,7 @@ class Hub:
             try:
                 await socket.send_text(message.decode())
             except (WebSocketDisconnect, RuntimeError, OSError):
-                return  # the reader is told of the same end
+                return  # the reader sees the same end
             self.counters["messages"] += 1
             self.counters["bytes"] += len(message)
 

@@ -1,4 +1,4 @@
-"""What runs are asked for: stored, handed to each process in the answer to one of its frames, and answered by an event.
+"""Commands to runs: stored, handed to each process in the answer to one of its frames, and answered by an event.
 
 A process gets a command once. Should the answer to its frame be lost, the frame comes again under the same number and is given
 the same command; should the process never answer, it is given it again after REPEAT_S. Commands carry ids, and an agent obeys
@@ -236,7 +236,7 @@ class Orders:
             )  # fmt: skip
             if also is not None:
                 also(connection)
-            # Before the commit: an agent that is told a moment too early finds no row and is told with its next frame.
+            # Before the commit: an agent that asks a moment too early finds no row and gets it with its next frame.
             with self._lock:
                 self._open.setdefault(run, {})[identity] = _Open(None if ranks is None else frozenset(ranks), now + EXPIRES_S)
             self.counters["issued"] += 1
@@ -253,7 +253,7 @@ class Orders:
     # ---- handing out
 
     async def for_frame(self, frame: Frame) -> list[dict[str, Any]]:
-        """What to tell the sender of a frame that was just stored: [{"id", "kind", "params"}]."""
+        """The commands for the sender of a frame that was just stored: [{"id", "kind", "params"}]."""
         wanted = self._wanted(frame)
         if not wanted:
             return []
@@ -300,7 +300,7 @@ class Orders:
         return handed
 
     def note(self, stored: Sequence[Stored]) -> None:
-        """After each commit: who has answered is not told again. On the writer thread."""
+        """After each commit: whoever has answered does not get it again. On the writer thread."""
         for one in stored:
             opened = self._open.get(one.run)
             if opened is None:

@@ -1,4 +1,4 @@
-"""Samples as a Parquet file, written while they are read: memory holds one row group, whatever the run's length.
+"""Writes samples as a Parquet file while they are read: memory holds one row group, whatever the run's length.
 
 pyarrow is an extra of its own (`perfagent[parquet]`), because it is larger than all else that the server needs.
 """

@@ -1,4 +1,4 @@
-"""Errors as the API tells them: {"error": {"code", "message", "field"?}}, for every status and every way to fail."""
+"""The error responses of the API: {"error": {"code", "message", "field"?}}, for every status and every way to fail."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ def install(app: FastAPI) -> None:
     async def storage_error(_request: Request, error: Exception) -> Response:
         assert isinstance(error, StorageError)
         full = isinstance(error, StorageFull)
-        # Spread over a whole extra interval: a thousand agents that were told the same second would come back as one.
+        # Spread over a whole extra interval: a thousand agents with the same second would come back as one.
         wait = math.ceil(error.retry_after_s * (1 + random.random()))  # noqa: S311 - nothing is kept secret by it
         headers = {"Retry-After": str(wait)}
         return problem(507 if full else 503, "disk_full" if full else "busy", str(error), headers=headers)

@@ -1,4 +1,4 @@
-"""What is known about runs, read from the tables: lists with filters, one run, its events; and what people may change."""
+"""Reads runs from the tables (lists with filters, one run, its events), and changes what people may change."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ class Runs:
         return [_summary(row, brief=True) for row in rows]
 
     def newest_named(self, project: str, name: str) -> Mapping[str, Any] | None:
-        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may tell any time."""
+        """id and attempt of the run of a name that was begun last. Not the one with the latest rows: they may hold any time."""
         query = (
             select(run.c.id, run.c.attempt)
             .where(run.c.project == project, run.c.name == name)

@@ -21,7 +21,7 @@ Auth = Literal["auto", "required"]
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the server keeps its data unless told otherwise: PERFAGENT_DATA, else $XDG_DATA_HOME/perfagent."""
+    """Where the server keeps its data by default: PERFAGENT_DATA, else $XDG_DATA_HOME/perfagent."""
     environ = os.environ if environ is None else environ
     if environ.get("PERFAGENT_DATA"):
         return Path(environ["PERFAGENT_DATA"]).expanduser()

@@ -1,4 +1,4 @@
-"""Times as JSON tells them: RFC 3339 in UTC, with milliseconds."""
+"""Formats times for JSON: RFC 3339 in UTC, with milliseconds."""
 
 from __future__ import annotations
 

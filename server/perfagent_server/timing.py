@@ -1,4 +1,4 @@
-"""Where the time of a run's newest steps went: percentiles of each phase over a sliding window, and what share each has.
+"""Computes where the time of a run's newest steps went: percentiles and shares of each phase over a sliding window.
 
 The window is the newest `steps` steps, of which those count that were timed as a whole: a process's first step has phases, but
 began before there was anything to time it from. Ranks are put together step by step as the catalogue says, before percentiles
@@ -67,7 +67,7 @@ def _values(store: MetricStore, run: str, steps: int) -> dict[str, dict[int, flo
 
 
 def _shares(whole: Mapping[int, float], phases: Mapping[str, Mapping[int, float]]) -> dict[str, float]:
-    # What was evaluated or saved after the last step is told under that step's number, and is not in its step time.
+    # What was evaluated or saved after the last step stands under that step's number, and is not in its step time.
     total = sum(max(time, sum(each.get(step, 0.0) for each in phases.values())) for step, time in whole.items())
     return {
         share: sum(sum(phases[phase].values()) for phase in parts) / total

@@ -50,7 +50,7 @@ class Recorded:
 @pytest.fixture
 def record(tmp_path: Path) -> Iterator[Callable[..., Recorded]]:
     """record(model=None, ...): starts a recorded run; what the hooks could not do fails the test."""
-    from perfagent.hooks import guard
+    from perfagent.boundary import guard
 
     made: list[Recorded] = []
 

@@ -14,7 +14,7 @@ from agent.frameworks.recordings import recorded
 from agent_recorded import Recording
 from builders import job_environment, until
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 
 STEPS = """
 model = torch.nn.Linear(4, 2)

@@ -256,7 +256,7 @@ def test_hooks_are_gone_after_the_run(record):
 
 
 def test_a_hook_that_fails_is_counted_told_once_and_off(record, caplog):
-    from perfagent.hooks import guard
+    from perfagent.boundary import guard
 
     class Hostile(dict):
         def get(self, *_):

@@ -22,8 +22,8 @@ from hypothesis import strategies as st
 from perfagent.delivery import backlog, orphans, segments, spool
 from perfagent.delivery.spool import Header, Spool
 from perfagent.governor import Governor
-from perfagent.step.row import EarlyLog
-from perfagent.step.state import Progress
+from perfagent.hooks.new_progress import new_progress
+from perfagent.step.pending_logs import EarlyLog
 from perfagent.wire import Group
 
 pytestmark = pytest.mark.fault
@@ -133,7 +133,7 @@ def test_a15_a_log_that_waited_for_its_step_is_sent_from_memory_and_not_found_ag
 ) -> None:
     disk, server = Refusing(monkeypatch), fault.server()
     sender = fault.sender(server)
-    sender.progress = Progress(sender.rows, Governor(0.5))
+    sender.progress = new_progress(sender.rows, Governor(0.5))
     log = EarlyLog(time.time(), time.monotonic(), {"x": 0.5})
     sender.rows.append(log)
     until(lambda: [*sender.spool.folder.glob("*.early")], why="it is not kept")

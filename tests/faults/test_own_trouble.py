@@ -21,6 +21,7 @@ from faults.accounts import Accounts, row
 from ingest_server import Scripted
 
 import perfagent
+from perfagent.boundary import guard
 from perfagent.delivery import courier, segments, spool
 from perfagent.delivery.backlog import Backlog
 from perfagent.delivery.columns import Columns
@@ -29,7 +30,6 @@ from perfagent.delivery.segments import Segments
 from perfagent.delivery.send_loop import Dispatcher
 from perfagent.delivery.spool import Spool
 from perfagent.delivery.transport import HttpTransport
-from perfagent.hooks import guard
 
 pytestmark = pytest.mark.fault
 

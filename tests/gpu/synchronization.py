@@ -28,7 +28,7 @@ def check(stage: Stage) -> list[Result]:
 
 def _without_waiting(stage: Stage) -> list[Result]:
     import perfagent
-    from perfagent.hooks import guard
+    from perfagent.boundary import guard
 
     training = Training(SIZES[stage.size("small")], stage.device)
     cuda: Any = training.torch.cuda

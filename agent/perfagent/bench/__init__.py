@@ -1,4 +1,4 @@
-"""`perfagent bench NAME`: what a technique gains on this machine, beside what the sources claim of it. One module a technique.
+"""`perfagent bench NAME`: measures what a technique gains on this machine, next to what its sources claim.
 
-Nothing here is loaded by `import perfagent` or by a training job.
+One module for each technique. Nothing here is loaded by `import perfagent` or by a training job.
 """

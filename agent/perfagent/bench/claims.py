@@ -1,6 +1,7 @@
-"""What the sources claim, in our own words: five guides to training speed, which this project was asked to hold to, and others.
+"""The claims of the sources, in our own words: five guides to training speed, which this project was asked to hold to,
+and others.
 
-Each claim that a benchmark measures has the range of its figure, so that what is measured can be told from what is said. Claims
+Each claim that a benchmark measures has the range of its figure, so that a measurement can be compared with it. Claims
 that no single machine can measure are listed with the reason.
 """
 

@@ -6,7 +6,7 @@ workers gain when samples cost processor time is in the last rows.
 
 What 8 workers gain over 2 is measured over whole epochs of a training that runs already, nothing left out: the plain loader with
 2 workers beside one with 8 and the rest of `loader_defaults`, whose workers stay from epoch to epoch. Between two batches the
-gain cannot be above that in workers, 4; that figure, and that of the first epoch, which starts the workers, are told beside it.
+gain cannot be above that in workers, 4; that figure, and that of the first epoch, which starts the workers, are given next to it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Finds out what a run was started with, piece by piece on the sender's thread, and tells the server.
+"""Collects what a run was started with, piece by piece on the sender's thread, and sends it.
 
-At the first ticks, while a script still loads its data, what files tell: git and environment, then packages and changed files,
-which take longer. After the first step what is known only then (hyperparameters), and again when `run.config` has changed.
+At the first ticks, while a script still loads its data: git and environment, then packages and changed files, which take
+longer (20 ms of CPU, which after the first step would fall into the training). After the first step, and again when `run.config`
+has changed: hyperparameters, which are known only then.
 """
 
 from __future__ import annotations
@@ -13,9 +14,9 @@ from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.context.hyperparameters import OF_A_MODEL, Hyperparameters
 from perfagent.context.techniques import elements, of_model, of_process
-from perfagent.hooks.guard import guarded
 
 if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender, Source
@@ -30,7 +31,7 @@ PIECE_S, LAST_PIECE_S = 0.02, 0.2
 
 
 class Context:
-    """What the process with rank 0 tells of its job; the other ranks were started in the same way.
+    """What the process with rank 0 sends about its job; the other ranks were started in the same way.
 
     config: what the user handed over, a dict that may still change; model, optimizer: of the run, None where they are not known.
     """
@@ -127,7 +128,7 @@ class Context:
         return changed
 
     def _state(self) -> tuple[Any, ...]:
-        """What makes telling worth while when it is another one."""
+        """What has to be sent again when it has changed."""
         from perfagent.redaction import redacted
 
         return self._stepped, self.hyperparameters.sources(), repr(redacted(self._config))

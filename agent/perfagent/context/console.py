@@ -1,4 +1,4 @@
-"""The tail of what a script prints.
+"""Records the tail of what a script prints.
 
 The console is watched through the `write` of the very objects that sys.stdout and sys.stderr are: they stay the same objects,
 with the same type, descriptor and isatty(), and every character still goes where it went.
@@ -35,7 +35,7 @@ class Console:
     where others are missing.
 
     `Console(sender).install()`; `close()` takes everything out again. A progress bar that rewrites its line is one line, as on
-    the screen, and every 10 s its state is another (screen.py). A write by the script costs one append more.
+    the screen, and every 10 s its state is another (terminal.py). A write by the script costs one append more.
     """
 
     def __init__(self, sender: Sender, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,7 +54,7 @@ class Console:
                 self._streams.append(stream)
 
     def close(self) -> None:
-        """What is left is told at the sender's last poll: lines are made on its thread alone."""
+        """What is left is sent at the sender's last poll: lines are made on its thread alone."""
         for stream in self._streams:
             stream.release()
         self._closed = True
@@ -95,7 +95,11 @@ class Console:
 
 
 class _Written:
-    """The newest text that was written to a stream, as it came; the oldest goes where that is more than will be looked at."""
+    """The newest text that was written to a stream, as it came. The oldest is dropped where there is more than will be read.
+
+    The limit counts characters: a limit on writes took 1.8 GB and three quarters of a core for a script that prints 100 MB/s.
+    Lines that are lost are not counted on the training thread: that takes 0.3 ms a megabyte.
+    """
 
     def __init__(self) -> None:
         self.pieces: deque[str] = deque(maxlen=MOST_PIECES)

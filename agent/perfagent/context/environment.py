@@ -1,5 +1,7 @@
-"""What of the environment is told: variables that say how a job was placed and tuned. A list of what may leave, never of what
-may not; redacted all the same."""
+"""Selects the environment variables that are sent: those that say how a job was placed and tuned.
+
+A list of what may leave, never of what may not. The values are redacted all the same.
+"""
 
 from __future__ import annotations
 

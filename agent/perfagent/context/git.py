@@ -1,4 +1,4 @@
-"""The state of the git repository that the script lies in, read from its files: no process is started and git need not be there.
+"""Reads the state of the script's git repository from its files: no process is started, and git need not be there.
 
 (A `git` of ours would be reaped by a script that waits for its own children, may take locks, and refuses repositories that
 belong to somebody else, as in containers.) Formats: gitformat-index, gitrepository-layout and git-config of git's documentation.
@@ -291,8 +291,8 @@ class _Entry(NamedTuple):
     oid: bytes
 
     def differs(self, root: Path, written_ns: int, *, modes: bool) -> bool | None:
-        """Whether the file is another one; None when only its content can tell. written_ns: when the index was written; modes:
-        whether the file system keeps them."""
+        """Whether the file is another one; None when only a look at its content can decide.
+        written_ns: when the index was written; modes: whether the file system keeps them."""
         try:
             found = os.lstat(os.fsencode(root) + b"/" + self.path)
         except (FileNotFoundError, NotADirectoryError):

@@ -1,4 +1,5 @@
-"""Hyperparameters that nobody handed to us: what argparse returned, and the configuration objects that a training script holds.
+"""Finds hyperparameters that nobody passed to us: what argparse returned, and the configuration objects that a training
+script holds.
 
 Two places are looked at. `argparse` is watched for as long as the run lasts: the last result that the script asked for counts.
 And twice, when a run starts and when its first step is over, the variables of the functions that are being executed are looked

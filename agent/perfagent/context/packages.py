@@ -1,7 +1,7 @@
-"""What is installed: names and versions, from the names of the metadata folders alone.
+"""Lists the installed packages: names and versions, from the names of the metadata folders alone.
 
 `importlib.metadata` reads the same folders but opens a file for each package, which takes a thousand times as long; only where
-the name of the folder does not tell the version (an editable install of old) is a file opened.
+the name of the folder does not hold the version (an editable install of old) is a file opened.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What is known of a process at once: host, command line, versions. Imports nothing."""
+"""Describes a process by what is known at once: host, command line, versions. Imports nothing."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["command_line", "describe"]
 
 
 def describe() -> dict[str, Any]:
-    """What the first event of a run tells about its process; what is not known is absent."""
+    """What the first event of a run says about its process; what is not known is absent."""
     found: dict[str, Any] = {
         "host": platform.node(),
         "pid": os.getpid(),

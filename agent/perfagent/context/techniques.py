@@ -1,8 +1,7 @@
-"""Techniques that a training uses by libraries of their own, recognized from the model: adapters (peft), quantized weights
-(bitsandbytes, torchao), pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler
-(Nsight).
+"""Recognizes techniques of other libraries from the model: adapters (peft), quantized weights (bitsandbytes, torchao),
+pruning (torch.nn.utils.prune), a distillation's teacher, loaders (WebDataset, DALI), a profiler (Nsight).
 
-Each is told in the configuration of the run as `techniques`, with what it saves: the trainable share, bytes of weights, bytes
+Each is recorded in the run's configuration as `techniques`, with what it saves: the trainable share, bytes of weights, bytes
 of gradients and moments that frozen weights do not need. Read on the sender's thread: sizes and types only, no value of a
 tensor on a device, no gradient. A library that the script has not imported is not imported for it: classes are known by their
 names.
@@ -61,7 +60,7 @@ def of_process(variables: Mapping[str, str] | None = None) -> dict[str, Any]:
 
 
 def of_variable(name: str, value: Any) -> dict[str, Any]:
-    """What a variable of the training script tells: a teacher beside the model, a loader of another library."""
+    """What a variable of the training script shows: a teacher beside the model, a loader of another library."""
     kinds = [f"{base.__module__}.{base.__name__}" for base in type(value).__mro__]
     if "torch.nn.modules.module.Module" in kinds:
         if "teacher" not in name.lower():

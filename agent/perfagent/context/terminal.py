@@ -1,4 +1,4 @@
-"""What is written to a terminal, as the lines that stand on its screen in the end."""
+"""Turns what is written to a terminal into the lines that remain on its screen."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ class Screen:
         return [] if any("-----BEGIN" in line for line in shown) else [line for line in shown if line not in before]
 
     def _without_key(self, line: str) -> str:
-        """A private key has many lines; they may come in different events, and none but the first tells what it is."""
+        """A private key has many lines; they may come in different events, and only the first shows what it is."""
         if self._key_lines:
             self._key_lines = 0 if "-----END" in line else self._key_lines - 1
             return ""
@@ -142,7 +142,7 @@ def _over(old: str, new: str) -> str:
 
 def _kept(line: str) -> str:
     """What matters of a line that is not complete."""
-    if "\r" in line:  # one of them stays: it tells that the line is being rewritten
+    if "\r" in line:  # one of them stays: it shows that the line is being rewritten
         line = line[max(line.rstrip("\r").rfind("\r"), 0) :]
     if len(line) > 2 * LINE_CHARACTERS:
         line = line[:LINE_CHARACTERS]  # its beginning is what is shown; half a secret is known by nothing

@@ -18,7 +18,8 @@ from perfagent.decode.step_blocks import Layout, layout_of, words_of
 from perfagent.decode.step_decoder import interned
 
 if TYPE_CHECKING:
-    from perfagent.decode.step_decoder import Row, StepReader
+    from perfagent.decode.step_decoder import StepReader
+    from perfagent.step.row import Row
 
 __all__ = ["Block", "read_alike"]
 

@@ -4,22 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
-from perfagent.device import Reading, Value, value_of
-from perfagent.step.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry
+from perfagent.device import Reading, value_of
+from perfagent.step.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FORWARD, OPTIMIZER_END, RETURNED, Entry, Root
 
-__all__ = ["Divided", "Root", "roots_of", "with_divisors"]
-
-Divided = Value | bool
-
-
-class Root(NamedTuple):
-    """The tensor a backward pass started from."""
-
-    value: Value | None
-    divided: Divided
-
+__all__ = ["roots_of", "with_divisors"]
 
 def roots_of(entries: Sequence[Entry]) -> list[Root]:
     """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.

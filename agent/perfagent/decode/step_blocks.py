@@ -15,7 +15,7 @@ from operator import itemgetter
 from struct import Struct
 from typing import Any, NamedTuple
 
-from perfagent.decode.step_decoder import Note
+from perfagent.step.row import Note
 from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,

@@ -10,45 +10,24 @@ import math
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from perfagent.decode.losses import Divided, Root, roots_of, with_divisors
+from perfagent.decode.losses import roots_of, with_divisors
 from perfagent.decode.phase_times import Account, Breakdown
 from perfagent.device import DeviceClock, value_of
-from perfagent.step.trace import Entry, Trace, entries_of, events_of
+from perfagent.step.row import Note, Row, StepRow
+from perfagent.step.trace import DATA, FORWARD, Divided, Entry, Root, entries_of, events_of
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
     from perfagent.signals.flops.step_flops import StepFlops
 
-__all__ = ["Note", "Row", "StepReader", "interned"]
+__all__ = ["StepReader", "interned"]
 
-Row = tuple[int, float, float, tuple[str, ...], list[float]]
-"""step, Unix time, monotonic time, names, values."""
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
 """Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
 _MOST_BEGINS = 1000
-
-
-class Note(NamedTuple):
-    """One completed step.
-
-    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0
-    for the first. roots: how many losses were backpropagated in it. user_loss: what the user logged as its "loss". passes:
-    forward passes of a later step, where those of this one are not known. trace: see trace.py; its last entry holds the end.
-    rare: series that only some steps have.
-    """
-
-    step: int
-    wall: float
-    began: int
-    roots: int
-    lr: Any
-    user_loss: float | None
-    passes: int
-    trace: Trace
-    rare: dict[str, float] | None
 
 
 class StepReader:
@@ -79,6 +58,19 @@ class StepReader:
         self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *more = context
         self.account.micro_batches = more[0] if more else 0.0  # the first agents told no more
         self.account.divided_later = len(more) > 1 and bool(more[1])
+
+    def loss_is_bad(self, row: StepRow) -> bool:
+        """Whether a loss of the step is NaN or Inf on the host."""
+        roots = roots_of(entries_of(row.trace))
+        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots)
+
+    def needs_next_step(self, row: StepRow) -> bool:
+        """Whether only the next step shows if each of the backward passes of this one had a batch of its own."""
+        if self.account.averages is not None:
+            return False
+        entries = entries_of(row.trace)
+        roots = roots_of(entries)
+        return len(roots) > 1 and not roots[-1].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
         """clock: where the trace holds events of a device, the one that made them; they are given back to it."""

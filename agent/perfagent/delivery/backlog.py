@@ -1,4 +1,5 @@
-"""Whole frames that wait because the server is away: compressed, on the disk or in memory while it is full, within their caps.
+"""Keeps whole frames while the server is away: compressed, on disk, or in memory while the disk is full, within their
+caps.
 
 On disk: above 80 % of the cap the oldest samples are thinned, then they go, and events go last. In memory: the oldest samples go
 first, events last. A frame that was sent before keeps its content, since the server may have it already.

@@ -1,13 +1,14 @@
-"""The columns of a frame that waits on the disk, in fewer bytes: steps and values bit for bit the same, clocks to 0.5 ms
+"""Compresses the columns of a frame that waits on the disk: steps and values bit for bit the same, clocks to 0.5 ms
 (Unix times to 1 ms, where that clock drifts against the other).
 
-The bytes of a number do not compress beside each other: the head of each is nearly that of the one before it, and its tail is
+The bytes of a number do not compress side by side: the head of each is nearly that of the one before it, and its tail is
 noise. So the first bytes of all numbers are put together, then the second ones, and so on, the sign behind the rest, where it
 does not part the exponent from its number.
 
-When a row was made is told in ticks of 1/1024 s since the row before it, and its Unix time by the ticks that it differs from that
-clock. To the nanosecond the clocks of a series that is alone would take half as much as the worst of values: 106 MB for a day at
-100 points a second, of which 57 are the values.
+The monotonic time of a row is kept in ticks of 1/1024 s since the row before it, its Unix time by the ticks that it differs from
+that clock. To the nanosecond, a day of a single series at 100 points a second takes 106 MB, of which 57 are the values; to 0.1 ms
+it takes 61, or 64 with uneven steps; now it takes 60. Plain zlib took 107 MB for that day, 77 instead of 57 for noise in float64,
+and 39 instead of 26 in float32.
 
 Columns with few different values (an accuracy of three digits) compress better as they are, and stay so.
 """
@@ -40,7 +41,7 @@ _MOST_S = 2.0**38
 
 class Shape(msgspec.Struct, array_like=True):
     """One group. kept: a letter a name. ticks_per_s: of its clocks; 0 where those are kept as they are; True or False by earlier
-    agents: whether the clock is told in nanoseconds. offset: of its first Unix time to its clock, seconds."""
+    agents: whether the clock is kept in nanoseconds. offset: of its first Unix time to its clock, seconds."""
 
     rows: int
     ticks_per_s: int | bool

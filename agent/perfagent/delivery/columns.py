@@ -1,4 +1,5 @@
-"""Rows of one tick become columns: the one place where values from outside are checked before they are stored or sent.
+"""Turns the rows of a tick into columns: the one place where values from outside are checked before they are stored or
+sent.
 
 Runs on the sender thread only. The training thread appends rows as they are; here they are grouped by the names they hold,
 converted to numbers or refused (and counted), and packed as float32 where that loses nothing, float64 otherwise.

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 __all__ = ["Courier", "Job"]
 
 STUCK_S = 60.0
-"""A request ends by itself, ten seconds after its server's name was looked up. For that three nameservers that are all away take
-30 s, and one whose socket hangs for good takes for ever."""
+"""A request ends by itself ten seconds after its server's name was looked up. The look-up takes 30 s where three nameservers are
+away, and never ends where a socket hangs for good: with a limit of 25 s, each try left a thread behind and no message."""
 SOURCE_STUCK_S = 2.0
 """What a sampler may take: NVML answers in microseconds or, when a GPU fell off the bus, never."""
 

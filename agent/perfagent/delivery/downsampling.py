@@ -1,4 +1,6 @@
-"""What a frame's content becomes when it is too large to send or too much to keep: pure functions of groups and events."""
+"""Splits or thins the content of a frame that is too large to send or too much to keep: pure functions of groups and
+events.
+"""
 
 from __future__ import annotations
 

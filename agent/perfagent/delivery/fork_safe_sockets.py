@@ -1,4 +1,4 @@
-"""Connections that a forked child can always let go of.
+"""Opens connections that a forked child can always close.
 
 A child inherits every open descriptor. One that it keeps holds the connection open after the parent has closed it, so the server
 goes on waiting. A thread that is just opening a socket when another one forks has no name for it yet: `os.fork` therefore waits

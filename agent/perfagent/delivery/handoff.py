@@ -31,7 +31,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.agent_log import logger
+from perfagent.boundary.agent_log import logger
 from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.wakeup import Bell, start_deaf
 from perfagent.device import immortal, waiting
@@ -178,7 +178,9 @@ class Sender:
         self._thread = thread
 
     def _import(self) -> bool:
-        """All that the threads need, 20 ms: here it delays the start, on the sender's thread it would slow the first steps."""
+        """Imports all that the threads need, on the calling thread: 20 ms. On the sender's thread the same 20 ms would fall
+        beside the first steps (half of what a run of eighty steps cost in the background), and a fork in the middle of an
+        import would leave the module locked in the child."""
         for name in self.imports:
             with contextlib.suppress(Exception):  # NVML's bindings are somebody else's
                 importlib.import_module(name)
@@ -274,7 +276,7 @@ class Sender:
             return self._dispatcher
 
     def _run(self) -> None:
-        """The one place where this thread's own errors end: counted, told once, begun again once, then the agent is off."""
+        """The one place where this thread's own errors end: counted, logged once, begun again once, then the agent is off."""
         for attempt in (1, 2):
             try:
                 self._dispatch().run()

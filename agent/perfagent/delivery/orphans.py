@@ -1,4 +1,5 @@
-"""What dead processes left in the spool for this same server: found and opened on the courier's thread, sent at low priority.
+"""Sends what dead processes left in the spool for this same server: found and opened on the courier's thread, sent at
+low priority.
 
 A day's outage takes half a second to open. On the sender's thread the spool's next tick would have to wait for it.
 """

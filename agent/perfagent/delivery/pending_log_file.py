@@ -1,4 +1,5 @@
-"""log() calls whose step is not known yet, on the disk meanwhile: a process killed before its first step has made them as well.
+"""Keeps log() calls on disk while their step is not known yet, so that a process killed before its first step has made
+them as well.
 
 They are in a file of their own with the steps that are theirs should nothing follow. When the true steps are known they are
 drafted like any other row, and the file goes. In between it is written down which tick holds them, so that whoever finds both
@@ -20,7 +21,7 @@ from perfagent.delivery.recovery import drafted
 from perfagent.delivery.segments import BAD_RECORD, DRAFT, Segments, framed, number_of, numbered, records
 
 if TYPE_CHECKING:
-    from perfagent.step.row import EarlyLog
+    from perfagent.step.pending_logs import EarlyLog
     from perfagent.step.state import Progress
 
 __all__ = ["Early"]

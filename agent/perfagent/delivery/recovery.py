@@ -1,4 +1,4 @@
-"""What the files of a source hold whose process is gone: everything that is whole. Broken files are set aside, torn ends cut."""
+"""Reads whatever is whole in the files of a source whose process is gone. Broken files are set aside, torn ends cut."""
 
 from __future__ import annotations
 

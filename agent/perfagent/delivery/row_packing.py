@@ -1,4 +1,4 @@
-"""Rows of numbers under known names are bytes from the tick that collects them on: what most rows of a run are.
+"""Packs rows of numbers under known names (most rows of a run) into bytes at the tick that collects them.
 
 A row is one struct: step, Unix time and monotonic, then a float64 for each name. It is written down as it is, and when a frame is
 cut a column is every n-th word of the rows together. So no value of a row becomes an object again: reading rows of ten values

@@ -8,8 +8,8 @@
       00000003.early        log() calls that wait for their step, while there are any
 
 A record is its payload's length, CRC-32 and kind, then the payload. What the kinds hold and when a file may go is decided in
-spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is told from damage, and an error of the disk
-is kept in `error` and never raised to who writes.
+spool.py and backlog.py. Here: a write happens whole or leaves no trace, a torn tail is distinguished from damage, and an
+error of the disk is kept in `error` and never raised to the caller.
 """
 
 from __future__ import annotations

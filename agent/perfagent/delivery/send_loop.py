@@ -1,4 +1,4 @@
-"""What the sender thread does: decides when to spool, what to send, and what an answer means.
+"""The loop of the sender thread: decides when to spool, what to send, and what an answer means.
 
 Imported when a sender starts, so that `import perfagent` costs neither this module nor the wire, the spool and the transport
 below it.
@@ -264,7 +264,7 @@ class Dispatcher:
         return groups
 
     def _mirror(self, write: Callable[[Mirror], None]) -> None:
-        """Has the mirror write, on rank 0; where it cannot, that is told and was the last time."""
+        """Has the mirror write, on rank 0; where it cannot, that is logged and was the last time."""
         mirror = self.sender.mirror
         if mirror is None or self.sender.identity.rank:
             return
@@ -499,7 +499,7 @@ class Dispatcher:
         while self._collector.waits and time.monotonic() < now + LAST_ROWS_S:  # copies from the device take milliseconds
             time.sleep(0.01)
             self._drain(time.monotonic())
-        self.spool.read_drafts()  # what of them is refused is told with the last rows
+        self.spool.read_drafts()  # what of them is refused is reported with the last rows
         self._drain(time.monotonic(), last=True)
         if self.sender.mirror is not None:
             self.spool.read_drafts()
@@ -546,5 +546,5 @@ def _called(identity: Identity) -> tuple[str | None, str]:
 
 def _watched() -> bool:
     """Under `perfagent run` the watcher has the last word on how the process ended; it finds the folder and removes it."""
-    options = sys.modules.get("perfagent.launch.options")
+    options = sys.modules.get("perfagent.launch_options")
     return options is not None and options.current is not None and bool(options.current.watched)

@@ -1,4 +1,5 @@
-"""What an agent has measured and the server has not yet acknowledged: numbered frames of one source, on disk as far as it goes.
+"""The spool: what an agent has measured and the server has not yet acknowledged, as numbered frames of one source, on
+disk where possible.
 
 What is drained every 150 ms goes into `.ticks`; a frame is made of the ticks since the last one. While the server is away, once a
 minute one compressed frame in `.frames` takes the place of its ticks (backlog.py; the files are segments.py). Frames that the

@@ -54,7 +54,7 @@ def upload(
     """Sends every frame of a spool, oldest first, until a point in (monotonic) time.
 
     patience_s: so much later than the last answer, where that is later still. once: no second try where no server answers.
-    waits: is told why, before the first pause.
+    waits: is called with the reason before the first pause.
     """
     result = Upload()
     failures = 0
@@ -125,7 +125,7 @@ def _sync(arguments: argparse.Namespace) -> int:
     for told in closed:
         _say(told)
     empty = [folder for folder in given if not _sources([folder]) and not _closed(folder)]
-    for folder in empty:
+    for folder in empty:  # the others are sent: a job that never began must not keep the rest of a glob back
         kinds = "no file *.ticks, *.early or *.frames"
         _say(f"perfagent sync: {folder} holds no recording: {kinds}, neither in it nor in a folder in it")
     sources = _sources(given) if given else folders(roots[0])
@@ -170,7 +170,7 @@ class _Round:
             spool.close()
             return
         if not spool.header.run and spool.waiting:
-            # a rank that died before rank 0 told it the run's id: its samples get a run of their own rather than none
+            # a rank that died before it learned the run's id from rank 0: its samples get a run of their own rather than none
             attempt = max(1, int(spool.header.started * 1000))
             own = f"rank-{spool.header.source[:12]}"
             spool.identify(run=own, attempt=attempt, name=spool.header.name, project=spool.header.project)

@@ -1,4 +1,4 @@
-"""One HTTP request at a time to the server, with one deadline for all of it, and what its answer means.
+"""Sends one HTTP request at a time to the server, with one deadline for all of it, and interprets the answer.
 
 `http.client` and not httpx: in a process that has torch it is loaded already, while httpx takes 0.2 s of CPU and 9 MB more
 (measured, docs/decisions.md). The socket is read through `_DeadlineReader`, so that a server which sends a byte a second is given
@@ -210,7 +210,7 @@ class HttpTransport:
             raise ServerUnreachable(self._why(error)) from error
 
     def _why(self, error: Exception) -> str:
-        """In one line, and never with the key: it is told to people."""
+        """In one line, and never with the key: people read it."""
         text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         if scheme := self._wrong_scheme(error):
             text = f"{scheme} ({text})"

@@ -1,4 +1,6 @@
-"""What a user is told of delivery, in a line each, once a topic: what is wrong, where the samples are meanwhile, what to do."""
+"""The messages about delivery that a user sees, one line and once for each topic: what is wrong, where the samples are
+meanwhile, what to do.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.agent_log import logger
+from perfagent.boundary.agent_log import logger
 
 if TYPE_CHECKING:
     from collections import Counter

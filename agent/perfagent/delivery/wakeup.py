@@ -1,9 +1,10 @@
-"""How the agent's threads start and wait, for each other and for the training.
+"""Starting and waking the agent's threads, and letting the training thread go first.
 
 A bell is what one thread waits for and others ring: half the cost of a threading.Event, which makes a lock for each wait.
 
 A waiting thread wakes up seven times a second with cold caches for as long as a training runs: 45 µs of CPU each time with this,
-90 with an Event (measured beside a training).
+90 with an Event (measured next to a training). What it then does runs 1.8 times as slowly as in a loop of its own (38 against 66
+to 73 µs for a loop of integers), and its first encoding of a row takes 5 times as long.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def start_deaf(thread: threading.Thread) -> None:
 def give_way(behind: int = 0) -> None:
     """Between two pieces of work: the training thread may be waiting for the interpreter, and would wait for up to 5 ms.
 
-    behind: rows that wait meanwhile. A training thread that computes in Python keeps the interpreter for 5 ms each time: with 200
-    log() calls in a step of 5 ms it gave more in that time than a piece of work takes, and most of it was lost. From `HURRY` on
+    behind: rows that wait meanwhile. A training thread that computes in Python keeps the interpreter for 5 ms each time. With 200
+    log() calls in a step of 5 ms the rows came faster than they were taken, and 60 % of the calls were dropped. From `HURRY` on
     the two take turns as any two threads do.
     """
     if behind < HURRY:

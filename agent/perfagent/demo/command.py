@@ -202,7 +202,7 @@ def _report(server: DemoServer, run: str, steps: int, fault: faults.Fault, code:
         wrong.append(f"the state is {state}, not {' or '.join(fault.states)}")
     if "finished" in fault.states and last != steps:
         wrong.append(f"{last} of {steps} steps arrived")
-    # What a healthy demo is told depends on the machine too (a GPU is nearly idle with so small a model): not a failure.
+    # The verdict on a healthy demo depends on the machine too (a GPU is nearly idle with so small a model): not a failure.
     if fault.name != "none" and finding["rule"] not in fault.expects:
         wrong.append(f"the verdict is {finding['rule']}, not {' or '.join(fault.expects)}")
     for sentence in wrong:

@@ -1,4 +1,4 @@
-"""What can be made to go wrong in the demo, each with a real cause, and what the monitor must say about it.
+"""The faults of the demo, each with a real cause, and what the monitor must say about it.
 
 Light on purpose: the command line imports this table without torch; only the training process calls the functions.
 """
@@ -25,7 +25,7 @@ SPIKE_STEPS = 15  # longer than the nine steps over which the loss rule takes it
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
     """story: what happens, in words. expects: the rules of which one must be the verdict. states: how the run may end.
-    min_steps: the fewest steps in which it can be told from noise. settle_s: how long the verdict may take after the end."""
+    min_steps: the fewest steps in which it stands out from noise. settle_s: how long the verdict may take after the end."""
 
     name: str
     story: str
@@ -77,7 +77,7 @@ FAULTS: dict[str, Fault] = {
             story="half-way, the training process gets SIGKILL, as from the kernel or the scheduler",
             expects=("process_crash", "lost_contact"),
             states=("killed", "lost"),
-            settle_s=120.0,  # where nobody saw the end, silence is told after 30 s, and not in the server's first 60 s
+            settle_s=120.0,  # where nobody saw the end, silence raises an alert after 30 s, and not in the server's first 60 s
         ),
     )
 }

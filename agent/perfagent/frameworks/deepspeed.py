@@ -19,10 +19,11 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.gc_instances import living
+from perfagent.boundary.guard import guarded
 from perfagent.device import Value, take
 from perfagent.hooks.backward import begin_pass, remember
-from perfagent.hooks.gc_instances import living
-from perfagent.hooks.guard import guarded, keep_out_of_frames
 from perfagent.hooks.model_discovery import owned
 from perfagent.hooks.optimizer_step import finish_step, make_primary
 from perfagent.signals.sharding import zero_pieces
@@ -120,7 +121,7 @@ def _after(p: Progress, engine: Any, before: _Before) -> None:
     if norm is not None:
         p.clip_norm, p.unusual = [norm], True
     if before.scale is not None:
-        p.scaler_scale, p.unusual = before.scale, True
+        p.amp.scaler_scale, p.unusual = before.scale, True
     event = None if p.clock is None else p.clock.mark()
     finish_step(p, optimizer, skipped or (None if before.scale is None else False), event, before.lr)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
+from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.hooks.custom_optimizer import watch_step
-from perfagent.hooks.guard import keep_out_of_frames
 from perfagent.hooks.optimizer_step import watch_clear
 
 if TYPE_CHECKING:

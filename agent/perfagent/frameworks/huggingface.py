@@ -11,8 +11,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import guarded
 from perfagent.frameworks.resuming import resumed_after
-from perfagent.hooks.guard import guarded, keep_out_of_frames
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch

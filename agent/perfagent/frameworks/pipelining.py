@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import keep_out_of_frames
+from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.step.state import state
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import guarded, keep_out_of_frames
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import guarded
 from perfagent.step.state import Progress, state
 from perfagent.step.trace import BACKWARD, FIELDS, OPTIMIZER_END
 

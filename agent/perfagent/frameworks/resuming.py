@@ -6,7 +6,7 @@ were made before the checkpoint.
 
 from __future__ import annotations
 
-from perfagent.hooks.guard import guarded
+from perfagent.boundary.guard import guarded
 from perfagent.step.state import state
 
 __all__ = ["resumed_after"]
@@ -16,10 +16,5 @@ __all__ = ["resumed_after"]
 def resumed_after(steps: int) -> None:
     """The checkpoint has made so many steps. A run that has steps goes on counting, and a `start_step` of the script's stands."""
     p = state.current
-    if p is None or p.last is not None or steps <= 0:
-        return
-    from perfagent.session import current  # it imports this package
-
-    run = current()
-    if run is not None and run.start_step in (None, steps + 1):  # another rank may have told the latter
-        run.start_at(steps + 1)
+    if p is not None and p.last is None and steps > 0 and p.on_resumed is not None:
+        p.on_resumed(steps + 1)

@@ -12,8 +12,9 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.grad_clipping import about_to_clip
-from perfagent.hooks.guard import guarded, keep_out_of_frames
 from perfagent.step.state import Progress, state
 
 if TYPE_CHECKING:

@@ -17,9 +17,9 @@ from collections.abc import Iterator
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.call_slot import CALL, Standing, anything_compiled, copy_that_calls
+from perfagent.boundary.call_slot import CALL, Standing, anything_compiled, copy_that_calls
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.evaluation import evaluated
-from perfagent.hooks.guard import keep_out_of_frames, not_traced, untraced
 from perfagent.step.state import Progress, state
 from perfagent.step.trace import forward_runs
 

@@ -13,13 +13,25 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
-from perfagent.decode.losses import Divided, Root
+from perfagent.boundary.dynamo import untraced
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import DeviceClock, take
-from perfagent.hooks.guard import failed, failures, guarded, untraced
 from perfagent.step.state import Progress, now, state
-from perfagent.step.trace import BACKWARD, BACKWARD_END, FIELDS, MOST_ITEMS, PHASE, Entry, begins_entry, entries_of, trace_of
+from perfagent.step.trace import (
+    BACKWARD,
+    BACKWARD_END,
+    FIELDS,
+    MOST_ITEMS,
+    PHASE,
+    Divided,
+    Entry,
+    Root,
+    begins_entry,
+    entries_of,
+    trace_of,
+)
 
-__all__ = ["begin_pass", "remember", "watch_backward", "watch_scale"]
+__all__ = ["begin_pass", "remember", "watch_backward"]
 
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -141,8 +153,8 @@ def begin_pass(p: Progress, tensor: Any) -> Any:
 
 
 def _root(p: Progress, tensor: Any) -> Root | None:
-    if p.scaled:
-        unscaled = p.scaled.pop(id(tensor), None)
+    if p.amp.scaled:
+        unscaled = p.amp.scaled.pop(id(tensor), None)
         if unscaled is not None:
             return unscaled
     if tensor.numel() != 1:
@@ -210,20 +222,6 @@ def _divided(tensor: Any) -> Divided:
     return True if value is None else value
 
 
-def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.scale, watched: remembers what each scaled tensor was before."""
-
-    @functools.wraps(original)
-    def scale(self: Any, outputs: Any) -> Any:
-        scaled = original(self, outputs)
-        p = state.current
-        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.adopts()):
-            remember(p, outputs, scaled)
-        return scaled
-
-    return scale
-
-
 @guarded
 def remember(p: Progress, outputs: Any, scaled: Any) -> None:
     if isinstance(outputs, (list, tuple)):
@@ -232,9 +230,9 @@ def remember(p: Progress, outputs: Any, scaled: Any) -> None:
         return
     if not isinstance(outputs, sys.modules["torch"].Tensor) or outputs.numel() != 1:
         return
-    p.scaling, p.unusual, p.plain = True, True, False
+    p.amp.scaling, p.unusual, p.plain = True, True, False
     value = take(outputs)
     if value is not None:
-        if len(p.scaled) > 64:  # scaled and never used for a backward pass
-            p.scaled.clear()
-        p.scaled[id(scaled)] = Root(value, _divided(outputs))
+        if len(p.amp.scaled) > 64:  # scaled and never used for a backward pass
+            p.amp.scaled.clear()
+        p.amp.scaled[id(scaled)] = Root(value, _divided(outputs))

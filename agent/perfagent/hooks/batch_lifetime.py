@@ -22,7 +22,8 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from perfagent.hooks.guard import guarded, untraced
+from perfagent.boundary.dynamo import untraced
+from perfagent.boundary.guard import guarded
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FIELDS
 

@@ -12,7 +12,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.guard import guarded, keep_out_of_frames
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.phases import watch_phase
 from perfagent.samplers.folders import saved_to
 

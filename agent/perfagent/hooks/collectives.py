@@ -23,7 +23,8 @@ from threading import get_ident
 from types import FunctionType
 from typing import Any
 
-from perfagent.hooks.guard import failed, failures, keep_out_of_frames
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import failed, failures
 from perfagent.hooks.phases import device_mark
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import PHASE

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.guard import keep_out_of_frames, not_traced
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced
 from perfagent.hooks.optimizer_step import after_step, before_step
 from perfagent.step.state import state
 

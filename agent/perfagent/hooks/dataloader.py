@@ -14,10 +14,11 @@ from itertools import count
 from threading import get_ident
 from typing import Any, TypeVar
 
+from perfagent.boundary.dynamo import keep_out_of_frames, untraced
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.decode.evaluations import read_on
 from perfagent.hooks.batch_lifetime import Release
 from perfagent.hooks.evaluation import interrupted
-from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, untraced
 from perfagent.signals.batch_size import Measure, is_raw, of_raw, reader
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, MOST_ITEMS, shorten

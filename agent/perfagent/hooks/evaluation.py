@@ -23,10 +23,11 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.guard import guarded
 from perfagent.decode.evaluations import unseen_evaluations
 from perfagent.decode.phase_times import Account
 from perfagent.hooks.checkpoint_saves import Patch, replace_when_imported
-from perfagent.hooks.guard import guarded, not_traced
 from perfagent.hooks.phases import device_mark, tell, watch_phase
 from perfagent.step.row import StepRow
 from perfagent.step.state import Progress, now, state

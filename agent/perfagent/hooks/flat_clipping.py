@@ -12,9 +12,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.device import take
 from perfagent.hooks.grad_clipping import Clip, about_to_clip
-from perfagent.hooks.guard import guarded
 from perfagent.step.state import Progress, state
 
 __all__ = ["install"]

@@ -19,11 +19,12 @@ from collections.abc import Callable, Iterator
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.call_slot import CALL, Standing, copy_that_calls
+from perfagent.boundary.call_slot import CALL, Standing, copy_that_calls
+from perfagent.boundary.dynamo import not_traced, untraced
+from perfagent.boundary.gc_instances import living
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.hooks.dataloader import measure_of
 from perfagent.hooks.evaluation import evaluated, interrupted
-from perfagent.hooks.gc_instances import living
-from perfagent.hooks.guard import failed, failures, guarded, not_traced, untraced
 from perfagent.hooks.output_lifetime import Outputs
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, RETURNED

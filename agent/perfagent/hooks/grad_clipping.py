@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.device import Value, is_captured, take
-from perfagent.hooks.guard import guarded
 from perfagent.signals.flat_shards import is_flat
 from perfagent.signals.gradients import parameters_of
 from perfagent.step.state import Progress, state
@@ -237,7 +237,7 @@ def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _add(p: Progress, tensors: Any) -> Clip | None:
-    if not isinstance(tensors, (list, tuple)) or not tensors or (p.scaling and not p.unscaled):
+    if not isinstance(tensors, (list, tuple)) or not tensors or (p.amp.scaling and not p.amp.unscaled):
         return None
     if p.clips is None:
         p.clips = Clips()

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from perfagent.hooks.gc_instances import living
+from perfagent.boundary.gc_instances import living
 from perfagent.signals.tensor_storage import numbers_in
 
 __all__ = ["has_optimizer", "owned", "parameters_of", "root_of", "search"]

@@ -8,10 +8,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from perfagent.boundary.guard import guarded
 from perfagent.hooks.auxiliary_models import Beside
 from perfagent.hooks.custom_optimizer import is_foreign, watch_foreign
 from perfagent.hooks.forward import watch_forward
-from perfagent.hooks.guard import guarded
 from perfagent.hooks.optimizer_selection import Lost
 from perfagent.hooks.optimizer_step import watch_whole_step
 from perfagent.hooks.submodule_forward import Uncalled

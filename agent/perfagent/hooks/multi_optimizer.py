@@ -9,44 +9,24 @@ pass of its own, as a GAN's critic has, belongs to none of this.
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Value, ready, take_if_any, value_of
-from perfagent.hooks.guard import guarded
-from perfagent.signals.gradients import joint_report
+from perfagent.boundary.guard import guarded
+from perfagent.device import take_if_any
+from perfagent.step.row import Taken
 from perfagent.step.trace import backward_since
 
 if TYPE_CHECKING:
     from perfagent.hooks.grad_clipping import Clip, Clips
-    from perfagent.signals.gradients import GradientNorms, Report
-    from perfagent.signals.updates import UpdateRatios, Weights
+    from perfagent.signals.gradients import GradientNorms
+    from perfagent.signals.updates import Weights
     from perfagent.step.state import Progress
 
-__all__ = ["Taken", "Together", "clipped_norm", "has_gradients", "report_of"]
+__all__ = ["Together", "has_gradients"]
 
 _MOST = 64
 """Optimizers that are measured together. One for each parameter, stepping inside of the backward pass, would cost a pass each."""
-
-
-class Taken(NamedTuple):
-    """The gradients that one optimizer took. norms: measured; None where they were not. clips: the norms that clipping told of
-    them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured. skipped:
-    above zero where a scaler did not let it take them, which a fused optimizer knows on its device. moved: how far its step has
-    moved the weights; None where that was not looked at."""
-
-    norms: GradientNorms | None
-    clips: Sequence[Value]
-    scale: Value | None = None
-    skipped: Value = 0.0
-    moved: UpdateRatios | None = None
-
-    def ready(self) -> bool:
-        """Never blocks."""
-        measured = (self.norms is None or self.norms.ready()) and (self.moved is None or self.moved.ready())
-        return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
 class Together:
@@ -180,22 +160,3 @@ class Together:
 def has_gradients(optimizer: Any) -> bool:
     """Whether it has anything to go by. (Which backward pass they are of may be unknown: `autograd.grad`, a pipeline's stage.)"""
     return any(parameter.grad is not None for group in optimizer.param_groups for parameter in group["params"])
-
-
-def report_of(all_taken: Sequence[Taken]) -> Report | None:
-    """What was measured of the gradients of a step; once, when ready. On the sender's thread."""
-    measured = [(one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None]
-    if len(measured) < 2:
-        return measured[0][0].report(measured[0][1]) if measured else None
-    return joint_report(measured)
-
-
-def clipped_norm(all_taken: Iterable[Taken]) -> float | None:
-    """The norm of all gradients of a step as clipping told it; None where it did not of all."""
-    norms: dict[int, Value] = {}  # one call may have held what several optimizers take
-    for one in all_taken:
-        if not one.clips:
-            return None
-        norms.update({id(norm): norm for norm in one.clips})
-    values = [value_of(norm) for norm in norms.values()]
-    return values[0] if len(values) == 1 else math.sqrt(math.fsum(value * value for value in values))

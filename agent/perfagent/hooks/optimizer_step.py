@@ -1,4 +1,4 @@
-"""Step boundaries: the global optimizer hooks, and GradScaler.step, which may skip the optimizer.
+"""Step boundaries: the global optimizer hooks.
 
 Step n is the n-th step of the optimizer that owns most parameters; steps of smaller ones (a discriminator, a second group)
 belong to the step in progress. Here, once a step, the row goes to the sender: one append.
@@ -13,8 +13,9 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.guard import failed, failures, guarded
 from perfagent.device import take, take_if_any
-from perfagent.hooks.guard import failed, failures, guarded, keep_out_of_frames, not_traced, untraced
 from perfagent.hooks.multi_optimizer import has_gradients
 from perfagent.hooks.optimizer_selection import appoint, follow, make_primary, takes_over
 from perfagent.step.state import Progress, now, state
@@ -32,10 +33,7 @@ from perfagent.step.trace import (
     only_optimizers,
 )
 
-__all__ = [
-    "after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_scaler_step", "watch_unscale",
-    "watch_whole_step",
-]  # fmt: skip
+__all__ = ["after_step", "before_step", "finish_step", "make_primary", "watch_clear", "watch_whole_step"]
 
 _IN_FORWARD = (FORWARD, RETURNED)
 _CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
@@ -119,7 +117,7 @@ def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
         p.roots, p.inside_roots = roots, False
     if counts:
         p.clips, p.clip_norm, p.looked = None, [], False
-        p.gradients = p.grad_scale = None
+        p.gradients = p.amp.grad_scale = None
         p.health.forget()
 
 
@@ -149,7 +147,7 @@ def _look(p: Progress, optimizer: Any) -> None:
     if p.clips is not None and p.clips.settle(p, optimizer):
         return
     if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and has_gradients(optimizer):
-        p.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
+        p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
         p.health.measure(p, optimizer)
 
 
@@ -162,7 +160,7 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
     p.entered = p.blocked = 0
     if p.scaler_depth:
         p.scaler_depth = 2  # GradScaler.step ends the step: it did not skip
-        p.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; afterwards it is taken back
+        p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; afterwards it is taken back
         return
     try:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
@@ -194,7 +192,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if p.completed >= p.measure_at and p.gradients is None and skipped is not True and not (clipped or p.clip_norm):
         _look_late(p, optimizer)
     if skipped is True:
-        p.skipped += 1
+        p.amp.skipped += 1
     if lr is None and optimizer.param_groups:
         lr = optimizer.param_groups[0].get("lr")
     if type(lr) is not float and lr is not None:
@@ -347,65 +345,3 @@ def _holds_gradients(p: Progress, cleared: Any) -> bool:
     if hasattr(known, "param_groups"):
         return has_gradients(known)
     return any(parameter.grad is not None for parameter in known.parameters())
-
-
-# mixed precision ---------------------------------------------------------------------------------------------------------
-
-
-def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.step, watched: a step that it skips is a step all the same."""
-
-    @functools.wraps(original)
-    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        p = state.current
-        if p is None or not self._enabled or p.scaler_depth or (p.thread != get_ident() and not p.adopts()):
-            return original(self, optimizer, *args, **kwargs)
-        p.scaler_depth = 1
-        _begin_scaled(p, self, optimizer)
-        done = False
-        try:
-            result = original(self, optimizer, *args, **kwargs)
-            done = True
-            return result
-        finally:
-            stepped, p.scaler_depth = p.scaler_depth == 2, 0
-            if done:
-                _end_scaled(p, optimizer, stepped)
-
-    return step
-
-
-@guarded
-def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
-    if not p.primary_id:
-        appoint(p, optimizer)
-    p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
-    if scaler._scale is not None:
-        p.scaler_scale = take(scaler._scale)
-        p.unusual = True
-
-
-@guarded
-def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
-    event = None if p.clock is None else p.clock.mark()
-    skipped: Any = not stepped
-    found, p.found_inf = p.found_inf, None
-    if stepped and found is not None:  # a fused optimizer decides on the device
-        skipped = take(found)
-    if not stepped and p.primary_id != id(optimizer):
-        p.together.skips(p, optimizer)
-    finish_step(p, optimizer, skipped, event)
-
-
-def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.unscale_, watched: from here on the gradients are true ones."""
-
-    @functools.wraps(original)
-    def unscale_(self: Any, optimizer: Any) -> Any:
-        result = original(self, optimizer)
-        p = state.current
-        if p is not None and p.thread == get_ident():
-            p.unscaled = True
-        return result
-
-    return unscale_

@@ -20,7 +20,7 @@ from itertools import islice
 from time import monotonic, perf_counter_ns
 from typing import Any
 
-from perfagent.hooks.guard import guarded
+from perfagent.boundary.guard import guarded
 
 __all__ = ["Outputs"]
 

@@ -14,10 +14,11 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.call_slot import Standing, anything_compiled, copy_that_calls
+from perfagent.boundary.call_slot import Standing, anything_compiled, copy_that_calls
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced
+from perfagent.boundary.guard import failed, failures
 from perfagent.hooks.evaluation import evaluated, interrupted
 from perfagent.hooks.forward import Watched, size_of_call
-from perfagent.hooks.guard import failed, failures, keep_out_of_frames, not_traced
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FIELDS, FORWARD, backward_since
 

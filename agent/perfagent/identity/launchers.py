@@ -1,5 +1,6 @@
-"""What launchers tell a process by its environment: its place among the ranks, the run's id where they have one, and what a job's
-ranks on one node derive a common name from."""
+"""Reads from a launcher's environment the rank of a process, the run id where there is one, and a name that all ranks
+of a job on one node share.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ not tell the node: OMPI_COMM_WORLD_NODE_RANK is the rank on the node, and how ra
 
 
 def place(env: Mapping[str, str]) -> tuple[int, int, int, int | None]:
-    """(rank, local_rank, world_size, node_rank), from the first launcher that tells a world size."""
+    """(rank, local_rank, world_size, node_rank), from the first launcher whose variables hold a world size."""
     for names in _LAUNCHERS:
         rank, local, size, node = (_first(env, choice) for choice in names)
         if rank is None or size is None or not 0 <= rank < size:
@@ -115,7 +116,8 @@ def job_key(env: Mapping[str, str], machine: str) -> str | None:
 
 
 def this_node() -> str:
-    """This node, told from every other: the name alone may be "localhost" on all, the boot alone is that of many containers."""
+    """A name for this node, different from every other's. The host name may be "localhost" on all of them, and containers share
+    the id of their host's boot."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
     except (OSError, ValueError):
@@ -124,7 +126,7 @@ def this_node() -> str:
 
 
 def _store_address() -> str | None:
-    """Where the ranks of an initialised torch.distributed met, which nobody told in the environment (mp.spawn, tcp://)."""
+    """Where the ranks of an initialised torch.distributed met, where no variable says it (mp.spawn, tcp://)."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return None
@@ -138,18 +140,18 @@ def _store_address() -> str | None:
 
 
 def _elastic_agent() -> int:
-    """Pid of torchrun's agent, which tells its workers of their restarts."""
+    """Pid of torchrun's agent, which counts its workers' restarts in their environment."""
     return _starter(["TORCHELASTIC_RESTART_COUNT"])
 
 
 def _told_by(env: Mapping[str, str], rank: int, size: int) -> list[str]:
-    """The variables by which this process was told that it is this rank of so many, but for SLURM's."""
+    """The variables that say which rank of how many this process is, without those of SLURM."""
     return [names[0][0] for names in _LAUNCHERS[:4] if (_first(env, names[0]), _first(env, names[2])) == (rank, size)]
 
 
 def _starter(told: list[str]) -> int:
-    """Pid of what told a rank these variables: the nearest ancestor that was started without them. A script or a program of its
-    own between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is another process for each rank."""
+    """Pid of the process that set these variables for a rank: the nearest ancestor that was started without them. The parent will
+    not do: a script or a program between the two (`mpirun sh task.sh`, `timeout 1h python train.py`) is another for each rank."""
     names = tuple(f"{name}=".encode() for name in told)
     pid = os.getppid()
     for _ in range(8):

@@ -1,4 +1,4 @@
-"""A process by what names it for ever: its pid, which is used again, and when it started."""
+"""Names a process for good: by its pid, which is used again, and its start time."""
 
 from __future__ import annotations
 

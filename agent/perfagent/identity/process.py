@@ -1,4 +1,4 @@
-"""Who this process is: project, run, attempt, rank."""
+"""The identity of this process: project, run, attempt, rank."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from perfagent.identity.launchers import job_key, named_by_launcher, place, this_node
 from perfagent.identity.process_group import Joining, in_group, may_join
 from perfagent.identity.rendezvous import Meeting
-from perfagent.launch.options import parents_run
+from perfagent.launch_options import parents_run
 from perfagent.naming import draw_id
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ class Identity:
 
     @property
     def settled(self) -> bool:
-        """Whether there is nothing left to poll for: the run is known here, and rank 0 has told the other nodes."""
+        """Whether there is nothing left to poll for: the run is known here, and rank 0 has published it for the other nodes."""
         if self.joining is not None:
             return False
         return self.known and (self.meeting is None or self.rank != 0 or not self.meeting.publishing)
@@ -126,7 +126,7 @@ class Identity:
         self.placed()
 
     def stand_alone(self, started: int) -> None:
-        """The environment told of a job that there is not: variables that were left in a shell."""
+        """The environment describes a job that does not exist: variables that were left in a shell."""
         self.rank, self.local_rank, self.world_size, self.node_rank = 0, 0, 1, 0
         self.run, self.attempt, self.meeting = self.run or draw_id(), started, None
         self.placed()

@@ -1,7 +1,9 @@
-"""A process that multiprocessing started (mp.spawn), and that attaches before it joins a process group.
+"""Waits for the process group of a process that multiprocessing started (mp.spawn) and that attaches before it joins a group.
 
-Nobody has told it a rank, so it looks like a training of its own; it may be one (a pool's worker, a trial of a search). Until it
-joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in the spool.
+Such a process has no rank yet, so it looks like a training of its own, and it may be one (a pool's worker, a trial of a search).
+Until it joins a group, ends its first step or has had `ALONE_AFTER_S` for either, what it measures waits in the spool. Meanwhile
+the spool's header names the run that this process is if it is alone: without a run, what a process had measured that was killed
+while it waited was never sent.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How the ranks of a job come to agree on run, attempt and start step, without a collective and without waiting."""
+"""Lets the ranks of a job agree on run, attempt and start step, without a collective and without waiting."""
 
 from __future__ import annotations
 

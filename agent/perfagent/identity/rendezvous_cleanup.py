@@ -1,4 +1,4 @@
-"""What jobs left in the folder where their ranks meet."""
+"""Deletes what earlier jobs left in the folder where ranks meet."""
 
 from __future__ import annotations
 

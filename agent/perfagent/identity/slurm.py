@@ -1,4 +1,4 @@
-"""What SLURM tells a process that srun started: whether its training is the whole step, and which of the step's trainings it is.
+"""Reads from SLURM's variables whether a training is the whole step, and which of the step's trainings it is.
 
 A step may run several trainings one after the other (`srun bash -c "python a.py; python b.py"`, `srun --pty bash`), and a job's
 id alone would make one run of them. Each task counts its trainings on its own node, so that all ranks come to the same number
@@ -41,7 +41,7 @@ def ranks_are_tasks(env: Mapping[str, str], rank: int, world_size: int) -> bool:
 
 
 def job_started_ms(env: Mapping[str, str]) -> int:
-    """Start of the job, the same on all nodes, 0 where SLURM does not tell it. A job that is requeued starts later."""
+    """Start of the job, the same on all nodes, 0 where SLURM does not say it. A job that is requeued starts later."""
     started = _number(env, "SLURM_JOB_START_TIME")
     return 1000 * started + (_number(env, "SLURM_RESTART_COUNT") or 0) if started else 0
 

@@ -1,9 +1,9 @@
-"""Ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under `perfagent run` they are
-ranks of its run.
+"""Monitors ranks that a script starts itself, by multiprocessing's `spawn` (torch.multiprocessing.spawn): under
+`perfagent run` they are ranks of its run.
 
-Such a child tells nobody its rank before it joins a process group, and most children of a training never do (a DataLoader's
-workers): so it is monitored from there on. What it needs to know comes with the program that multiprocessing gives the child's
-Python: the environment stays as it is.
+Such a child does not know its rank before it joins a process group, and most children of a training never join one (a
+DataLoader's workers). So it is monitored from that moment on. What it needs to know comes with the program that
+multiprocessing gives the child's Python: the environment stays as it is.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.import_hooks import Once
+from perfagent.boundary.import_hooks import Once
 
 __all__ = ["expect", "watch"]
 
 _GROUPS = "torch.distributed.distributed_c10d"
 told: str | None = None
-"""In a spawned child: what `perfagent run` was told (options.py)."""
+"""In a spawned child: what `perfagent run` was told (launch_options.py)."""
 _PROGRAM = """\
 try:
     from perfagent.launch.children import expect
@@ -30,7 +30,7 @@ except Exception:
 
 
 def watch(text: str) -> None:
-    """In the process that `perfagent run` became: tells those that it spawns what it was told itself."""
+    """In the process that `perfagent run` became: passes its own options on to the processes that it spawns."""
     import multiprocessing.spawn as spawn
 
     original = spawn.get_command_line
@@ -73,12 +73,12 @@ def _joining(original: Callable[..., Any], text: str) -> Callable[..., Any]:
 
 def _start(text: str) -> None:
     try:
-        from perfagent.launch import options
+        from perfagent import launch_options
         from perfagent.session import current, start_from_launcher
 
         if current() is None:  # the script has not attached by itself
-            options.current = options.read(text)
-            options.current.watched = False  # the watcher waits for the end of the process that spawned this one
-            start_from_launcher(**options.current.for_session())
+            launch_options.current = launch_options.read(text)
+            launch_options.current.watched = False  # the watcher waits for the end of the process that spawned this one
+            start_from_launcher(**launch_options.current.for_session())
     except Exception as error:  # noqa: BLE001 - the training goes on without us
         sys.stderr.write(f"perfagent: not monitored: {type(error).__name__}: {error}\n")

@@ -15,8 +15,8 @@ from pathlib import Path
 from perfagent.config import AgentConfig
 from perfagent.errors import ConfigError
 from perfagent.identity import Identity
-from perfagent.launch.options import VARIABLE, LaunchOptions
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
+from perfagent.launch_options import VARIABLE, LaunchOptions
 from perfagent.naming import default_name
 
 __all__ = ["command", "start"]
@@ -112,7 +112,7 @@ def start(
 
 
 def _drawn_name(config: AgentConfig, identity: Identity, words: list[str]) -> str | None:
-    """The name that the script's own process would tell, for where it ends before it can. As `Run._default_name`."""
+    """The name that the script's own process would send, for where it ends before it can. As `Run._default_name`."""
     if config.run_id is not None or identity.run is None or "-" in identity.run:
         return None
     script = f"{words[1].rpartition('.')[2]}.py" if words[0] == "-m" else words[0]

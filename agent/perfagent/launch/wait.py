@@ -1,7 +1,7 @@
 """The waiting half of the watcher: a bare interpreter (python -I -S, some 5 MB) that sleeps on the trainer's pidfd.
 
 A script and not a module of the package in use: it imports four built-in modules, and becomes watcher.py (exec) when there is
-something to tell: the trainer ended, or it has run for a while without a session of its own. Its argument is JSON made by
+something to report: the trainer ended, or it has run for a while without a session of its own. Its argument is JSON made by
 watcher.watch(), to which it adds when the trainer ended; descriptor 3 is the pidfd.
 """
 

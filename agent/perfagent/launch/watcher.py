@@ -1,4 +1,5 @@
-"""A small process beside the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM killer.
+"""A small process next to the trainer that sees how it ends, even where nothing in the trainer can: kill -9, the OOM
+killer.
 
 Forked twice before `perfagent run` becomes the trainer (or when Python starts, in a launcher's worker), so that the script sees
 no child of its own. It waits on a pidfd (a pipe
@@ -33,7 +34,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.spool import Header, Spool
     from perfagent.delivery.transport import HttpTransport
     from perfagent.identity import Identity
-    from perfagent.launch.options import LaunchOptions
+    from perfagent.launch_options import LaunchOptions
 
 __all__ = ["Ending", "ending_of", "truth", "watch", "watch_worker"]
 
@@ -46,7 +47,7 @@ PIDFD = 3
 
 
 class Ending:
-    """How a process ended: exit code or signal; both None where the kernel did not tell. oom: its control group killed it."""
+    """How a process ended: exit code or signal; both None where the kernel did not say. oom: its control group killed it."""
 
     def __init__(self, code: int | None = None, signal_number: int | None = None, *, oom: bool = False) -> None:
         self.code, self.signal, self.oom = code, signal_number, oom
@@ -112,7 +113,7 @@ def watch(config: AgentConfig, identity: Identity, *, name: str | None = None, t
 
 def watch_worker(pid: int, options: LaunchOptions) -> None:
     """Becomes the watcher of one of a launcher's workers, in a process that the worker has forked for that. Which rank of which
-    run it is, the worker's own source tells: where there is none, nothing is told."""
+    run it is, is read from the worker's own source: without one, nothing is reported."""
     config = AgentConfig.from_env(project=options.project, record=options.record, run_id=options.run_id)
     words = _words(config, pid, speaks=False)
     _let_go(os.pidfd_open(pid))
@@ -120,7 +121,7 @@ def watch_worker(pid: int, options: LaunchOptions) -> None:
 
 
 def _words(config: AgentConfig, pid: int, *, speaks: bool, **told: Any) -> list[str]:
-    """The command of the waiting half. speaks: it tells of a process that has no session, too."""
+    """The command of the waiting half. speaks: it reports a process without a session, too."""
     told |= {
         "pid": pid,
         "started": process_start(pid),
@@ -313,7 +314,7 @@ class _Watch:
         from perfagent.delivery.sync import upload
         from perfagent.delivery.transport import HttpTransport
 
-        server = spool.header.server or self._config.server  # a script may have sent its run elsewhere than it was told to
+        server = spool.header.server or self._config.server  # a script may have sent its run elsewhere than the options say
         if server not in self._transports:
             self._transports[server] = HttpTransport(server, self._config.api_key)
         return upload(spool, self._transports[server], until=until).complete
@@ -333,7 +334,7 @@ def ending_of(pid: int, pidfd: int, *, clock: Callable[[], float] = time.monoton
     from_proc = _zombie_status(pid)
     if from_proc is not None:
         return Ending.from_status(from_proc)
-    # The kernel tells once the parent has fetched the status: wait for that for a moment.
+    # The kernel answers once the parent has fetched the status: wait for that for a moment.
     until = clock() + REAP_S
     while True:
         status = _pidfd_status(pidfd)

@@ -1,1 +1,1 @@
-"""What a run records, written beside it for other programs to show."""
+"""Writes what a run records in the formats of other programs."""

@@ -1,12 +1,13 @@
-"""The series of a run as TensorBoard's event files, written as they are recorded.
+"""Writes the series of a run as TensorBoard event files while they are recorded.
 
-For who has TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where it always goes:
-a mirror holds what frames hold, so that a kill loses the last seconds of it and nothing of the run. Rank 0 of a job writes, on
-the sender's thread. Tags are the names of the series; beside them stand names of tuning guides (`ALIASES`, and sums over epochs:
-epochs.py).
+For people who have TensorBoard open anyway, or a notebook or a platform that reads its files. The run itself goes where it always
+goes: a mirror holds what frames hold, so that a kill loses its last seconds and nothing of the run. Rank 0 of a job writes, on
+the sender's thread. Tags are the names of the series, and in addition the names of tuning guides (`ALIASES`, and sums over
+epochs: epochs.py).
 
-The format: a file of records with checksums (TFRecord), each an `Event` message, written by TensorBoard's own package without
-the thread and queue of its writer: a fork while that one's lock is held would hang the child.
+The format is a file of records with checksums (TFRecord), each an `Event` message. TensorBoard's own record writer and messages
+are used, without its `SummaryWriter`: that has a thread and a queue, and a fork while their lock is held would hang the child.
+tensorboardX does the same and is one more package.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Command lines without secrets, and every other list of words: what is a secret there is told by the word before it."""
+"""Removes secrets from command lines and other lists of words, where the word before a secret gives it away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Secrets that are told in other ways than by `name = value`: in sentences, tables, calls, tags and commands of a shell."""
+"""Removes secrets that are not written as `name = value`: in sentences, tables, calls, tags and commands of a shell."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ _SPEAKS = (
 )
 _LONG_WORD = r"(?<![A-Za-z0-9+/_~.-])[A-Za-z0-9+/_~-]{20,200}={0,2}(?![A-Za-z0-9+/_~-])"
 
-# Programs that take a password after -p (mysql without a space), and those that are told a user beside it.
+# Programs that take a password after -p (mysql without a space), and those that take a user next to it.
 _OF_A_PROGRAM = (
     r"\b(?:(?:sshpass|htpasswd|mongo\w{0,10}|(?:docker|podman|az)\s{1,3}login)\b[^\n|;]{0,300}?\s-p[ =]?"
     r"|(?:mysql|mariadb)\w{0,10}\b[^\n|;]{0,300}?\s-p(?=\S)|redis-cli\b[^\n|;]{0,300}?\s-a\s{1,3})"

@@ -1,4 +1,4 @@
-"""Secrets by name: what is called password, token or api_key loses its value, whatever that looks like."""
+"""Removes secrets by name: what is called password, token or api_key loses its value, whatever that looks like."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def _is_licence_key(value: str) -> bool:
 
 
 def may_stay(key: str, value: str) -> bool:
-    """Whether a value under a secret name tells nothing: a switch or, except for passwords, a number (`max_token=5`)."""
+    """Whether a value under a secret name gives nothing away: a switch or, except for passwords, a number (`max_token=5`)."""
     if value.lower() in _SAYS_NOTHING:
         return True
     if value.startswith(("/", "~")) and key.lower() in ("pwd", "oldpwd"):  # of a shell

@@ -1,8 +1,8 @@
-"""Secrets that this process is known to hold: they are hidden wherever they stand, also where nothing tells what they are.
+"""Removes secrets that this process is known to hold, wherever they appear, also without a name next to them.
 
-`print(os.environ["DB_PASSWORD"])`, an exception that quotes what it was given, a run that is named after it. Learned are values
-of the environment under secret names, passwords in addresses that stand there, and what a configuration or a command line has
-under such a name. They stay in this process's memory, where they were before.
+`print(os.environ["DB_PASSWORD"])`, an exception that quotes its arguments, a run that is named after a secret. Learned
+are values of the environment under secret names, passwords in addresses there, and what a configuration or a command
+line has under such a name. They stay in this process's memory, where they were before.
 """
 
 from __future__ import annotations

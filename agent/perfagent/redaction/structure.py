@@ -1,4 +1,4 @@
-"""Nested data without secrets, and without anything that MessagePack cannot carry: no objects, no cycles, no endless sizes.
+"""Removes secrets from nested data, and whatever MessagePack cannot carry: objects, cycles, endless sizes.
 
 It may be handed what a training script is changing at this moment, so nothing here trusts it to hold still; and nothing here
 calls code of the user's (no `__str__`, no properties): printing a tensor would wait for the device.
@@ -158,7 +158,7 @@ class _Walk:
         return HIDDEN if name and _hides(name, item) else self.value(item, depth + 1)
 
     def _object(self, value: Any, depth: int) -> Any:
-        """What has fields becomes a dict of them; of all else only the type is told."""
+        """What has fields becomes a dict of them; of all else only the name of the type stays."""
         kind = type(value)
         if (kind.__module__, kind.__qualname__) in _PRINTABLE:
             return redacted_text(str(value))

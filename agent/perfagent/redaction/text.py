@@ -1,5 +1,6 @@
-"""Text without secrets. First what looks like one (values.py) or is known to be one (remembered.py), then what is assigned to a
-secret name, and what is told of one in other ways (said.py)."""
+"""Removes secrets from text: first what looks like one (values.py) or is known to be one (remembered.py), then what is
+assigned to a secret name, and what mentions a secret in other ways (free_text.py).
+"""
 
 from __future__ import annotations
 
@@ -61,9 +62,11 @@ _BRACKETED = (
     r"[\w.]{0,200}+[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]"
     r"|[(\[{](?:'(?:[^'\\\n]|\\.)*+'|\"(?:[^\"\\\n]|\\.)*+\"|[^\n'\"()\[\]{}]|[(\[{][^\n()\[\]{}]*+[)\]}])*+[)\]}])*+[)\]}]"
 )
-"""`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`."""
+"""`auth=("me", "X")`, `cookies={"sid": "X"}`, `password=SecretStr("X")`: hidden up to the last bracket. With the first word alone
+the password of `auth=` stayed visible."""
 _COMPUTED = r"[A-Za-z_]\w*(?:\.\w+)+(?:\([^'\"]*\)|\[[^'\"]*\])"
-"""A line of a program: `token = self.tokenizer.decode(ids)`, `token = self.vocab[word]`, `cls: torch.Size([1, 768])`."""
+"""A call or index by a dotted path without a text in it stays visible, since tracebacks are full of them:
+`token = self.tokenizer.decode(ids)`, `token = self.vocab[word]`, `cls: torch.Size([1, 768])`."""
 _DONE = r"\[redacted(?!\][\w-])"
 """Hidden before, and not a part of it only: `https://me:[redacted]@host`."""
 _QUOTES = ("'", '"')

@@ -1,4 +1,5 @@
-"""Secrets by value: the formats of keys that services give out so that scanners can find them, and private keys.
+"""Removes secrets by value: the formats of keys that services give out so that scanners can find them, and private
+keys.
 
 Sources: the services' own documentation and the public rule sets of secret scanners (GitHub's partner patterns, gitleaks).
 Each kind has a marker, a piece of text that is in every such secret: most lines of output hold none, and no pattern is tried.

@@ -1,4 +1,4 @@
-"""What a batch looked like: names, shapes, types, range, and a fingerprint by which the same batch is known again.
+"""Describes a batch: names, shapes, types, range, and a fingerprint by which the same batch is known again.
 
 A tensor on the CPU is read at once; of one on a device the head is copied behind the work that is queued, and read later. Nothing
 of a batch's content leaves the process but its smallest and largest value and a hash.
@@ -84,7 +84,7 @@ def _fields(value: Any, kind: type, names: Iterable[str]) -> Iterator[tuple[str,
 
 
 def can_be_counted(tensor: Any) -> bool:
-    """Whether NaN and infinity can be in it, and torch can tell them: it has no such operators for numbers of eight bits."""
+    """Whether NaN and infinity can be in it, and torch can detect them: it has no such operators for numbers of eight bits."""
     if tensor.layout is not sys.modules["torch"].strided or tensor.device.type == "meta":
         return False
     return bool(tensor.is_complex() or (tensor.is_floating_point() and tensor.element_size() > 1))

@@ -1,4 +1,4 @@
-"""What the server may ask of a running process: stacks, a profile, other sampling, a flush. On the sender's thread.
+"""Obeys the server's commands: stacks, a profile, other sampling, a flush. On the sender's thread.
 
 Each command has an id and is obeyed once, however often it arrives. Its outcome is an event of kind `command`: accepted, done or
 refused, with a sentence that says why (or why a profile was cut short). A command can only ask for what is written here: it
@@ -47,7 +47,7 @@ class Commands:
         elif kind == "sampling":
             self._sampling(identity, parameters)
         elif kind == "flush":
-            self._answer(identity, kind, "done")  # delivery itself has seen it (dispatcher.py)
+            self._answer(identity, kind, "done")  # delivery itself has seen it (send_loop.py)
         else:
             self._answer(identity, kind, "refused", f"this agent knows {', '.join(KINDS)}, not {kind[:40]!r}")
 

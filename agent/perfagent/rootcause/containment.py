@@ -1,4 +1,7 @@
-"""What fails here ends here. Unlike a hook that fails (hooks/guard.py), it turns off only itself: timing and loss go on."""
+"""Contains the errors of an investigation.
+
+Unlike a hook that fails (boundary/guard.py), a failing investigation turns off only itself: timing and loss go on.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from perfagent.hooks.guard import not_traced
+from perfagent.boundary.dynamo import not_traced
 
 __all__ = ["contained", "problems"]
 

@@ -1,5 +1,8 @@
-"""What a finding is told with. A run that ends at its NaN, or without memory, tells of that on the training thread, before the
-rows of its last seconds are read: what they say is added when the finding is sent."""
+"""The evidence of a finding, completed when it is sent.
+
+A run that ends at its NaN, or without memory, reports that on the training thread, before the rows of its last seconds
+are read. What those rows say is added when the finding is sent.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ __all__ = ["Evidence"]
 
 class Evidence(Mapping[str, Any]):
     """found, and what `more` gives when it is first read: on the sender's thread, when it is sent. Where that
-    fails, and is contained, what was found is told all the same."""
+    fails, and is contained, what was found is sent all the same."""
 
     def __init__(self, found: dict[str, Any], more: Callable[[], dict[str, Any] | None]) -> None:
         self._found = found

@@ -1,4 +1,5 @@
-"""Which operator of a step made the first NaN, read from the graph that autograd kept for backward. On the CPU, before it runs.
+"""Finds the operator of a step that made the first NaN, in the graph that autograd kept for backward. On the CPU,
+before backward runs.
 
 Every node of the graph holds some of the tensors that its operator read or wrote. In the order in which the operators ran, the
 first one that *read* a non-finite value names its producer among its inputs; where none did, the loss itself is the first.
@@ -269,7 +270,7 @@ def _origin(producer: Any, until: float) -> tuple[Any, str]:
         saved = dict(_saved(node) or ())
         made = _run_again(node, saved)
         given = any(not name.startswith(_WRITTEN) and _holds_minus_infinity(one) for name, one in saved.items())
-        if made or given:  # of -inf `_minus_infinity` tells from where it came
+        if made or given:  # where a -inf came from is the business of `_minus_infinity`
             makers.append((made in (None, "-inf"), node._sequence_nr(), node, made or ""))
         elif made is None and (node is producer or not any(name.startswith(_WRITTEN) for name in saved)):
             inputs = [one for one, _ in node.next_functions if one is not None and not hasattr(one, "variable")]

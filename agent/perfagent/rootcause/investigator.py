@@ -1,4 +1,4 @@
-"""Where the hooks report what is wrong, and where the server's commands arrive. Light: what it calls is imported at first use.
+"""Receives what the hooks report as wrong, and the server's commands. Light: what it calls is imported at first use.
 
 Two threads meet here. The training thread calls `suspect` (a loss that is no number), `passing` (an exception on its way through
 a hook) and, at the end of a step, whatever tasks are waiting: the hooks test one attribute, `Progress.boundary`, which is None
@@ -72,7 +72,7 @@ class Investigator:
         self._incoming: deque[Task] = deque()
         self._tasks: list[Task] = []
         self._inquiry: Inquiry | None = None
-        self._newest: Inquiry | None = None  # the same, also when it is told: the row of its step may come later
+        self._newest: Inquiry | None = None  # the same, also when the finding is sent: the row of its step may come later
         self._inquiries = 0
         self._opened_at = -math.inf
         self._bad_logged: tuple[float, int] | None = None  # when it was seen, and the step in progress then
@@ -121,7 +121,7 @@ class Investigator:
         return vars(error).get(_AT, self.progress.completed) < self.progress.completed  # type: ignore[no-any-return]
 
     def left_from(self, frame: FrameType) -> None:
-        """The same of a function that calls sys.exit with a status that tells of failure."""
+        """The same of a function that calls sys.exit with a status that means failure."""
         if self._wants_look():
             self._look_behind(frame)
 
@@ -181,7 +181,7 @@ class Investigator:
         self._recent.append((step, values))
         loss = values.get("loss", 0.0)
         if loss - loss == 0.0 and not values.get("grad/nonfinite"):
-            if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than what they tell of
+            if "loss" in values and not self._watchful and step > self._bad_step:  # rows come later than their steps
                 self._watchful = True
         elif self._watchful and self._inquiry is None and self._inquiries < MOST_INQUIRIES:
             from perfagent.rootcause.nonfinite import Inquiry
@@ -190,7 +190,7 @@ class Investigator:
             self.progress.measure_at = min(self.progress.measure_at, self.progress.completed)  # the gradients of the next step
             self._open(Inquiry(self, step))
         if self._newest is not None and self._newest.step == step:
-            self._newest.history = self.history()  # of a fast training, what follows has pushed it out when it is told
+            self._newest.history = self.history()  # of a fast training, what follows has pushed it out by the time of the report
 
     @contained
     def pressing(self, taken: Taken) -> None:
@@ -227,7 +227,7 @@ class Investigator:
         self._commands.obey(command)
 
     def poll(self) -> None:
-        """Every tick: tells what is known by now."""
+        """Every tick: sends what is known by now."""
         inquiry = self._inquiry
         if inquiry is not None and inquiry.tell_if_ready():
             self._inquiry = None

@@ -1,4 +1,5 @@
-"""One-shot checks of what each module puts out, in forward order: put on after a bad step, gone after the next ones.
+"""Checks the output of each module in forward order for a few steps: installed after a bad step, removed after the next
+ones.
 
 The check stands where `module.compile()` would put a compiled call, as the watch of the root does (hooks/forward.py): it is left
 out of copies and pickles, costs nothing once it is gone, and no hook of the user's sees it. Modules that torch.compile has
@@ -14,9 +15,9 @@ from itertools import islice
 from threading import get_ident
 from typing import Any
 
+from perfagent.boundary.call_slot import CALL, copy_that_calls
+from perfagent.boundary.dynamo import not_traced
 from perfagent.device import Reading, collect
-from perfagent.hooks.call_slot import CALL, copy_that_calls
-from perfagent.hooks.guard import not_traced
 from perfagent.rootcause.batch import Fingerprint, can_be_counted, count_nonfinite, tensors_in
 from perfagent.rootcause.containment import contained
 

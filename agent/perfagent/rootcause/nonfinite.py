@@ -1,4 +1,4 @@
-"""Where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
+"""Finds where the first NaN or infinity of a bad step came from. Begun by a bad step, over after at most three more.
 
 What can be known depends on when it is noticed. A loss on the CPU is seen before its backward pass: the parameters are still
 those that made it, autograd's graph still holds what each operator read, and the batch is still in the hands of the loop. A loss
@@ -59,7 +59,7 @@ class Inquiry:
 
     def __init__(self, investigator: Investigator, step: int, *, at_end: bool = False) -> None:
         self._investigator, self.step = investigator, step
-        # of a loss that a guard raised at no row may tell: what it explains is then the crash
+        # of a loss that a guard raised at there may be no row: what it explains is then the crash
         self._explains = ["nonfinite_loss", "nonfinite_gradient", *(("process_crash",) if at_end else ())]
         self._progress = investigator.progress
         self._since = time.monotonic()
@@ -195,7 +195,7 @@ class Inquiry:
     # ---- on the sender's thread
 
     def tell_if_ready(self) -> bool:
-        """Sends the finding once all is known, or once nothing more is to be expected. True when it is told."""
+        """Sends the finding once all is known, or once nothing more is to be expected. True when it is sent."""
         if self._told:
             return True
         late = time.monotonic() - self._since > PATIENCE_S
@@ -228,7 +228,7 @@ class Inquiry:
         return self._surroundings()
 
     def _surroundings(self) -> dict[str, Any]:
-        """What the rows of the step itself and of those before it tell."""
+        """What the rows of the step and of those before it show."""
         history = self._investigator.history() if self.history is None else self.history
         history = [entry for entry in history if entry["step"] <= self.step]
         known = history[-1] if history else {}
@@ -557,7 +557,7 @@ def _sentence_of_operator(found: dict[str, Any], module: str, kind: str) -> str:
 
 def _where(found: dict[str, Any], module: str, kind: str) -> str:
     """In which module the operator is, and between which parameters' modules, as far as that says more; a model that holds
-    parameters itself has no names of modules to tell of."""
+    parameters itself has no names of modules to show."""
     inside = f"in module {module!r}{kind}" if module and module != _ITSELF else ""
     sides = [found[f"{side}_module"] for side in ("after", "before") if f"{side}_module" in found]
     if not sides:

@@ -1,4 +1,5 @@
-"""What filled the memory when an allocation failed, and what would make room: looked at where the exception passes, once.
+"""Reports what filled the memory when an allocation failed, and what would make room. It looks once, where the
+exception passes.
 
 Reads counters of the allocator and the sizes of tensors that are known by name; it allocates nothing on the device and waits for
 nothing. The exception goes on unchanged: this module only looks.

@@ -1,4 +1,4 @@
-"""torch.profiler for a few steps, begun and ended between steps on the training thread, because asked for.
+"""Runs torch.profiler for a few steps on request, begun and ended between steps on the training thread.
 
 Nothing of it exists until a command comes. Kineto allows one profiler a process: where the script has its own running, ours is
 refused; where the script starts its own while ours runs, ours gives way at once. What is recorded is read, written and sent by
@@ -21,12 +21,12 @@ from pathlib import Path
 from threading import Event, get_ident, get_native_id
 from typing import TYPE_CHECKING, Any
 
-from perfagent.hooks.guard import keep_out_of_frames
-from perfagent.hooks.training_thread import lives
-from perfagent.rootcause import other_profilers
-from perfagent.rootcause.replacing import replace
+from perfagent.boundary.call_watch import replace
+from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.rootcause.upload import Upload
+from perfagent.signals import other_profilers
 from perfagent.step.state import state
+from perfagent.step.training_thread import lives
 
 if TYPE_CHECKING:
     from perfagent.rootcause.investigator import Investigator
@@ -106,7 +106,7 @@ class Profile:
                 self._name_step()
                 return True
             self._stop()
-        except Exception as error:  # noqa: BLE001 - a profiler that fails must be gone, and its failure told
+        except Exception as error:  # noqa: BLE001 - a profiler that fails must be gone, and its failure reported
             self._abandon(f"the profiler failed: {type(error).__name__}: {error}")
         return False
 
@@ -158,7 +158,7 @@ class Profile:
 
     def _watch_the_way(self) -> None:
         """Has `_passing` called before evaluations, phases and fetches. Put round our hooks instead of into them: where nothing
-        is profiled, which is nearly always, they do not even ask. A place tells whether an evaluation begins there."""
+        is profiled, which is nearly always, they do not even ask. Each place says whether an evaluation begins there."""
         from perfagent.hooks import forward, phases, submodule_forward
 
         loading = sys.modules.get("torch.utils.data.dataloader")
@@ -336,7 +336,7 @@ class Profile:
         if self._upload is None:
             try:
                 self._upload = self._work_out()
-            except Exception as error:  # noqa: BLE001 - told, and over
+            except Exception as error:  # noqa: BLE001 - reported, and over
                 self._abandon(f"what was recorded could not be read: {type(error).__name__}: {error}")
                 return
         if self._upload.poll():
@@ -410,7 +410,7 @@ def _folder(state_dir: Path) -> Path:
 
 
 def _rss_bytes() -> int | None:
-    """What the process has in memory; None where the kernel does not tell."""
+    """What the process has in memory; None where the kernel does not say."""
     try:
         return int(Path("/proc/self/statm").read_bytes().split()[1]) * os.sysconf("SC_PAGESIZE")
     except (OSError, ValueError, IndexError):

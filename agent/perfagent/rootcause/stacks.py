@@ -1,4 +1,5 @@
-"""What every thread of this process is doing: Python stacks taken from the sender's thread, while the training thread may hang.
+"""Reports what every thread of this process is doing: Python stacks taken from the sender's thread, while the training
+thread may hang.
 
 A thread that waits in C for a lock, a socket or a collective has let go of the interpreter, so this thread runs; what it waits in
 is asked of the kernel, where there is a /proc. Local variables are not read, and no lock is taken that another thread may hold.

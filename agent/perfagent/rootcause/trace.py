@@ -1,4 +1,4 @@
-"""From what the profiler recorded to what is sent: the operator table, the gaps, and the trace as a compressed file.
+"""Turns the profiler's records into what is sent: the operator table, the gaps, and the trace as a compressed file.
 
 Runs on the sender's thread. torch's own table (`key_averages`) takes three seconds for 45,000 events, most of it holding the
 interpreter; one pass over the raw events with a stack a thread gives the same sums in a tenth of a second.

@@ -1,4 +1,6 @@
-"""A file in pieces through the agent's own channel: each is an event, spooled and acknowledged like everything else."""
+"""Sends a file in pieces through the agent's own channel: each is an event, spooled and acknowledged like everything
+else.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""Limits and use of the control group that this process lives in (version 2, or the memory and cpu controllers of version 1).
+"""Reads the limits and the use of the control group that this process lives in (version 2, or the memory and cpu
+controllers of version 1).
 
 In a container the host's /proc/meminfo shows memory that the container may never use; the limit that kills is the group's. It may
 be that of a group further up (SLURM limits the job, and each task has a group below it): then it is that group's use that counts.
@@ -155,12 +156,12 @@ def _file(name: str, *folders: Path) -> Path | None:
 
 
 def _pressure(folders: Mapping[str, Path]) -> dict[str, Path]:
-    """Of each resource the file of its group; absent where the kernel does not tell it by group."""
+    """Of each resource the file of its group; absent where the kernel does not give it by group."""
     return {name: path for name, folder in folders.items() if (path := _file(f"{name}.pressure", folder)) is not None}
 
 
 def _pressure_beside(unified: Path, paths: Mapping[str, str]) -> dict[str, Path]:
-    """Version 1 has none; where version 2 is mounted beside it without controllers (systemd's hybrid layout), that one tells."""
+    """Version 1 has none. Where version 2 is mounted as well, without controllers (systemd's hybrid layout), that one has it."""
     if "" not in paths or not unified.is_dir():
         return {}
     return _pressure(dict.fromkeys(("cpu", "memory", "io"), _existing(unified, paths[""])))
@@ -219,7 +220,7 @@ def _count(text: bytes | None, name: bytes) -> int | None:
 
 
 def _reclaimable(text: bytes | None) -> int:
-    """Page cache that would be given up; version 1 tells that of the group alone, too, which leaves out the groups in it."""
+    """Page cache that would be given up; version 1 counts the group alone as well, which leaves out the groups in it."""
     return _count(text, b"total_inactive_file") or _count(text, b"inactive_file") or 0
 
 

@@ -1,7 +1,7 @@
 """Pressure stall information: the share of time in which at least one task waited for a processor, for memory or for a disk.
 
 CPU and memory in use say how full a host is; this says whether anybody had to wait for it. The kernel adds up microseconds, so
-a reading every few seconds misses nothing in between. Kernels without it (before 4.20, or started with psi=0) tell nothing.
+a reading every few seconds misses nothing in between. Kernels without it (before 4.20, or started with psi=0) report nothing.
 """
 
 from __future__ import annotations

@@ -22,8 +22,9 @@ from time import perf_counter_ns
 from typing import Any
 from weakref import WeakKeyDictionary
 
+from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.guard import failed
 from perfagent.device import Reading, collect, is_captured
-from perfagent.hooks.guard import failed, not_traced
 from perfagent.signals.activation_producers import Makers, makers_of
 from perfagent.signals.compiled import compiled
 

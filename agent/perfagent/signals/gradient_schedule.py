@@ -16,17 +16,18 @@ import operator
 import sys
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from perfagent.device import Value
+from perfagent.device import Value, value_of
 from perfagent.signals.dead_units import DeadShares, DeadUnits
-from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, norms, parameters_of
+from perfagent.signals.gradients import MOST_SUSPECTS, GradientNorms, Plan, Report, joint_report, norms, parameters_of
 from perfagent.signals.updates import UpdateRatios, Weights, joint_ratios
 from perfagent.step.costs import telling_ns
 from perfagent.step.trace import BACKWARD, entries_of
 
 if TYPE_CHECKING:
+    from perfagent.step.row import Taken
     from perfagent.step.state import Progress
 
 __all__ = ["DEEPER", "Health"]
@@ -38,6 +39,8 @@ _MOST_OTHERS = 256
 _WITHOUT_ROOM = 1000
 """Steps without a pass where the device had no room for one: at each failed allocation torch gives back all that it holds in
 reserve, and waits for the device."""
+_OF_ALL = ("grad/local_square_sum", "grad/zero_share", "grad/vanishing_share")
+"""Series that mean nothing where they are of a part of the gradients."""
 _gradient = operator.attrgetter("grad")
 
 
@@ -152,7 +155,7 @@ class Health:
         plan = self._plan
         if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
             plan = self._plan = Plan.of_pieces(pieces, model)
-        p.gradients, p.grad_scale = norms([piece for _, piece in pieces], plan), carried
+        p.gradients, p.amp.grad_scale = norms([piece for _, piece in pieces], plan), carried
         self._passes += 1
         self._count(p, time.perf_counter_ns() - started)
 
@@ -227,6 +230,43 @@ class Health:
             if 2 * (at - completed) < p.measure_at - completed:
                 p.measure_at = at
 
+    def report_step(
+        self,
+        p: Progress,
+        when: tuple[int, float, float],
+        values: dict[str, float],
+        rows: list[dict[str, float]],
+        all_taken: Sequence[Taken],
+        *,
+        skipped: bool,
+    ) -> None:
+        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers; once, when ready.
+
+        all_taken: the gradients that each optimizer took. skipped: a scaler let none of them step; gradients are infinite by
+        design then, and `amp/skipped` says so.
+        """
+        taken = [one for one in all_taken if not value_of(one.skipped) > 0]
+        partly = len(taken) < len(all_taken)
+        report, clipped = _report_of(taken), _clipped_norm(taken)  # reading gives buffers back, also where nothing is reported
+        if skipped:
+            return
+        norm, nonfinite = None, None
+        if report is not None:
+            norm, nonfinite = self.tell(p, when, values, report)
+            if partly or any(one.norms is None for one in taken):
+                for name in _OF_ALL:
+                    values.pop(name, None)
+                norm, nonfinite = None, nonfinite or None
+        if clipped is not None and not partly:
+            norm = clipped
+        self.tell_moves(values, rows, [one.moved for one in taken], whole=not partly)
+        if norm is not None:
+            values["grad/norm"] = norm
+        if nonfinite is None and norm is not None and math.isfinite(norm):
+            nonfinite = 0
+        if nonfinite is not None:
+            values["grad/nonfinite"] = float(nonfinite)
+
     def tell_moves(
         self, values: dict[str, float], rows: list[dict[str, float]], moved: Sequence[UpdateRatios | None], *, whole: bool
     ) -> None:
@@ -284,6 +324,25 @@ class Health:
                 p.measure_at = min(p.measure_at, p.completed)
         if self.on_nonfinite is not None:
             self.on_nonfinite(when[0], [plan.names[place] for place in found.nonfinite])
+
+
+def _report_of(all_taken: Sequence[Taken]) -> Report | None:
+    """What was measured of the gradients of a step; once, when ready."""
+    measured = [(one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None]
+    if len(measured) < 2:
+        return measured[0][0].report(measured[0][1]) if measured else None
+    return joint_report(measured)
+
+
+def _clipped_norm(all_taken: Iterable[Taken]) -> float | None:
+    """The norm of all gradients of a step as clipping computed it; None where it did not of all."""
+    norms: dict[int, Value] = {}  # one call may have held what several optimizers take
+    for one in all_taken:
+        if not one.clips:
+            return None
+        norms.update({id(norm): norm for norm in one.clips})
+    values = [value_of(norm) for norm in norms.values()]
+    return values[0] if len(values) == 1 else math.sqrt(math.fsum(value * value for value in values))
 
 
 _rows: dict[tuple[str, ...], tuple[str, ...]] = {}

@@ -14,8 +14,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from perfagent.hooks.call_slot import CALL, copy_that_calls
-from perfagent.hooks.guard import failed, not_traced
+from perfagent.boundary.call_slot import CALL, copy_that_calls
+from perfagent.boundary.dynamo import not_traced
+from perfagent.boundary.guard import failed
 from perfagent.signals.compiled import compiled
 from perfagent.signals.tensor_storage import numbers_in
 from perfagent.step.state import Progress, now

@@ -18,8 +18,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from perfagent.hooks.guard import not_traced
-from perfagent.rootcause.replacing import replace
+from perfagent.boundary.call_watch import replace
+from perfagent.boundary.dynamo import not_traced
 from perfagent.step.state import Progress, now
 
 __all__ = ["SynchronizingLines"]

@@ -6,30 +6,48 @@ is plain data; what the note says in names and values is worked out in reading.p
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
-from perfagent.decode.losses import Divided, roots_of
-from perfagent.decode.step_decoder import Note, Row
 from perfagent.device import Reading, Value, ready, value_of, waiting
-from perfagent.hooks.multi_optimizer import Taken, clipped_norm, report_of
 from perfagent.step.costs import rare_ns, steps_ns
-from perfagent.step.trace import BACKWARD, DATA, FORWARD, Entry, Trace, entries_of, entry_count, events_of, forward_passes
+from perfagent.step.trace import BACKWARD, Divided, Entry, Trace, entries_of, entry_count, events_of, forward_passes
 
 if TYPE_CHECKING:
+    from perfagent.signals.gradients import GradientNorms
+    from perfagent.signals.updates import UpdateRatios
     from perfagent.step.state import Progress
 
-__all__ = ["EarlyLog", "Extra", "LoggedLater", "Rare", "StepRow"]
+__all__ = ["Extra", "Note", "Rare", "Row", "StepRow", "Taken"]
+
+Row = tuple[int, float, float, tuple[str, ...], list[float]]
+"""step, Unix time, monotonic time, names, values."""
 
 _SETTLE_S = 0.15
 """A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
 the spool, so that a kill loses no more than it would anyway."""
-_EARLY_S = 5.0
-_OF_ALL = ("grad/local_square_sum", "grad/zero_share", "grad/vanishing_share")
-"""What says nothing where it is of a part of the gradients."""
 _as_note = tuple.__new__
+
+
+class Note(NamedTuple):
+    """One completed step.
+
+    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0
+    for the first. roots: how many losses were backpropagated in it. user_loss: what the user logged as its "loss". passes:
+    forward passes of a later step, where those of this one are not known. trace: see trace.py; its last entry holds the end.
+    rare: series that only some steps have.
+    """
+
+    step: int
+    wall: float
+    began: int
+    roots: int
+    lr: Any
+    user_loss: float | None
+    passes: int
+    trace: Trace
+    rare: dict[str, float] | None
 
 
 class Extra(Protocol):
@@ -40,6 +58,24 @@ class Extra(Protocol):
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:
         """Adds to the step's own series, and rows of its own where the names are many; once, when ready."""
+
+
+class Taken(NamedTuple):
+    """The gradients that one optimizer took. norms: measured; None where they were not. clips: the norms that clipping told of
+    them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured. skipped:
+    above zero where a scaler did not let it take them, which a fused optimizer knows on its device. moved: how far its step has
+    moved the weights; None where that was not looked at."""
+
+    norms: GradientNorms | None
+    clips: Sequence[Value]
+    scale: Value | None = None
+    skipped: Value = 0.0
+    moved: UpdateRatios | None = None
+
+    def ready(self) -> bool:
+        """Never blocks."""
+        measured = (self.norms is None or self.norms.ready()) and (self.moved is None or self.moved.ready())
+        return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
 class Rare:
@@ -84,36 +120,15 @@ class Rare:
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
         if skipped and on_device:
-            p.skipped += 1  # only here is it known
+            p.amp.skipped += 1  # only here is it known
         if scale is not None:
             values["amp/scale"] = scale
-            values["amp/skipped"] = float(p.skipped if on_device else self._skipped_before)
-        taken = [one for one in self._all if not value_of(one.skipped) > 0]
-        partly = len(taken) < len(self._all)
-        report, clipped = report_of(taken), clipped_norm(taken)
-        norm, nonfinite = None, None
-        if report is not None and not skipped:
-            norm, nonfinite = p.health.tell(p, when, values, report)
-            if partly or any(one.norms is None for one in taken):
-                for name in _OF_ALL:
-                    values.pop(name, None)
-                norm, nonfinite = None, nonfinite or None
-        if clipped is not None and not partly:
-            norm = clipped
+            values["amp/skipped"] = float(p.amp.skipped if on_device else self._skipped_before)
         rows: list[dict[str, float]] = []
-        if not skipped:
-            p.health.tell_moves(values, rows, [one.moved for one in taken], whole=not partly)
+        p.health.report_step(p, when, values, rows, self._all, skipped=skipped)
         for extra in self._extras:
             extra.add(values, rows, skipped=skipped)
         p.rows.extend((*when, row) for row in rows)
-        if skipped:  # gradients of a skipped step are infinite by design; `amp/skipped` says so
-            return
-        if norm is not None:
-            values["grad/norm"] = norm
-        if nonfinite is None and norm is not None and math.isfinite(norm):
-            nonfinite = 0
-        if nonfinite is not None:
-            values["grad/nonfinite"] = float(nonfinite)
 
 
 class StepRow(NamedTuple):
@@ -144,9 +159,9 @@ class StepRow(NamedTuple):
         if not p.ended:
             waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
             hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
-            if not hurried and not self._bad():
-                return False
-            if self.roots > 1 and p.completed < self.step + 2 and self._undecided(p) and not self._bad():
+            few = p.completed < self.step + 2
+            waits = not hurried or (self.roots > 1 and few and p.reader.needs_next_step(self))
+            if waits and not p.reader.loss_is_bad(self):  # such a loss waits for nothing
                 return False
         return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived(p))
 
@@ -159,18 +174,6 @@ class StepRow(NamedTuple):
             return True
         events = events_of(entries)
         return not events or bool(events[-1].query())
-
-    def _bad(self) -> bool:
-        """A loss that is not finite waits for nothing."""
-        return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots_of(entries_of(self.trace)))
-
-    def _undecided(self, p: Progress) -> bool:
-        """Several backward passes, and it is not yet known whether each had a batch of its own: the next step will tell."""
-        if p.account.averages is not None:
-            return False
-        entries = entries_of(self.trace)
-        roots = roots_of(entries)
-        return len(roots) > 1 and not roots[-1].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
     def plain(self, p: Progress) -> bool:
         """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
@@ -216,61 +219,3 @@ def _passes_as_in(other: StepRow, roots: int) -> int:
     """Forward passes of a step with so many losses, as another step has them, which may have had fewer of both; 0: not known."""
     passes = forward_passes(entries_of(other.trace))
     return roots if passes and passes >= other.roots else passes
-
-
-class LoggedLater:
-    """A log() call with values that are still on a device."""
-
-    __slots__ = ("_metrics", "_monotonic", "_step", "_time")
-
-    def __init__(self, step: int, wall: float, monotonic: float, metrics: dict[str, Any]) -> None:
-        self._step, self._time, self._monotonic, self._metrics = step, wall, monotonic, metrics
-
-    def ready(self) -> bool:
-        return all(map(ready, self._metrics.values()))
-
-    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
-        return self._step, self._time, self._monotonic, read(self._metrics)
-
-
-class EarlyLog:
-    """A log() call before the first backward pass: its step is not known yet. goes_on: the next call is of the same step."""
-
-    __slots__ = ("_metrics", "_monotonic", "_step", "_time", "goes_on")
-
-    def __init__(self, wall: float, monotonic: float, metrics: dict[str, Any], commit: bool | None = None) -> None:
-        self._time, self._monotonic, self._metrics = wall, monotonic, metrics
-        self.goes_on = not (commit is None or commit)
-        self._step: int | None = None
-
-    @property
-    def settled(self) -> bool:
-        return self._step is not None
-
-    def settle(self, step: int) -> None:
-        self._step = step
-
-    def age_s(self, now: float) -> float:
-        return now - self._monotonic
-
-    def waits_too_long(self) -> bool:
-        return self._step is None and self.age_s(time.monotonic()) > _EARLY_S
-
-    def ready(self) -> bool:
-        return self._step is not None and self.can_be_read()
-
-    def can_be_read(self) -> bool:
-        """Whether its values are there, whatever its step."""
-        return all(map(ready, self._metrics.values()))
-
-    def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
-        assert self._step is not None
-        return self.row_at(self._step)
-
-    def row_at(self, step: int) -> tuple[int, float, float, Mapping[str, Any]]:
-        self._metrics = read(self._metrics)  # once: a device's buffer goes back to its pool, and to another value
-        return step, self._time, self._monotonic, self._metrics
-
-
-def read(metrics: dict[str, Any]) -> dict[str, Any]:
-    return {name: value_of(value) if isinstance(value, Reading) else value for name, value in metrics.items()}

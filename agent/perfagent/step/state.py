@@ -13,26 +13,29 @@ from __future__ import annotations
 
 import sys
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from threading import get_ident
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from perfagent.decode.losses import Root
-from perfagent.decode.step_decoder import StepReader
-from perfagent.device import DeviceClock, Value
-from perfagent.governor import Governor
-from perfagent.hooks.multi_optimizer import Taken, Together
-from perfagent.hooks.output_lifetime import Outputs
-from perfagent.hooks.training_thread import OneOfThreads, lives
-from perfagent.signals.gradient_schedule import Health
-from perfagent.signals.updates import UpdateRatios
 from perfagent.step.costs import clips_ns, log_ns, steps_ns
-from perfagent.step.row import EarlyLog, Extra, Rare, StepRow
+from perfagent.step.mixed_precision import MixedPrecision
+from perfagent.step.overflow import Mark
+from perfagent.step.pending_logs import EarlyLog
+from perfagent.step.row import Extra, Rare, StepRow, Taken
 from perfagent.step.trace import BACKWARD, OPTIMIZER_END, Trace, entries_of
+from perfagent.step.training_thread import OneOfThreads, lives
 
-__all__ = ["Mark", "Progress", "now", "state"]
+if TYPE_CHECKING:
+    from perfagent.decode.step_decoder import StepReader
+    from perfagent.device import DeviceClock, Value
+    from perfagent.governor import Governor
+    from perfagent.hooks.multi_optimizer import Together
+    from perfagent.hooks.output_lifetime import Outputs
+    from perfagent.signals.gradient_schedule import Health
+    from perfagent.signals.updates import UpdateRatios
+
+__all__ = ["Progress", "now", "state"]
 
 now = time.perf_counter_ns
 _EARLY_LOGS = 1000
@@ -65,6 +68,7 @@ class Progress(_EveryStep):
         "account",
         "accumulates",
         "alone_since",
+        "amp",
         "began",
         "beside",
         "blocked",
@@ -80,9 +84,7 @@ class Progress(_EveryStep):
         "fetched",
         "first_logged",
         "found",
-        "found_inf",
         "governor",
-        "grad_scale",
         "health",
         "hooks_ns",
         "inside_roots",
@@ -96,6 +98,7 @@ class Progress(_EveryStep):
         "on_first_step",
         "on_next_model",
         "on_next_optimizer",
+        "on_resumed",
         "overtaken",
         "parts_for",
         "pass_ns",
@@ -104,23 +107,27 @@ class Progress(_EveryStep):
         "proof",
         "reader",
         "release",
-        "scaled",
-        "scaler_scale",
-        "scaling",
         "seen_backward",
-        "skipped",
         "steppers",
         "stream",
         "take_turns",
         "telling_ns",
         "together",
         "told_phases",
-        "unscaled",
         "user_losses",
         "whole_loss",
     )
 
-    def __init__(self, rows: deque[Any], governor: Governor, *, start_step: int = 0) -> None:
+    def __init__(
+        self,
+        rows: deque[Any],
+        governor: Governor,
+        *,
+        reader: StepReader,
+        health: Health,
+        together: Together,
+        start_step: int = 0,
+    ) -> None:
         self.thread = get_ident()
         self.trace: Trace = []
         self.opened = self.plain = self.off = False
@@ -134,15 +141,14 @@ class Progress(_EveryStep):
         self.unusual = self.whole = False
         self.boundary: Callable[[], None] | None = None  # what waits for the end of a step (rootcause/investigator.py)
         self.investigator: Any = None
-        self.scaled: dict[int, Root] = {}
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
         self.measure_at = start_step  # gradients are measured when this many steps are completed
         self.completed = start_step
         self.rows = rows
         Mark.put(rows)
-        self.reader = StepReader()
-        self.account = self.reader.account
+        self.reader = reader
+        self.account = reader.account
         self.governor = governor
         self.step_end = 0
         self.last: StepRow | None = None
@@ -158,23 +164,18 @@ class Progress(_EveryStep):
         self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
         self.inside_roots = False
         self.whole_loss = -1, 0  # completed, and where the trace was, at the last loss whose parts were folded (backward.py)
+        self.amp = MixedPrecision()
         # gradients
         self.gradients: Any = None
-        self.grad_scale: Value | None = None  # gradients still carry this factor when a fused optimizer takes them
         self.moved: UpdateRatios | None = None  # how far the step has moved the weights
-        self.health = Health()
+        self.health = health
         self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
         self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
         self.clip_norm: list[Value] = []
         self.looked = False  # the step's gradients were looked at inside of its closure
         self.clips: Any = None  # what was clipped since the last step (clipping.py)
-        self.together = Together()
+        self.together = together
         self.clip_rounds = 0  # how often in the step before, with a backward pass in between
-        # mixed precision
-        self.scaling = self.unscaled = False
-        self.scaler_scale: Value | None = None
-        self.found_inf: Any = None  # by which a fused optimizer skips, from inside of its step to the end of the scaler's
-        self.skipped = 0
         # whose steps count
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
         self.began = -1  # completed when it became that
@@ -190,6 +191,7 @@ class Progress(_EveryStep):
         self.model_size = 0  # trainable numbers of the model that the user named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
+        self.on_resumed: Callable[[int], None] | None = None  # takes the number of the first step to come
         self.on_next_model: Callable[[], None] | None = None
         self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
@@ -239,14 +241,14 @@ class Progress(_EveryStep):
 
     def _rare(self, skipped: Any) -> Rare:
         """What only some steps leave behind."""
-        taken = Taken(self.gradients, self.clip_norm, self.grad_scale, 0.0, self.moved)
-        rare = Rare(taken, self.together.of_step(self), self.scaler_scale, skipped, self.skipped, self.extras)
+        taken = Taken(self.gradients, self.clip_norm, self.amp.grad_scale, 0.0, self.moved)
+        rare = Rare(taken, self.together.of_step(self), self.amp.scaler_scale, skipped, self.amp.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
-        self.gradients = self.grad_scale = self.scaler_scale = self.moved = None
+        self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.moved = None
         self.clip_norm, self.extras = [], []  # the step keeps its own: they are read later
         if self.unusual:
-            self.unusual = self.inside_roots = self.scaling = self.unscaled = False
-            self.scaled.clear()
+            self.unusual = self.inside_roots = self.amp.scaling = self.amp.unscaled = False
+            self.amp.scaled.clear()
         return rare
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
@@ -341,42 +343,6 @@ class Progress(_EveryStep):
         self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
-
-
-class Mark:
-    """Counts what a full deque of rows drops, at no cost to those who append.
-
-    One lies among the rows and knows how many were handed in before it. Where it is the one that is dropped, as many came after
-    it as the deque holds, and another one takes its place at the end. So whoever takes the rows out meets it and can compare.
-    fresh: put there by who takes the rows out, so that by itself it has nothing to tell. Nobody else may hold on to one.
-    """
-
-    __slots__ = ("_rows", "before", "fresh", "live")
-
-    def __init__(self, rows: weakref.ref[deque[Any]], before: int) -> None:
-        self._rows, self.before = rows, before
-        self.fresh, self.live = False, True
-
-    @classmethod
-    def put(cls, rows: deque[Any]) -> None:
-        """Before any row can have been dropped. A deque without a bound drops none."""
-        if rows.maxlen is not None and len(rows) < rows.maxlen and not any(type(row) is cls for row in rows):
-            rows.append(cls(weakref.ref(rows), len(rows)))
-
-    def renew(self, rows: deque[Any]) -> None:
-        """Takes it out, from the head of the rows, and puts the next one at their end."""
-        self.live = False
-        mark = Mark(self._rows, self.before)
-        mark.fresh = True
-        rows.append(mark)  # first: where the rows are full it is this one that they drop, and nothing else
-        if rows[0] is self:
-            rows.popleft()
-        mark.before += len(rows) - 1
-
-    def __del__(self) -> None:
-        rows = self._rows()
-        if self.live and rows and rows.maxlen:  # not those of a sender that lets go of them all
-            rows.append(Mark(self._rows, self.before + rows.maxlen))
 
 
 class _State:

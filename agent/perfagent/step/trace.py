@@ -28,13 +28,41 @@ the device clock, or None):
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
+
+from perfagent.device import Value
 
 __all__ = [
-    "BACKWARD", "BACKWARD_END", "BESIDE", "CLEARED", "DATA", "EVALUATED", "FIELDS", "FORWARD", "MOST_ITEMS", "NEWEST",
-    "OPTIMIZER", "OPTIMIZER_END", "PHASE", "RETURNED", "UNNAMED", "Entry", "Trace", "backward_since", "begins_entry",
-    "entries_of", "entry_count", "events_of", "forward_passes", "forward_runs", "only_backward_since", "only_optimizers",
-    "shorten", "trace_of",
+    "BACKWARD",
+    "BACKWARD_END",
+    "BESIDE",
+    "CLEARED",
+    "DATA",
+    "EVALUATED",
+    "FIELDS",
+    "FORWARD",
+    "MOST_ITEMS",
+    "NEWEST",
+    "OPTIMIZER",
+    "OPTIMIZER_END",
+    "PHASE",
+    "RETURNED",
+    "UNNAMED",
+    "Divided",
+    "Entry",
+    "Root",
+    "Trace",
+    "backward_since",
+    "begins_entry",
+    "entries_of",
+    "entry_count",
+    "events_of",
+    "forward_passes",
+    "forward_runs",
+    "only_backward_since",
+    "only_optimizers",
+    "shorten",
+    "trace_of",
 ]  # fmt: skip
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
@@ -47,8 +75,17 @@ MOST_ITEMS = 400_000
 """Of a trace that no step ends."""
 Trace = list[Any]
 Entry = tuple[Any, ...]
+Divided = Value | bool
+"""What a loss was divided by before its backward pass; see BACKWARD."""
 NEWEST = 64
 """As many entries are looked through where a step that no optimizer ends may have any number."""
+
+
+class Root(NamedTuple):
+    """The tensor that a backward pass starts from."""
+
+    value: Value | None
+    divided: Divided
 
 
 def entries_of(trace: Sequence[Any]) -> list[Entry]:

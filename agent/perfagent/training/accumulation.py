@@ -1,4 +1,4 @@
-"""What one micro-step weighs in its window, so that a window has the gradient of one big batch.
+"""Weighs each micro-step in its window, so that a window has the gradient of one big batch.
 
 A window is the micro-steps between two optimizer steps. Averaging the means of micro-batches of unequal size is wrong (the error
 was found in every large framework, see huggingface/transformers issue 34191); right is the mean over all items of the window and
@@ -61,7 +61,7 @@ class Window:
     # ---- what the loader tells
 
     def may_differ(self, uneven: bool) -> None:
-        """An epoch begins. uneven: ranks may end it with windows of different lengths that nobody can tell beforehand."""
+        """An epoch begins. uneven: ranks may end it with windows of different lengths that nobody knows beforehand."""
         self.uneven = uneven
         self.clear()
 

@@ -161,7 +161,7 @@ class Batches:
     # ---- lengths
 
     def _agree(self, loader: Any) -> int | None:
-        """The batches of an epoch, None where the loader cannot say. Ranks tell each other, as each must make as many steps."""
+        """The batches of an epoch, None where the loader cannot say. Ranks exchange it, as each must make as many steps."""
         self._window.may_differ(False)
         self._last_steps = None
         length = length_of(loader)

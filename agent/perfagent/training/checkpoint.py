@@ -282,7 +282,7 @@ class Checkpoint:
         assert emergency is not None
         if self._last_step != loop.step_count:
             self._now(loop, "sigterm")
-        with contextlib.suppress(CheckpointError):  # a save that was under way; it was told
+        with contextlib.suppress(CheckpointError):  # a save that was under way; it was logged
             self.wait()
         run = current()
         if run is not None:
@@ -319,7 +319,7 @@ class Checkpoint:
         self._now(loop, "exception")
 
     def _now(self, loop: Any, reason: str) -> None:
-        """Saves while the training waits, whatever was said about saving beside it. Failures are told, not raised."""
+        """Saves while the training waits, whatever was said about saving beside it. Failures are logged, not raised."""
         asynchronous, self._asynchronous = self._asynchronous, False
         try:
             with contextlib.suppress(CheckpointError):  # this save is what counts now

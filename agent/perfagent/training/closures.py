@@ -1,4 +1,6 @@
-"""Optimizers and schedulers whose step() cannot be called without more: LBFGS, which computes the loss again within its step."""
+"""Refuses optimizers and schedulers whose step() cannot be called without more: LBFGS, which computes the loss again
+within its step.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What makes a save urgent: a signal that ends the process, or an exception that nobody catches.
+"""Makes a save urgent: at a signal that ends the process, or an exception that nobody catches.
 
 The handler of a signal only notes it; the loop saves at the end of the step at hand, and then the signal does what it would have
 done: the user's own handler is called, or the process ends by it. A second signal, or a step that does not end within the grace

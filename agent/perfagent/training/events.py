@@ -1,6 +1,6 @@
-"""What the loop utilities tell the run: an event for what happened, a number for the chart, a line for who watches the console.
+"""Reports from the loop utilities to the run: an event, a number for the chart, and a line on the console.
 
-Without a current run only the console is told. Nothing here raises.
+Without a current run only the console gets it. Nothing here raises.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A folder of checkpoints on disk: how one comes into being, which one is the newest, and which ones go.
+"""A folder of checkpoints on disk: writes them, finds the newest, and deletes old ones.
 
 A checkpoint is written into `step_N.tmp`, every file and folder is synced, and one rename makes it `step_N`: whoever looks, at
 whatever moment the writer dies, sees it whole or not at all. `latest` (and `best`) name the newest (and best) one for people and

@@ -1,4 +1,4 @@
-"""What to do with a step whose gradients hold NaN or Inf: leave it out, go back, or go on more slowly.
+"""Handles a step whose gradients hold NaN or Inf: leave it out, go back, or go on more slowly.
 
 The gradients are looked at before the optimizer uses them, so the weights stay good. All ranks decide alike: gradients that were
 averaged are the same on each, and of sharded ones the ranks put their findings together. The data goes on: the batches that did

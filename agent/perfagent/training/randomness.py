@@ -1,4 +1,4 @@
-"""The state of every random generator of this process, taken and put back.
+"""Saves and restores the state of every random generator of this process.
 
 Each rank has its own. What a DataLoader's worker draws is not in here: workers are seeded anew from torch's generator.
 """

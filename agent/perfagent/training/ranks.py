@@ -1,4 +1,5 @@
-"""How the ranks of a job agree: groups of our own on gloo, so that no saving thread ever meets the training's collectives.
+"""Lets the ranks of a job agree, over groups of our own on gloo, so that no saving thread ever meets the training's
+collectives.
 
 Collectives of one group must come in the same order on every rank, so each thread that talks has a group to itself.
 """

@@ -1,8 +1,8 @@
 """Reads the newest checkpoint that is whole.
 
 From the newest to the oldest, all ranks verify a share of the files each; the first one in which no rank finds damage is loaded.
-What was passed over, and why, is told. A whole checkpoint that does not fit the model is an error, and not passed over: an older
-one would not fit either.
+What was passed over, and why, is logged. A whole checkpoint that does not fit the model is an error, and not passed over: an
+older one would not fit either.
 """
 
 from __future__ import annotations

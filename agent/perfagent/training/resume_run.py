@@ -1,4 +1,6 @@
-"""A resumed training is the same run: its chart goes on where the checkpoint was, under the id that the checkpoint holds."""
+"""Continues the run of a resumed training: its chart goes on where the checkpoint was, under the id that the checkpoint
+holds.
+"""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _sums(tmp: Path, folder: Folder, ranks: Ranks) -> dict[str, FileSum]:
 
 
 def _cause(error: BaseException) -> BaseException:
-    """What went wrong on a rank, where torch.distributed.checkpoint tells only that something did."""
+    """What went wrong on a rank, where torch.distributed.checkpoint says only that something did."""
     failures = getattr(error, "failures", None)
     first = next(iter(failures.values()), None) if isinstance(failures, dict) else None
     inner = first[0] if isinstance(first, tuple) and first else None

@@ -1,4 +1,5 @@
-"""A state as it can be written: checked for what could not be loaded again, copied to the CPU while the training waits.
+"""Takes a state as it can be written: checked for what could not be loaded again, copied to the CPU while the training
+waits.
 
 Loading is done with `weights_only=True`, which rebuilds tensors, numbers, text and containers of them and nothing else. A state
 that holds more is refused when it is saved, by its place, and not when it is needed.

@@ -1,4 +1,4 @@
-"""How gradients of several ranks come together: found from the type of the model, one class for each way.
+"""Brings the gradients of several ranks together: one class for each way, chosen by the type of the model.
 
 A plain module, DistributedDataParallel, FSDP2 (`fully_shard`) and an engine of DeepSpeed differ in when they communicate, where
 their gradients lie, and what their state is. All else of the loop is the same for all four.

@@ -1,4 +1,4 @@
-"""Steps that are no training: a search, a simulation. The run that is being recorded does not hear of them."""
+"""Hides steps that are no training (a search, a simulation) from the run that is being recorded."""
 
 from __future__ import annotations
 

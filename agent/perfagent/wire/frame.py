@@ -1,4 +1,4 @@
-"""What an agent sends: columns of samples and a list of events, as one MessagePack frame.
+"""The frame that an agent sends: columns of samples and a list of events, as one MessagePack message.
 
 A frame belongs to one source (one process of one attempt) and carries that source's sequence number; (source, seq) is the
 identity by which the server stores a frame exactly once. Columns travel as little-endian bytes, so NaN and infinities are

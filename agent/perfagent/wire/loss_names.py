@@ -1,4 +1,5 @@
-"""Which series are losses that the optimizer follows, told by their names: `train/loss`, `loss/total`, `g_loss`, not `val/loss`.
+"""Decides by name which series are losses that the optimizer follows: `train/loss`, `loss/total`, `g_loss`, not
+`val/loss`.
 
 Scripts name their losses as they like. A NaN in what is trained on damages the weights; a NaN in an evaluation that had nothing
 to average, or in a lowest loss that does not exist yet, is no fault. So a name counts only when nothing in it says otherwise.

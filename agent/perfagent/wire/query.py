@@ -1,4 +1,4 @@
-"""What the server answers: the shapes of its JSON, shared by server, client and dashboard.
+"""The answers of the server: the shapes of its JSON, shared by server, client and dashboard.
 
 Non-finite numbers are the strings "NaN", "Infinity" and "-Infinity" in JSON (the rule of protobuf's JSON mapping): JSON has
 no number for them, and null would turn our main alert into a gap. `to_json` and `from_json` apply that rule. Times in JSON

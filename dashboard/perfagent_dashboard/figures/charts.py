@@ -23,7 +23,7 @@ class Chart:
 _ZERO = True
 
 # The order is that of the page: first what training is about, then its speed, then what it runs on. A metric that is not
-# listed (logged by the script) comes after the training block; what else the agent tells comes last, in the catalogue's order.
+# listed (logged by the script) comes after the training block; what else the agent sends comes last, in the catalogue's order.
 _FIRST: tuple[Chart, ...] = (
     Chart("loss", "training"),
     Chart("grad/norm", "training", _ZERO),

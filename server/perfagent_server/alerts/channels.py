@@ -1,4 +1,4 @@
-"""Channels: who is told. Only webhooks so far; a channel's secret is shown once, when it is made."""
+"""Channels: where alerts are sent. Only webhooks so far; a channel's secret is shown once, when it is made."""
 
 from __future__ import annotations
 

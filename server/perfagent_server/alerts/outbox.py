@@ -5,7 +5,7 @@ else. A delivery keeps its id (webhook-id) over all tries and kills; it leaves t
 seen, so a receiver may get the same id again if we are killed in just that moment, and never misses one.
 
 Tries follow the schedule of Standard Webhooks (5 s, 5 min, 30 min, 2 h ... in all some four days), with quick ones among the
-first, because most failures of receivers last a moment. What is told of one alert arrives in its order: "resolved" waits until
+first, because most failures of receivers last a moment. The messages of one alert arrive in their order: "resolved" waits until
 "firing" has arrived, and "firing" again until "resolved" has.
 """
 
@@ -261,7 +261,7 @@ class Outbox:
             self._disable(connection, row["channel"], now, f"no delivery arrived for {DISABLE_AFTER_S / 86400:.0f} days")
 
     def _disable(self, connection: Connection, name: str, now: float, why: str) -> None:
-        """Switches a channel off and tells the others."""
+        """Switches a channel off and notifies the others."""
         about = connection.execute(select(channel).where(channel.c.id == name)).mappings().first()
         if about is None or not about["enabled"]:
             return

@@ -1,9 +1,10 @@
-"""Alerts and their deliveries as rows: changes in, one transaction's statements out; and rows back as what the API tells.
+"""Writes alerts and their deliveries as rows, in the statements of one transaction, and reads rows back in the form of
+the API.
 
 A firing alert and what is to be sent about it are written together (the outbox pattern), so that no kill can come between.
 
 A delivery that is due later is one that may not be wanted after all: of an alert that opened again (it may flap) and of one
-that is muted. When the alert is resolved before, it is dropped, and nobody is told of either.
+that is muted. When the alert is resolved before, it is dropped, and neither is sent.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ __all__ = ["SETTLED_S", "alert_of", "apply", "as_dict", "mute"]
 SETTLED_S = 60.0
 """How long an alert that opened again must stay open before it is told again."""
 
-_UNTOLD = "user_alert"  # a point in time, which is not over later: no channel is told that it was resolved
+_UNTOLD = "user_alert"  # a point in time, which is not over later: no channel is notified that it was resolved
 
 
 def apply(
@@ -69,7 +70,7 @@ class _Book:
             self._tell_firing(run, change, self.now + SETTLED_S)
         elif change.kind == "update":
             self._update(change, last_step=change.step, **_columns(change.finding))
-            # Those who were told are not told again; those whose threshold it passes only now are told for the first time.
+            # Channels that were notified are not notified again; a channel whose threshold it passes only now is.
             self._tell_firing(run, change, self.now)
         elif change.kind == "resolve":
             # A finding of its own: the one in the machine may fire again, and is then not resolved.
@@ -79,7 +80,7 @@ class _Book:
             self._update(change, state="resolved", resolved=self.now, last_step=change.step, **_columns(change.finding))
             told = self._told(change)
             if change.finding.rule != _UNTOLD:
-                # Muted or not: who was told that it fires would else believe it for ever.
+                # Muted or not: a channel that was notified of the firing would else believe it for ever.
                 self._tell(run, change, "alert.resolved", told, self.now)
         row = self.connection.execute(select(alert).where(alert.c.id == change.alert)).mappings().first()
         if row is not None:
@@ -103,7 +104,7 @@ class _Book:
         self.connection.execute(update(alert).where(alert.c.id == change.alert).values(**values))
 
     def _told(self, change: Change) -> list[str]:
-        """The channels whose last word on the alert is that it fires, or soon will be; drops what they were not told yet."""
+        """The channels whose last word on the alert is that it fires, or soon will be; drops what was not sent to them yet."""
         self.connection.execute(delete(delivery).where(delivery.c.alert == change.alert, _held(self.now)))
         its = select(delivery.c.channel, delivery.c.event).where(delivery.c.alert == change.alert)
         last: dict[str, str] = {row.channel: row.event for row in self.connection.execute(its.order_by(delivery.c.created))}
@@ -133,7 +134,7 @@ class _Book:
             }  # fmt: skip
             if self._insert_new(delivery, values):
                 self.deliveries += 1
-            else:  # what is not told yet is told as it is by then
+            else:  # what was not sent yet is sent as it is by then
                 unsent = update(delivery).where(delivery.c.id == values["id"], _held(self.now))
                 self.connection.execute(unsent.values(body=body))
 
@@ -152,7 +153,7 @@ def mute(connection: Connection, alert_id: str, until: float | None, now: float)
 
 
 def _delivery_id(change: Change, event: str, channel_id: str) -> str:
-    """One for each opening of an alert: what is told of the second is no repetition of the first."""
+    """One for each opening of an alert: what is sent about the second is no repetition of the first."""
     again = [str(change.opening)] if change.opening > 1 else []
     return delivery_id(change.alert, event, channel_id, *again)
 
@@ -192,7 +193,7 @@ def _seconds(text: str | None, otherwise: float) -> float:
 
 
 def alert_of(row: RowMapping) -> Alert:
-    """An alert as the API tells it, from its row."""
+    """An alert as the API shows it, from its row."""
     return Alert(
         id=row["id"], state=row["state"], run=row["run"], rule=row["rule"], severity=row["severity"], message=row["message"],
         since=rfc3339(row["since"]), since_step=row["since_step"], last_step=row["last_step"], ranks=json.loads(row["ranks"]),
@@ -202,7 +203,7 @@ def alert_of(row: RowMapping) -> Alert:
 
 
 def as_dict(row: RowMapping) -> dict[str, Any]:
-    """A delivery as the API tells it."""
+    """A delivery as the API shows it."""
     return {
         "id": row["id"], "channel": row["channel"], "alert": row["alert"], "event": row["event"], "state": row["state"],
         "tries": row["tries"], "created": rfc3339(row["created"]),

@@ -1,4 +1,4 @@
-"""What a webhook carries and how it is signed: the body of our alerts, in the envelope of Standard Webhooks.
+"""Builds and signs the body of a webhook: our alerts, in the envelope of Standard Webhooks.
 
 Signed by ourselves, in UTC seconds, with any number of secrets (rotation): the reference library has one key and wrong
 timestamps for local times. The tests verify with that library.

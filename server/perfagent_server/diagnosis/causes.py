@@ -1,6 +1,6 @@
-"""What an agent found out about a finding of ours joins it: the module where a NaN began, what filled the memory.
+"""Joins what an agent found out to a finding of the server: the module where a NaN began, what filled the memory.
 
-The agent looks after the fact and tells some steps later, or before the process ends and the rule can see it: whichever comes
+The agent looks after the fact and reports some steps later, or before the process ends and the rule can see it: whichever comes
 first waits for the other. Pure: lists and findings in, findings changed.
 """
 

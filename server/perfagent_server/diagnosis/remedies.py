@@ -1,4 +1,4 @@
-"""What to do about each finding, in words. One entry a rule; figures belong into the message, not here."""
+"""The remedy for each finding, in words. One entry a rule; figures belong into the message, not here."""
 
 from __future__ import annotations
 

@@ -131,8 +131,8 @@ def _not_finite(window: Window) -> Finding | None:
 
 
 def _standing_s(window: Window) -> float | None:
-    """For how long no rank has told a step, by our own clock, when that is unlike this run. It may evaluate, save or hang: what
-    it must not be told is that nothing holds it back."""
+    """For how long no rank has reported a step, by our own clock, when that is unlike this run. It may evaluate, save or hang:
+    the verdict must not be that nothing holds it back."""
     took = window.track("step_time_s")
     if took is None or window.ended:
         return None

@@ -1,4 +1,5 @@
-"""Whether a frame may be stored where it says: a source is one process for ever, and a key of one project keeps to its runs.
+"""Decides whether a frame may be stored where it says: a source is one process for ever, and a key of one project keeps
+to its runs.
 
 A source that speaks for a second run, attempt or rank would be lost in silence: (source, seq) says what was here before, and
 the source's row says whose state it is. A run may move to another project, by a later attach(project=...) or a new start, but
@@ -45,7 +46,8 @@ def _of_another_project(frame: Frame) -> Refused:
 
 
 def _of_another_process(frame: Frame, known: tuple[str, int, int] | None) -> Refused:
-    """known: what may be told of the other one; to a key of one project nothing, for it may be of another."""
+    """The source id is in use by another process. known: that process's run, attempt and rank; None for a sender whose key is
+    limited to a project, since the other process may belong to another project."""
     whose = f"run {known[0]}, attempt {known[1]}, rank {known[2]}" if known else "another process"
     message = f"source {frame.source} is known as {whose}; each process of each attempt needs an id of its own"
     return Refused("source_in_use", message, "source")

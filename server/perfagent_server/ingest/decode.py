@@ -1,4 +1,4 @@
-"""From the body of a request to a frame, without ever holding more than the limits allow."""
+"""Decodes the body of a request into a frame, without ever holding more than the limits allow."""
 
 from __future__ import annotations
 

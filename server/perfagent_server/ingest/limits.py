@@ -1,4 +1,5 @@
-"""What a frame may contain: identities that can stand in an address, names, steps, and how many names a run may have.
+"""The limits on a frame's content: identities that fit into an address, names, steps, and how many names a run may
+have.
 
 A frame with a bad identity, or an event at a step that is none, is refused as a whole (WireError). Samples with a bad name or
 step are left out by name and counted, the rest of the frame is stored: one odd metric must not cost the others.
@@ -33,7 +34,7 @@ def check_frame(frame: Frame) -> None:
 
 
 def whole(value: object) -> int | None:
-    """A step, rank or count that an event tells, or None where it is no whole number that the tables and pages can hold."""
+    """A step, rank or count in an event, or None where it is no whole number that the tables and pages can hold."""
     if isinstance(value, bool) or not isinstance(value, int):
         return None
     return value if 0 <= value <= MAX_STEP else None

@@ -1,9 +1,9 @@
-"""Rows of POST /log, turned into frames of a source that this server keeps for each (run, rank).
+"""Turns rows of POST /log into frames of a source that this server keeps for each (run, rank).
 
 They take the same way as an agent's frames, so everything behind it (exactly-once, rules, live, export) is the same. A request
 with an idempotency key first writes down which (source, seq) its frames get; the retry finds that and sends the very same
 frames, which the ledger then knows. So a retry is safe also when the server was killed between the two. Nobody knows how often
-such a program sends: its silence is judged by its own habit (rules/engine.py), and a row may tell how it ended.
+such a program sends: its silence is judged by its own habit (rules/engine.py), and a row may say how it ended.
 """
 
 from __future__ import annotations

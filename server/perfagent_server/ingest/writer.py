@@ -1,7 +1,8 @@
-"""From decoded frames to receipts: everyone who sends at the same time shares one transaction, and is answered after COMMIT.
+"""Stores decoded frames and returns receipts: everyone who sends at the same time shares one transaction, and is
+answered after COMMIT.
 
 The event loop puts frames down and goes on; the writer thread picks up all that lie there, stores them with one call of the
-store, commits, tells whoever reads behind the ack, and wakes the senders with one call per event loop.
+store, commits, notifies the readers behind the ack, and wakes the senders with one call per event loop.
 """
 
 from __future__ import annotations

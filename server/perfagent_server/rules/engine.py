@@ -1,9 +1,9 @@
-"""The thread behind the ack: it judges what was committed and writes what follows from it.
+"""The rules thread: it judges what was committed and writes what follows from it.
 
 It reads the tail from its cursor, has each run's evaluator judge its frames in order, and writes everything that one round
 caused in ONE transaction: alert rows, their deliveries, the snapshot of each run concerned, lost sources. Killed before that
 commit, it judges the same frames again from the same snapshots and comes to the same alerts with the same ids; killed after
-it, the snapshots say (`upto`) which frames are behind them. Nothing is told twice, nothing is forgotten.
+it, the snapshots say (`upto`) which frames are behind them. Nothing is sent twice, nothing is forgotten.
 
 Rounds that change no alert are only remembered in memory; every CHECKPOINT_S, or as rarely as writing them costs at most five
 percent of the time, the snapshots of all runs that moved and then the cursor "rules" are written together. The tail keeps
@@ -310,7 +310,7 @@ class Engine:
 
     def _write_apart(self, run: str, changes: list[tuple[str, Change]], snapshot: bytes) -> None:
         """Each change of a run on its own, so that one that no table takes costs no other; then its snapshot. A kill between them
-        has the rest written after the restart: a row that is there already is not written, nor told, again."""
+        has the rest written after the restart: a row that is there already is not written, nor sent, again."""
         whole = True
         for one in changes:
             try:

@@ -42,7 +42,7 @@ _encoder = msgspec.msgpack.Encoder()
 class Evaluator:
     """upto: the tail id of the newest frame that was judged; dropped: alerts for which there was no room.
 
-    on_failure: told which rule raised what, and judging goes on without it. None, as in tests and backtests: it is raised.
+    on_failure: called with the rule and its error; judging goes on without it. None, as in tests and backtests: it is raised.
     """
 
     def __init__(
@@ -159,12 +159,12 @@ class Evaluator:
         window = self.window
         state = str(event.data.get("state"))
         earlier = [end for end in window.ends if end.rank == stored.rank]
-        # The trainer's own word comes first and says most; a watcher's only counts where it tells more.
+        # The trainer's own word comes first and says most; a watcher's only counts where it says more.
         if any(end.state == state or (end.state != "finished" and state != "oom") for end in earlier):
             return []
         words = {key: str(event.data.get(key) or "")[:8000] for key in ("reason", "exception", "traceback")}
         step = whole(event.step)
-        # A watcher knows no step. What other ranks tell of later ones must not move this end.
+        # A watcher knows no step. What other ranks send of later steps must not move this end.
         self._note_end(End(state, stored.rank, self._time_told(event), window.step if step is None else step, **words))
         window.lost.pop(stored.rank, None)
         changes = self._judge_urgent(final=True)
@@ -187,7 +187,7 @@ class Evaluator:
         return changes
 
     def _note_end(self, end: End) -> None:
-        """Of thousands of ranks that end the ones that finished have nothing to tell: they make room."""
+        """Of thousands of ranks that end those that finished say nothing of interest: they make room."""
         window = self.window
         window.done.add(end.rank)
         if len(window.ends) >= _MAX_ENDS:
@@ -218,7 +218,7 @@ class Evaluator:
         return changes
 
     def _of_the_agent(self, kind: str, step: int) -> bool:
-        """Whether it is `loss` itself, or a gradient: told before what the script logged of the same step, or one beside it."""
+        """Whether it is `loss` itself, or a gradient: judged before what the script logged of the same step, or one beside it."""
         bad = self.window.bad_at(kind, step)
         return kind == "gradient" or (bad is not None and bad.leading == LOSS)
 
@@ -281,7 +281,8 @@ class Evaluator:
         return [change for rule in self._on.get(cause, ()) for change in self._judge(rule)]
 
     def _judge(self, rule: Rule) -> list[Change]:
-        """One rule at window.at. One that raises has judged nothing: what it says of other steps stands, and so do the others."""
+        """Runs a rule at the step window.at. If it raises, it has not judged this step: its findings at other steps stay, and
+        the other rules go on."""
         try:
             found = rule.judge(self.window)
         except Exception as error:
@@ -355,7 +356,7 @@ class Evaluator:
     # --- what the agent and the user say ----------------------------------------------------------------------------------------
 
     def _time_told(self, event: Event) -> float:
-        """When an event was, by the clock of who tells it, if that clock says anything."""
+        """When an event was, by the clock of its sender, if that clock says anything."""
         return event.time if math.isfinite(event.time) else self.window.now
 
     def _step_told(self, *told: object) -> int:
@@ -399,7 +400,7 @@ class Evaluator:
         return []
 
     def _by_user(self, stored: Stored, event: Event) -> list[Change]:
-        """run.alert(title, text, level): told at once; the same title not again within a minute."""
+        """run.alert(title, text, level): fires at once; the same title not again within a minute."""
         title, text = str(event.data.get("title", ""))[:256], str(event.data.get("text", ""))[:4000]
         level = str(event.data.get("level", "warning")).lower()
         level = _LEVELS.get(level, level)
@@ -410,7 +411,7 @@ class Evaluator:
             if self.window.now - machine.hit < _USER_LIFE.cooldown_s:
                 return []
             changes.append(machine.close(self.window.step, self.window.now, "said again"))
-            machine.resolved = machine.resolved_step = None  # no cool-down: what is said again is told again
+            machine.resolved = machine.resolved_step = None  # no cool-down: what is said again fires again
         found = Finding(
             rule=USER_ALERT,
             severity=level if level in SEVERITIES else "warning",
@@ -421,7 +422,7 @@ class Evaluator:
             evidence={"title": title, "text": text},
         )
         changes += self._carry(key, _USER_LIFE, found, found.since_step or 0)
-        if self.window.ended and key in self.machines:  # said by a rank that outlived the run, or late: told, and over
+        if self.window.ended and key in self.machines:  # said by a rank that outlived the run, or late: sent, and over
             changes.append(self.machines[key].close(self.window.step, self.window.now, f"the run ended ({self.window.state})"))
             self._note_firing()
         return [change for change in changes if change is not None]

@@ -1,4 +1,4 @@
-"""Rules on the gradients: values that are no numbers."""
+"""Rules on the gradients: NaN and infinity."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on whether the run lives: how its processes ended, and whether they are heard."""
+"""Rules on whether the run lives: how its processes ended, and how long they have been silent."""
 
 from __future__ import annotations
 

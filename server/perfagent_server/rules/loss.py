@@ -1,4 +1,4 @@
-"""Rules on the loss: values that are no numbers, and spikes."""
+"""Rules on the loss: NaN, infinity and spikes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules on memory: it ran out."""
+"""Rules on memory that ran out."""
 
 from __future__ import annotations
 

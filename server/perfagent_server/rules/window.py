@@ -1,4 +1,4 @@
-"""What a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
+"""The data that a rule may look at: the recent past of one attempt of one run, with ranks put together step by step.
 
 A Window is filled from frames and knows no clock, database or network: its time is the server time at which the newest
 frame was received, or the time of the engine's tick. It is bounded: each series keeps a fixed number of steps. `snapshot()`
@@ -31,7 +31,7 @@ _MAX_PENDING = 512  # steps that wait for a rank, per series
 _MAX_BAD = 64  # of the non-finite steps of a frame the newest are judged, and of each unbroken row its first
 _MAX_BEGINNINGS = 256
 _ROW_BEGIN = 24  # steps: more than what a GradScaler may skip, or a part of a loss may miss, before it is a fault
-_KEPT_BAD = 256  # non-finite steps that are remembered: other ranks tell of the same ones some frames later
+_KEPT_BAD = 256  # non-finite steps that are remembered: other ranks send the same ones some frames later
 
 TERMINAL = frozenset({"finished", "failed", "oom", "killed", "preempted"})
 
@@ -45,7 +45,7 @@ _Part = tuple[Sequence[int], Sequence[float], Sequence[float]]
 
 
 def _in_step_order(parts: Sequence[_Part]) -> _Part:
-    """A series that is in several groups of a frame (some steps have more to tell than others) as though it were in one: a step
+    """A series that is in several groups of a frame (some steps have more names than others) as though it were in one: a step
     that comes after a later one would be taken for late."""
     if len(parts) == 1:
         return parts[0]

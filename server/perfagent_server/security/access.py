@@ -1,4 +1,4 @@
-"""Who may do what: the one question every route asks.
+"""Decides who may do what: the one question every route asks.
 
 Bound to loopback, reading and ingest need no key and administration needs the admin token, an admin key or an admin's session.
 Bound to anything else, or with auth "required", everything needs a key or a session. What is presented counts: a wrong,

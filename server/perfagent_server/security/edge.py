@@ -1,4 +1,4 @@
-"""What every request passes before any route: pure ASGI, no framework, nothing per user.
+"""Checks every request before any route: pure ASGI, no framework, nothing per user.
 
 Host allow-list (a page of another site whose name was rebound to this address is refused), Origin and Sec-Fetch-Site on unsafe
 methods and WebSockets, size and time limits for bodies, and the headers that tell a browser what a page of ours may do.

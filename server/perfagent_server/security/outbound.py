@@ -1,4 +1,5 @@
-"""The only door for requests that people can aim: it resolves, checks and connects to that very address.
+"""Sends requests to addresses that people choose: it resolves, checks and connects to that very address. Nothing else
+may.
 
 A webhook's URL is somebody's input, and the server stands inside the network (SSRF). Checking a name and then handing the
 name to an HTTP library resolves it twice, and the second answer may differ (rebinding): here the socket is opened to the

@@ -81,7 +81,11 @@ class Sessions:
             )
 
     def scope_of(self, cookies: Mapping[str, str]) -> str | None:
-        """The scope of a session, None without one. Only a request that carries our cookie costs a database read."""
+        """The scope of a session, None without one. Only a request that carries our cookie costs a database read.
+
+        The session's key is looked up each time. Deleting sessions when a key is revoked would miss a login that is under way at
+        that moment, and a key that expires.
+        """
         token = cookies.get(_SECURE_COOKIE) or cookies.get(_PLAIN_COOKIE)
         if not token:
             return None

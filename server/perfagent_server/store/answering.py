@@ -1,4 +1,4 @@
-"""Questions about a run: the newest values, a series in so many buckets, ranks beside each other, every sample.
+"""Answers questions about a run: the newest values, a series in so many buckets, ranks side by side, every sample.
 
 Every question is answered from blocks and tail together, inside one read transaction (reading.py).
 """

@@ -49,6 +49,7 @@ _names_of_rank = Prepared(
     select(series.c.name).where(series.c.run == bindparam("run"), series.c.rank == bindparam("rank"))
 )
 _names_of_run = Prepared(select(series.c.name).distinct().where(series.c.run == bindparam("run")))
+# Fifty names a statement take 1.0 µs a name, a statement for each takes 1.6: 5 % of the first frames of a rank with 2000 names.
 _new_series = Prepared(
     lambda dialect: insert_for(dialect)(series).on_conflict_do_nothing(), ("run", "rank", "name"), at_once=50
 )

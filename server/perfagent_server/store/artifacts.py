@@ -1,4 +1,4 @@
-"""What agents send that is neither a sample nor a line: answers to commands, and profiles with their traces in pieces.
+"""Stores what agents send apart from samples and lines: answers to commands, and profiles with their traces in pieces.
 
 Taken out of a frame in the transaction that stores it, so that they too are stored exactly once. Pieces of a trace stay in the
 database: they are deleted with their run, backed up with it, and never exist half committed. The tail and the list of events

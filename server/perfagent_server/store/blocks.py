@@ -180,8 +180,12 @@ def _check(version: int, known: int) -> None:
 
 
 def _differences(values: Ints) -> tuple[list[list[int]], Unsigned]:
-    """(blocks, rows) -> the first value and the typical difference of each block, and how far each difference is off that one:
-    small, and positive by way of the lowest bit."""
+    """(blocks, rows) -> the first value and the typical difference of each block, and how far each difference is off that one.
+
+    The lowest bit holds the sign. Differences of differences took 45 % more room, since their sign fills six of eight bytes, and
+    three times as long in zstd where times jitter. zstd with the parameters of values is a quarter faster on times and as small,
+    but that is 2 % of what a frame with a single name takes in all.
+    """
     differences = values[:, 1:] - values[:, :-1]
     some = differences[:, :: max(1, differences.shape[1] // _SAMPLE)]
     middle = some.shape[1] // 2

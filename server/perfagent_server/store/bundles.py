@@ -1,4 +1,4 @@
-"""Bundles: what many series that share their rows have in their newest block, as one row of the table.
+"""Bundles: the newest blocks of many series that share their rows, as one row of the table.
 
 A row of `block` costs as much as a hundred samples, whatever it holds. While a block has room, series that were sent together
 therefore lie in a bundle; when one of them gets more, the compactor takes the bundle in again as though its samples were still
@@ -39,7 +39,11 @@ __all__ = [
     "put_bundles",
 ]
 
-BUNDLE_SERIES = 8  # from so many on; a row holds at least so many too
+# From so many series on; a row holds at least so many too. Without bundles, 640 names with 16 steps in a frame spent two
+# thirds of the time on rows of 128 samples. From 32 on, 16 names by 640 steps took 12 % more CPU and 4 % more room, since the
+# block at the end of each compaction was written twice. From 4 on, 4 names took 1 to 2 % less. With bundles for all blocks,
+# a single series would be 3 kB in a megabyte.
+BUNDLE_SERIES = 8
 _SAMPLES = 32_768  # of a row, where that leaves it enough series
 _HEADER = struct.Struct("<BBI")  # version, bytes a value, rows
 _VERSION = 1

@@ -1,4 +1,4 @@
-"""Cells: what a span of steps amounts to (minimum, maximum, sum, count, non-finite count, time of its first sample).
+"""Cells: the summary of a span of steps (minimum, maximum, sum, count, non-finite count, time of its first sample).
 
 Cells add up without loss: the cells of 16 steps inside a block, of 256 and 4096 steps in rollup rows and the buckets of a
 query are all the same thing at different widths, so a chart of any range is exact whatever it was put together from. Minimum

@@ -1,4 +1,4 @@
-"""What the rest of the server may ask of a metric store, and the shapes of its answers that are not on the wire.
+"""The interface of a metric store for the rest of the server, and the shapes of its answers that are not on the wire.
 
 Two stores can stand behind it (SQL blocks now, ClickHouse later); routes, rules and exports know only this file.
 Reads are safe from any thread. `append` and `delete` run inside a transaction of `database.py`, never on their own.

@@ -1,7 +1,8 @@
-"""From tail rows to block rows: the frames of a rank become the blocks of its series, as the tables hold them.
+"""Packs tail rows into block rows: the frames of a rank become the blocks of its series, as the tables hold them.
 
-Series that were sent together share their rows, so one pass of numpy serves all of them, and all whole blocks of a frame.
-Pieces may come late, twice around, or out of order: what lands in a block that exists is merged with it.
+Series that were sent together share their rows, so one pass of numpy serves all of them, and all whole blocks of a frame. (One
+pass for the blocks of several ranks is no faster: the arrays no longer fit the caches.) Pieces may come late, twice, or out of
+order: what lands in a block that exists is merged with it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""A value of which every rank knows a part only: the norm of sharded gradients, from the square sums that ranks send.
+"""Puts a value together of which every rank knows a part only: the norm of sharded gradients, from the square sums that
+ranks send.
 
 The value is the root of the sum of the parts over all ranks of an attempt. A step that some rank has not sent is left out: part
 of a norm is no norm. A part that is NaN or infinite makes the value so, whatever the other ranks say. Where a cell is wider than

@@ -1,4 +1,4 @@
-"""Ranks put together: one value of a run out of those of its ranks, as the catalogue says for a name."""
+"""Puts ranks together: one value of a run out of those of its ranks, as the catalogue says for a name."""
 
 from __future__ import annotations
 

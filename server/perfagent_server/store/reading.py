@@ -1,4 +1,4 @@
-"""What one question sees: the samples and cells of series, out of rollups, blocks and tail together.
+"""Reads the samples and cells of series for one question, out of rollups, blocks and tail together.
 
 Everything is read inside one transaction of the caller, so that no sample is missed or counted twice while the compactor works.
 Steps of an attempt that a later attempt has started again are cut from view here.

@@ -1,4 +1,4 @@
-"""What is dropped with time, so that the disk does not fill: full resolution first, whole runs only when told to.
+"""Drops old data so that the disk does not fill: full resolution first, whole runs only when the settings say so.
 
 A block older than `samples_days` loses its samples and keeps its cells of 16 steps: charts stay exact at that width and wider.
 A run that ended (or was last heard of) more than `runs_days` ago is deleted. The file gives pages back to the disk a little at

@@ -1,8 +1,8 @@
-"""Where each attempt of a run begins: at and after that step older attempts are cut from view (reading.py).
+"""Keeps the step at which each attempt of a run begins: at and after it, older attempts are cut from view (reading.py).
 
-The agent tells it where it knows. An attempt without word begins at the lowest step of its rows, and as long as it has none,
+The agent sends it where it knows it. An attempt without word begins at the lowest step of its rows, and as long as it has none,
 nothing of the older ones is cut: a start guessed too low would hide what they have. Rows of samplers do not count, they come
-before the first step is done; nor do those of POST /log, which may tell of any step.
+before the first step is done; nor do those of POST /log, which may name any step.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Starts:
         self._told.clear()
 
     def make_room(self) -> None:
-        """Between transactions: what a frame has told is not in the events before its transaction ends."""
+        """Between transactions: what a frame says is not in the events before its transaction ends."""
         if len(self._known) >= _MOST:
             self.forget()
 

@@ -90,7 +90,7 @@ source = Table(
     Column("contact", Float(53), nullable=False),  # server clock of the last frame
     Column("ended", Float(53)),
     Column("clock_offset_s", Float(53)),  # agent's wall clock minus ours when the first frame came
-    Column("heartbeat", Boolean, nullable=False, default=False),  # it told its state: an agent, whose silence means something
+    Column("heartbeat", Boolean, nullable=False, default=False),  # it sent its state: an agent, whose silence means something
     Column("seq_floor", BigInteger, nullable=False, default=0),  # all frames up to this are here; the ledger has the rest
     Index(None, "run", "attempt"),
     Index(None, "state"),

@@ -1,11 +1,13 @@
-"""What a tail row holds of a frame: groups and events, much as they came.
+"""The format of a tail row: the groups and events of a frame, much as they came.
 
-The time on the sender's monotonic clock is left out, for nothing behind the acknowledgement reads it, and so are the steps of
-rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes. The
-values of a group lie behind each other, apart from their names: those are mostly the names of the frame before, and making
-two thousand strings takes longer than all else. Values of more than a page go through the quickest zstd, which finds what
-repeats (float64 that changes rarely, whole numbers) and passes over noise at 5 GB/s: a page less takes 13 µs off the way of a
-frame through log, tail and compaction. A better zstd takes as long as it saves.
+The time on the sender's monotonic clock is left out, for nothing after the acknowledgement reads it, and so are the steps of
+rows that have no gap. Times of many rows are kept as how far each difference is off the mean one, in two or four bytes: of a
+frame with a single name, two thirds of what was written were times. The values of a group lie one after the other, apart from
+their names: those are mostly the names of the frame before, and two thousand strings took 1.3 ms to make, twice a frame.
+
+Values of more than a page go through the quickest zstd (-1), which finds what repeats (float64 that changes rarely, whole
+numbers) and passes over noise at 5 GB/s: half of a frame of 40 names by 256 steps in 23 µs, and back in 9. A page less takes
+13 µs off the way of a frame through log, tail and compaction. zstd 1 takes 50 µs and 26 for an eighth less; -20 saves nothing.
 """
 
 from __future__ import annotations

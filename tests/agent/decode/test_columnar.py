@@ -15,15 +15,16 @@ import torch  # noqa: F401 - what devices can do is asked of it
 from perfagent.decode import step_blocks
 from perfagent.decode.columnar import read_alike
 from perfagent.decode.step_blocks import StepPacker, Steps, joined, notes_in
-from perfagent.decode.step_decoder import Note, StepReader
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery import drafts
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, groups_of, is_pressing, read, rows_of
+from perfagent.hooks.new_progress import new_progress
 from perfagent.rootcause.investigator import Investigator
 from perfagent.signals.batch_size import inputs
 from perfagent.signals.flops.op_formulas import Counted
 from perfagent.signals.flops.step_flops import StepFlops
-from perfagent.step.state import Progress
+from perfagent.step.row import Note
 from perfagent.step.trace import (
     BACKWARD,
     BACKWARD_END,
@@ -144,7 +145,7 @@ def reader(*, embedded: bool) -> StepReader:
     made.flops = StepFlops(lambda: None)
     made.flops._shape = ()
     made.flops._known[32, 0] = Counted(products=1e9, attention=0.0)
-    made.investigator = Investigator(Progress(deque(), None), Silent(), lambda: None)
+    made.investigator = Investigator(new_progress(deque(), None), Silent(), lambda: None)
     return made
 
 

@@ -12,10 +12,11 @@ import pytest
 from builders import job_environment
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count
-from perfagent.decode.step_decoder import Note, StepReader
+from perfagent.decode.step_decoder import StepReader
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import Draft, is_pressing, left_behind, read
 from perfagent.delivery.spool import Header, Spool
+from perfagent.step.row import Note
 from perfagent.step.trace import BACKWARD, BACKWARD_END, DATA, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
 MS = 1_000_000

@@ -13,15 +13,16 @@ import torch
 from builders import RecordingSender
 
 from perfagent.decode.step_blocks import StepPacker, Steps, count, notes_in
-from perfagent.decode.step_decoder import Note
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drain import DEFERRED_S, Collector, Taken
 from perfagent.delivery.row_packing import rows_in
 from perfagent.device import Reading
 from perfagent.governor import Governor
 from perfagent.hooks.evaluation import Evaluations, Interrupted
+from perfagent.hooks.new_progress import new_progress
 from perfagent.step.costs import log_ns
-from perfagent.step.row import EarlyLog, LoggedLater, StepRow
+from perfagent.step.pending_logs import EarlyLog, LoggedLater
+from perfagent.step.row import Note, StepRow
 from perfagent.step.state import Progress, now
 from perfagent.step.trace import BACKWARD, BACKWARD_END, FORWARD, OPTIMIZER, OPTIMIZER_END, trace_of
 
@@ -86,7 +87,7 @@ def test_a_logged_row_has_the_time_of_its_call_and_not_of_its_tick(sender: Any, 
 
 
 def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 3
     sender.rows.extend([step(1), (1, 5.0, 6.0, {"a": 1.0}), step(2), Waits(), step(3)])
     taken = collector.collect(1.0, last=False)
@@ -100,7 +101,7 @@ def test_rows_come_out_in_their_order_up_to_one_that_waits(sender: Any, collecto
 
 def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, collector: Collector) -> None:
     """The newest step waits a moment for a loss of the user's, and is then taken as one of the usual kind."""
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 1
     sender.rows.append(step(1))
     assert collector.collect(100.0, last=False).total == 0
@@ -115,7 +116,7 @@ def test_a_wait_that_ended_is_not_counted_against_the_next_one(sender: Any, coll
 
 
 def test_losses_of_steps_that_never_came_are_forgotten(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 1001
     progress.user_losses.update(dict.fromkeys(range(1, 1003), 0.5))
     sender.rows.append(step(1000))
@@ -186,7 +187,7 @@ def packed(steps: list[StepRow]) -> list[Any]:
 
 
 def test_usual_steps_are_packed_as_the_packer_would(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 40
     steps = [step(number) for number in range(1, 31)]
     sender.rows.extend(steps)
@@ -201,7 +202,7 @@ def test_usual_steps_are_packed_as_the_packer_would(sender: Any, collector: Coll
 
 
 def test_steps_of_another_kind_keep_their_place(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 40
     steps = [step(1), step(2), step(3), step(4, size=7), step(5), step(6, loss=math.nan, rare=Measured())]
     steps += [step(7), step(8, rare=Measured(**{"grad/norm": 2.0})), step(9)]
@@ -215,7 +216,7 @@ def test_steps_of_another_kind_keep_their_place(sender: Any, collector: Collecto
 
 
 def test_a_loss_that_the_user_logs_now_and_then_goes_with_its_step(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 40
     steps = [step(number) for number in range(1, 21)]
     progress.user_losses.update({number: float(number) for number in range(8, 13)})
@@ -229,7 +230,7 @@ def test_a_row_of_a_device_in_between_finds_the_steps_before_it_read(sender: Any
     """What is not plain data is read at once, and so are the steps before it: in their order."""
     order: list[str] = []
     collector = Collector(sender, Columns(), lambda: order.append("drafts"), lambda _: None)
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 40
     progress.account.evaluations = Evaluations()
     sender.reader = progress.reader
@@ -246,7 +247,7 @@ def test_a_row_of_a_device_in_between_finds_the_steps_before_it_read(sender: Any
 
 
 def test_a_step_that_cannot_be_looked_at_costs_itself_and_no_other(sender: Any, collector: Collector) -> None:
-    progress = sender.progress = Progress(sender.rows, Governor(0.5))
+    progress = sender.progress = new_progress(sender.rows, Governor(0.5))
     progress.completed = 40
     sender.rows.extend([step(1), step(2)._replace(trace=[1, 2, 99]), step(3)])
     taken = collector.collect(1.0, last=False)
@@ -271,7 +272,7 @@ def logs(count: int) -> list[tuple[Any, ...]]:
 @pytest.mark.parametrize("burst", [0, 1, 998, 999, 1000, 1001, 1002, 2500, 10_007])
 @pytest.mark.parametrize("before", [0, 10])
 def test_every_row_that_a_burst_drops_is_counted(bounded: Any, burst: int, before: int) -> None:
-    Progress(bounded.rows, Governor(0.5))
+    new_progress(bounded.rows, Governor(0.5))
     collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
     taken = 0
     for handed in (before, burst, 3, burst):
@@ -288,7 +289,7 @@ def test_every_row_that_a_burst_drops_is_counted(bounded: Any, burst: int, befor
 
 def test_rows_that_were_dropped_before_the_first_was_taken_are_counted(bounded: Any) -> None:
     """The sender's thread imports what it needs while a script logs already."""
-    Progress(bounded.rows, Governor(0.5))
+    new_progress(bounded.rows, Governor(0.5))
     for row in logs(5000):
         bounded.rows.append(row)
     collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
@@ -297,7 +298,7 @@ def test_rows_that_were_dropped_before_the_first_was_taken_are_counted(bounded: 
 
 def test_rows_dropped_while_others_are_taken_are_counted(bounded: Any) -> None:
     """Two threads, as in a training: of what was handed in each row was taken or counted."""
-    Progress(bounded.rows, Governor(0.5))
+    new_progress(bounded.rows, Governor(0.5))
     collector = Collector(bounded, Columns(), lambda: None, lambda _: None)
     handed = 300_000
     append = bounded.rows.append
@@ -318,7 +319,7 @@ def test_rows_dropped_while_others_are_taken_are_counted(bounded: Any) -> None:
 
 def test_rows_that_are_let_go_of_leave_nothing_behind(bounded: Any) -> None:
     """In a forked child, and where the agent is switched off."""
-    Progress(bounded.rows, Governor(0.5))
+    new_progress(bounded.rows, Governor(0.5))
     bounded.rows.append(logs(1)[0])
     bounded.rows.clear()
     assert not bounded.rows

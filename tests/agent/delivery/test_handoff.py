@@ -30,9 +30,9 @@ from perfagent.delivery.spool import Header, Spool
 from perfagent.delivery.transport import RecordingTransport, Reply
 from perfagent.errors import ServerUnreachable
 from perfagent.governor import Governor
+from perfagent.hooks.new_progress import new_progress
 from perfagent.identity import Identity
-from perfagent.step.row import LoggedLater
-from perfagent.step.state import Progress
+from perfagent.step.pending_logs import LoggedLater
 from perfagent.wire import Frame, Group
 
 NAMES = ("loss", "lr")
@@ -400,7 +400,7 @@ def test_rows_that_came_too_fast_are_counted_one_by_one(
     tmp_path: Path, transport: RecordingTransport, caplog: pytest.LogCaptureFixture
 ) -> None:
     sender = make(tmp_path, transport)
-    sender.progress = Progress(sender.rows, Governor(0.5))
+    sender.progress = new_progress(sender.rows, Governor(0.5))
     for step in range(MAX_ROWS + 1234):
         sender.rows.append(row(step))
     with caplog.at_level(logging.WARNING, "perfagent"):

@@ -27,7 +27,8 @@ from perfagent.delivery.segments import folders, numbered
 from perfagent.delivery.spool import Header, Spool
 from perfagent.device import Reading
 from perfagent.governor import Governor
-from perfagent.step.row import EarlyLog
+from perfagent.hooks.new_progress import new_progress
+from perfagent.step.pending_logs import EarlyLog
 from perfagent.step.state import Progress
 
 CONTEXT: list[Any] = [False, False, False, 0.0, 0.0, False]
@@ -39,7 +40,7 @@ def log(value: float, *, age_s: float = 1.0) -> EarlyLog:
 
 @pytest.fixture
 def progress(tmp_path: Path) -> Progress:
-    return Progress(RecordingSender(tmp_path).rows, Governor(0.5))
+    return new_progress(RecordingSender(tmp_path).rows, Governor(0.5))
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from perfagent.delivery.drafts import Draft
 from perfagent.delivery.row_packing import Packed, Packer
 from perfagent.delivery.spool import Header, Spool
 from perfagent.governor import Governor
-from perfagent.step.row import EarlyLog
-from perfagent.step.state import Progress
+from perfagent.hooks.new_progress import new_progress
+from perfagent.step.pending_logs import EarlyLog
 from perfagent.wire import Event, Group
 
 pytestmark = pytest.mark.fault
@@ -177,7 +177,7 @@ def live_early(folder: Path, books: Books, chance: random.Random) -> None:
     spool = Spool(folder, header())
     now, step = 0.0, 0
     waiting: list[EarlyLog] = []
-    progress = Progress(deque(), Governor(0.5))
+    progress = new_progress(deque(), Governor(0.5))
     context = StepReader().context()
     for _ in range(45):
         now += chance.choice([0.1, 0.5, 70.0])

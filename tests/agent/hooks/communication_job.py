@@ -15,7 +15,7 @@ from builders import RecordingSender
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.session import Run
 
 STEPS = 5

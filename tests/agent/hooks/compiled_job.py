@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributed import all_reduce as imported_earlier
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.session import Run
 
 STEPS = 4

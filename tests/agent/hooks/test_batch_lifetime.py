@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from perfagent.governor import Governor
 from perfagent.hooks import batch_lifetime as subject
 from perfagent.hooks.batch_lifetime import Release
+from perfagent.hooks.new_progress import new_progress
 from perfagent.step.state import Progress, now, state
 from perfagent.step.trace import DATA, FORWARD, entries_of
 
@@ -60,7 +61,7 @@ class Loop:
 
 @pytest.fixture
 def loop(monkeypatch: pytest.MonkeyPatch) -> Loop:
-    made = Progress(deque(), Governor(0.5))
+    made = new_progress(deque(), Governor(0.5))
     monkeypatch.setattr(state, "current", made)
     return Loop(made)
 

@@ -311,7 +311,7 @@ def test_passes_over_gradients_come_as_seldom_as_what_they_take_of_the_device_as
 def test_the_watched_copy_is_no_graph_break(monkeypatch):
     original = torch.Tensor.to
     monkeypatch.setattr(torch.Tensor, "to", watch_copy(original), raising=False)
-    from perfagent.hooks.guard import keep_out_of_frames
+    from perfagent.boundary.dynamo import keep_out_of_frames
 
     keep_out_of_frames()
     torch._dynamo.reset()

@@ -12,7 +12,8 @@ import torch
 from torch import nn
 from truth import norm_of
 
-from perfagent.hooks import grad_clipping, guard
+from perfagent.boundary import guard
+from perfagent.hooks import grad_clipping
 
 clip_grad_value_ = nn.utils.clip_grad_value_
 """Imported by name before there is a run, as scripts do."""

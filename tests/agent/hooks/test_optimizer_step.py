@@ -384,7 +384,7 @@ def test_what_trains_beside_a_training_that_takes_turns_does_not_mix_in(record):
 
 
 def test_of_many_threads_that_take_turns_the_newest_are_known():
-    from perfagent.hooks.training_thread import OneOfThreads
+    from perfagent.step.training_thread import OneOfThreads
 
     threads = OneOfThreads.of(*range(1, 101))
     assert threads == 100 and threads == 37

@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import nn
 
+from perfagent.boundary.guard import failures
 from perfagent.hooks import output_lifetime as subject
-from perfagent.hooks.guard import failures
 from perfagent.step.state import state
 
 

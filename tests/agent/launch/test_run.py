@@ -15,7 +15,7 @@ from agent_recorded import Recording
 from builders import free_port, job_environment, until
 from ingest_server import IngestServer, Scripted
 
-from perfagent.launch import options
+from perfagent import launch_options
 from perfagent.launch.run import start
 
 ENDS = ("finished", "failed", "killed", "preempted", "oom")
@@ -220,7 +220,7 @@ def test_a_script_that_is_not_there_is_no_run(tmp_path: Path, monkeypatch: pytes
     start(["missing.py"])
     ((script, environ),) = became
     assert script == "missing.py", "Python says that it is missing"
-    assert not options.read(environ[options.VARIABLE]).watched, "and nobody tells of a run that failed"
+    assert not launch_options.read(environ[launch_options.VARIABLE]).watched, "and nobody tells of a run that failed"
 
 
 def test_isolated_python_is_refused_with_the_way_out(tmp_path: Path) -> None:

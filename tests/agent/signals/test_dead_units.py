@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.signals.dead_units import LEAST_ROWS, MOST_MODULES, DeadUnits, _suspects, activations_of
 
 

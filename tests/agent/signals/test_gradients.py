@@ -10,7 +10,7 @@ import torch
 from builders import until
 from torch import nn
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.signals.gradients import Plan, gradients_of, norms
 from perfagent.step.state import state
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from quantized import InEightBits
 
+from perfagent.hooks.new_progress import new_progress
 from perfagent.signals.memory_table import MemoryTable, table
 from perfagent.step.state import Progress
 from perfagent.wire import CATALOGUE
@@ -236,7 +237,7 @@ def polled() -> Callable[..., tuple[MemoryTable, Sender, Progress, list[float]]]
         from perfagent.hooks.optimizer_step import make_primary
 
         sender, now = Sender(), [100.0]
-        progress = Progress(sender.rows, Governor(0.5))
+        progress = new_progress(sender.rows, Governor(0.5))
         make_primary(progress, optimizer)
         made = MemoryTable(sender, progress, lambda: model, lambda: device, clock=lambda: now[0])  # type: ignore[arg-type]
         return made, sender, progress, now

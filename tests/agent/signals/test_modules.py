@@ -7,7 +7,7 @@ import contextlib
 import torch
 from torch import nn
 
-from perfagent.hooks.call_slot import CALL
+from perfagent.boundary.call_slot import CALL
 from perfagent.signals.modules import ModuleTimes
 from perfagent.step.state import state
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import nn
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.signals.flops.op_formulas import Operators
 from perfagent.signals.modules import ModuleTimes, parts_of
 from perfagent.signals.scheduled_probes import IDLE_S, Looks

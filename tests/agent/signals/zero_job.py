@@ -16,7 +16,7 @@ from builders import RecordingSender
 from deepspeed.accelerator import get_accelerator
 from torch import nn
 
-from perfagent.hooks import guard
+from perfagent.boundary import guard
 from perfagent.session import Run
 
 deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute

@@ -66,10 +66,10 @@ def _watch(text: str) -> bool:
     try:
         os.setsid()
         if os.fork() == 0:
-            from perfagent.launch import options
+            from perfagent import launch_options
             from perfagent.launch.watcher import watch_worker
 
-            watch_worker(trainer, options.read(text))
+            watch_worker(trainer, launch_options.read(text))
         status = 0
     finally:
         os._exit(status)  # neither of the two is the script's
@@ -147,7 +147,7 @@ class _Finder:
         return spec
 
     def follow(self) -> None:
-        """Puts what this process was told back into the environment of another Python that takes its place."""
+        """Puts the options of this process back into the environment of another Python that takes its place."""
         execv, execve = os.execv, os.execve
 
         def again(path: Any, words: Any) -> Any:
@@ -184,9 +184,9 @@ class _Finder:
         if not self._alone:
             self._give_back()
         try:
-            from perfagent.launch import options
+            from perfagent import launch_options
 
-            told = options.current = options.read(self._text)
+            told = launch_options.current = launch_options.read(self._text)
             from perfagent.session import start_from_launcher
 
             start_from_launcher(**told.for_session())

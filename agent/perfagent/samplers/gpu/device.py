@@ -4,8 +4,8 @@ Readings of a device are rare and cheap (utilization 2.5 µs, memory 12 µs as m
 device's controller and cost more). Counters that change once a day are read every ten seconds in one call. Process lists take
 milliseconds under the driver's lock and are read every half minute (processes.py).
 
-A MIG slice tells its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board and would be
-counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are told by each slice.
+A MIG slice reports its memory and its GPM figures. Power, its limit, energy and utilization belong to the whole board and would
+be counted once per slice, so that a slice leaves them out; temperature, clocks and errors of the board are reported by each.
 """
 
 from __future__ import annotations

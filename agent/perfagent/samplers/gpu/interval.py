@@ -17,7 +17,7 @@ SPREAD = {
 
 
 class Interval:
-    """Collects readings of one device. spread: whether minima and maxima are told too."""
+    """Collects readings of one device. spread: whether minima and maxima are sent too."""
 
     __slots__ = ("_readings", "_spread")
 

@@ -1,4 +1,4 @@
-"""The one door to NVML. Everything behind it is plain code with None for what a device does not tell.
+"""The one door to NVML. Everything behind it is plain code with None for what a device does not report.
 
 A call that the driver refuses for good (not supported, no permission, unknown to an older driver) is asked once per device and
 never again; one that fails for the moment gives None; a device that is gone raises DeviceLost, and only that. A call that hangs
@@ -48,9 +48,9 @@ class Door:
         self._refused: set[str] = set()
 
     def ask(self, name: str, *arguments: Any, what: str = "", nothing: Any = None) -> Any:
-        """The answer of a function of the library; None when the device does not tell. Raises DeviceLost.
+        """The answer of a function of the library; None when the device does not report it. Raises DeviceLost.
 
-        what: names the question where one function answers several. nothing: the answer where there is nothing to tell of.
+        what: names the question where one function answers several. nothing: the answer where there is nothing to report.
         """
         if (key := what or name) in self._refused:
             return None

@@ -1,5 +1,6 @@
-"""The GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as `node_gpu<i>/*`.
+"""Samples the GPUs that this process answers for: its own as `gpu/*`, and on one rank of a node the rest as `node_gpu<i>/*`.
 
+NVML is asked twice a second. At 10 Hz and more its calls queue up in the driver, and were seen to block kernel launches.
 Runs on the courier's thread, about twice a second: that thread may hang in the driver, and is replaced when it does. What is
 read at every call is sent once a second as mean, minimum and maximum; counters every ten seconds.
 """
@@ -155,10 +156,10 @@ class GpuSampler:
             return
         described = []
         for gpu in shown:
-            with contextlib.suppress(DeviceLost):  # it is told when it is read
+            with contextlib.suppress(DeviceLost):  # it is reported when it is read
                 described.append(gpu.describe())
         driver = None
-        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is told when a device is read, too
+        with contextlib.suppress(DeviceLost):  # a driver that goes at this moment is reported when a device is read, too
             driver = door.ask("nvmlSystemGetDriverVersion")
         self._tell({"what": "found", "driver": text_of(driver), "gpus": described})
         self._described = True
@@ -175,7 +176,7 @@ class GpuSampler:
         return self._slices.get(gpu.index, [])
 
     def _choose(self) -> Gpu | None:
-        """This rank's device: by the UUID that torch tells, else by the order that CUDA counts in."""
+        """This rank's device: by the UUID that torch gives, else by the order that CUDA counts in."""
         ordinal = self._ordinal()
         if ordinal is None:
             return None

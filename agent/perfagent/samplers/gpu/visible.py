@@ -42,7 +42,7 @@ def with_uuid(uuid: str, found: Sequence[Gpu], slices_of: Slices) -> Gpu | None:
             if device.uuid.lower().removeprefix("gpu-").removeprefix("mig-") == tail:
                 return device
         if len(parts) == 1 and gpu.uuid.lower().removeprefix("gpu-") == tail:
-            return parts[0]  # torch told the board's, and only one slice can be meant
+            return parts[0]  # torch gave the board's, and only one slice can be meant
     return None
 
 

@@ -85,7 +85,7 @@ class XidEvents:
 
     def poll(self) -> list[Xid]:
         """What happened since the last call. Never waits."""
-        logged = self._log.poll()  # read on where events tell the same: it is to stand in from here on, not from its beginning
+        logged = self._log.poll()  # read on where events say the same: it is to stand in from here on, not from its beginning
         if not self._registered:
             return [Xid(self._by_pci(pci), code) for pci, code in logged]
         found: list[Xid] = []
@@ -103,7 +103,7 @@ class XidEvents:
         return found
 
     def _of(self, handle: Any) -> Gpu | None:
-        """By its handle, which NVML gives each device once: one that fell off the bus does not tell its UUID any more."""
+        """By its handle, which NVML gives each device once: one that fell off the bus no longer gives its UUID."""
         address = _address(handle)
         for gpu in self._watched:
             if _address(gpu.handle) == address:

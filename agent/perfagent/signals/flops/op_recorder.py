@@ -20,10 +20,10 @@ from itertools import chain, islice
 from threading import get_ident
 from typing import Any
 
-from perfagent.hooks.guard import untraced
-from perfagent.rootcause.other_profilers import ends, starts
-from perfagent.rootcause.replacing import replace
+from perfagent.boundary.call_watch import replace
+from perfagent.boundary.dynamo import untraced
 from perfagent.signals.flops.op_callbacks import are_on_here, can_clear_here, clear_here, turn_here
+from perfagent.signals.other_profilers import ends, starts
 
 __all__ = ["Recording", "holds_nested"]
 

@@ -8,8 +8,9 @@ from threading import Lock, get_ident
 from typing import TYPE_CHECKING, Any
 from weakref import ref
 
-from perfagent.hooks.call_slot import CALL, copy_that_calls
-from perfagent.hooks.guard import by_signal, failed, keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.call_slot import CALL, copy_that_calls
+from perfagent.boundary.dynamo import keep_out_of_frames, not_traced, untraced
+from perfagent.boundary.guard import by_signal, failed
 from perfagent.signals.compiled import compiled, traces_backward
 from perfagent.signals.convolutions import Convolution
 from perfagent.signals.flops.autograd_graph import in_graph

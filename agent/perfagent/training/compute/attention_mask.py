@@ -1,4 +1,5 @@
-"""What a mask says in its shape and numbers: nothing, causality, padding, packed documents, or something of its own.
+"""Reads what a mask says from its shape and numbers: nothing, causality, padding, packed documents, or something of its
+own.
 
 Kernels that take no mask are the fast ones, and most masks in use say what a flag or a list of lengths says as well. Reading a
 mask on a GPU waits for it: this is for looking once, not for every step.

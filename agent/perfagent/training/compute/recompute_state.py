@@ -1,4 +1,4 @@
-"""What a second computation of a block must find as the first one found it, beyond torch's random numbers.
+"""Restores for the second computation of a block what the first one found, beyond torch's random numbers.
 
 torch's checkpoint runs a block's forward() again. A block that changes a buffer as it runs (batch norm's running statistics,
 spectral norm's vectors) would change it twice, and compute something else the second time; one that draws from Python's or
@@ -34,8 +34,8 @@ class Moving(NamedTuple):
 
 
 class Kept:
-    """Of one block, over all its forward passes. moving: what they move, by which of its modules were training; nothing before
-    the first."""
+    """Remembers what a block's forward passes change. moving: by which of the block's modules were in training mode; empty
+    before the first pass."""
 
     __slots__ = ("moving",)
 

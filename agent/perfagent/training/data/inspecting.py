@@ -195,7 +195,7 @@ class _Look:
         self._widest: Counter[int] = Counter()
 
     def problem(self, kind: str, severity: str, text: str, *where: tuple[int, int | None]) -> None:
-        """Notes one; several of one kind are told together."""
+        """Notes one; several of one kind are reported together."""
         self._found.setdefault(kind, (severity, text, []))[2].extend(where)
 
     def at(self, number: int, batch: Any) -> None:

@@ -1,7 +1,7 @@
-"""What the samplers that group samples by length have in common: epochs, ranks, and when their batches are made.
+"""The common part of the samplers that group samples by length: epochs, ranks, and when their batches are made.
 
 The batches of an epoch follow from the lengths, the seed and the epoch alone, so that every rank finds the same ones without
-a word to the others, and a resumed training goes on in the middle of an epoch: the loop tells the sampler its epoch and passes
+a word to the others, and a resumed training goes on in the middle of an epoch: the loop gives the sampler its epoch and passes
 over what was seen. Samples of like length lie in the same batch, batches of like length in the same step of all ranks, and apart
 from that the order is random.
 """

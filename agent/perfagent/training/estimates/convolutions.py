@@ -1,4 +1,4 @@
-"""Memory that a convolution on a CPU takes inside itself, beside its results.
+"""Estimates the memory that a convolution on a CPU takes inside itself, in addition to its results.
 
 oneDNN copies what it reads into an order of its own, and what it writes out of it. What it does not take (bfloat16 on many
 processors) is computed by torch itself: the input once more for every place of the kernel, as one matrix. Which of the two it is

@@ -1,4 +1,4 @@
-"""A model and its optimizer once more, made of tensors that have a size and no contents.
+"""Copies a model and its optimizer into tensors that have a size and no contents.
 
 The user's own are never written to: what is simulated are copies. Where fake tensors do not suffice (the model reads a value back
 in the middle of its forward pass) the same copy is made of real ones.

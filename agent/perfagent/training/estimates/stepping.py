@@ -98,8 +98,8 @@ def simulate(plan: Plan, *, real: bool = False) -> Simulated:
 
 
 class _Step(ExitStack):
-    """One step over the copies, told to the books phase by phase. On leaving, its hooks are taken off the parameters: a hook that
-    leads back to its parameter is a circle which the garbage collector does not see."""
+    """One step over the copies, entered into the books phase by phase. On leaving, its hooks are taken off the parameters: a hook
+    that leads back to its parameter is a cycle which the garbage collector does not see."""
 
     def __init__(
         self, plan: Plan, account: Account, model: nn.Module, batch: Any, twin: Twin, trainable: list[nn.Parameter]

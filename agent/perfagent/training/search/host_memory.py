@@ -1,4 +1,4 @@
-"""How much memory this process took at its worst, and how much the host has left.
+"""Measures how much memory this process took at its worst, and how much the host has left.
 
 On a CPU nothing is raised when memory ends: the kernel swaps, then kills. A search must therefore stop before, by what the sizes
 tried so far took.
@@ -20,7 +20,7 @@ _RESET_PEAK = "5"
 
 
 class HostMemory:
-    """Notes the peak of each trial. Where the system does not tell (no Linux), it knows nothing and forbids nothing."""
+    """Notes the peak of each trial. Where the system does not say (no Linux), it knows nothing and forbids nothing."""
 
     def __init__(self) -> None:
         self._before = 0
@@ -53,7 +53,7 @@ class HostMemory:
 
 
 def available_bytes() -> int | None:
-    """What can still be taken without swapping, by the host and by this process's control group; None where nobody tells."""
+    """What can still be taken without swapping, by the host and by this process's control group; None where neither says."""
     found: list[int] = []
     with suppress(OSError, TypeError):
         match = re.search(r"^MemAvailable:\s*(\d+) kB", Path("/proc/meminfo").read_text(encoding="ascii"), re.MULTILINE)

@@ -1,4 +1,4 @@
-"""What a trial step changes, noted before it changes and put back afterwards.
+"""Notes whatever a trial step changes before it changes, and puts it back afterwards.
 
 Modules and optimizers are noticed as they are used, by torch's global hooks, which hear of every one of them wherever the step
 function has it from. What has a state_dict() and is reachable from the step function (a scheduler, a gradient scaler, an average

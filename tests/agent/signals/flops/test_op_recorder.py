@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
-from perfagent.hooks.guard import reset
+from perfagent.boundary.guard import reset
 from perfagent.signals.flops.op_formulas import Operators
 from perfagent.signals.flops.op_recorder import Recording, holds_nested
 from perfagent.signals.flops.step_flops import StepFlops, own_operations

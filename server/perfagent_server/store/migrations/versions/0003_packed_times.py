@@ -1,5 +1,8 @@
-"""Nothing changes in the tables: times in the tail and in axes are packed anew from here on, in a form that an older version
-would take for none. It refuses a database of this revision instead; what it has written is still read."""
+"""Marks databases whose times are packed in a new form.
+
+The tables do not change. An older version would misread the new times in the tail and in axes, so it refuses a database
+of this revision. What it has written is still read.
+"""
 
 revision = "0003"
 down_revision = "0002"

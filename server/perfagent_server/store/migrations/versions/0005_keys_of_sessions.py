@@ -1,4 +1,6 @@
-"""Which key opened a session, so that it ends with the key. Of the sessions there are nobody knows: they end now."""
+"""Adds to a session the key that opened it, so that it ends with the key. The key of present sessions is unknown: they
+end now.
+"""
 
 import sqlalchemy as sa
 from alembic import op

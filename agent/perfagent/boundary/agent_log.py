@@ -1,11 +1,14 @@
-"""What the agent tells the user goes through the logger "perfagent", whose handlers and filters are the script's own: what they
-raise ends here. Without us nothing would have been logged, and nothing raised."""
+"""The logger "perfagent", through which the agent reports to the user.
+
+Its handlers and filters are the script's own. What they raise ends here: without us nothing would have been logged, and
+nothing raised.
+"""
 
 from __future__ import annotations
 
 import logging
 
-from perfagent.hooks.guard import by_signal
+from perfagent.boundary.guard import by_signal
 
 __all__ = ["logger"]
 

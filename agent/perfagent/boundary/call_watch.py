@@ -1,4 +1,4 @@
-"""A function of somebody else's in whose place ours stands for a while: it is told of each call, and calls the original."""
+"""Replaces a function of somebody else's for a while: ours sees each call, and calls the original."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from perfagent.hooks.guard import not_traced
+from perfagent.boundary.dynamo import not_traced
 
 __all__ = ["replace"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from perfagent.hooks.gc_instances import living
+from perfagent.boundary.gc_instances import living
 
 
 class Base: ...

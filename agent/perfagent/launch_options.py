@@ -1,4 +1,7 @@
-"""What `perfagent run` was told, handed from the command to the process that it becomes. Light: read at interpreter start-up."""
+"""The options of `perfagent run`, handed from the command to the process that it becomes.
+
+Light: read at interpreter start-up.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +52,8 @@ current: LaunchOptions | None = None
 
 
 def parents_run() -> str | None:
-    """The run of the process that `perfagent run` became and that spawned this one: a group that this joins is of its ranks."""
+    """The run id of the launched process that spawned this one; None without one. A spawned process that joins a process group
+    is a rank of that run."""
     text = getattr(sys.modules.get("perfagent.launch.children"), "told", None)
     told = read(text) if text else None
     return (told.run_id or told.drawn_id) if told is not None else None

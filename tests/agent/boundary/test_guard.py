@@ -8,7 +8,7 @@ import weakref
 
 import pytest
 
-from perfagent.hooks.guard import failures, guarded, reset
+from perfagent.boundary.guard import failures, guarded, reset
 
 
 @pytest.fixture(autouse=True)

@@ -10,17 +10,17 @@ from __future__ import annotations
 import functools
 import logging
 import signal
-import sys
 import traceback
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, TypeVar
 
-__all__ = ["by_signal", "failed", "failures", "guarded", "keep_out_of_frames", "not_traced", "passed_by", "reset", "untraced"]
+from perfagent.boundary.dynamo import not_traced
+
+__all__ = ["by_signal", "failed", "failures", "guarded", "reset"]
 
 logger = logging.getLogger("perfagent")
 failures: dict[str, int] = {}
-_codes: dict[CodeType, bool] = {}
 
 Hook = TypeVar("Hook", bound=Callable[..., Any])
 
@@ -64,48 +64,6 @@ def guarded(hook: Hook) -> Hook:
             return None
 
     return not_traced(call, nor_what_it_calls=True)  # type: ignore[return-value]
-
-
-def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:
-    """Marks a function of ours as one that torch.compile must call and not trace, as torch.compiler.disable would.
-
-    nor_what_it_calls: False for a patch, since below it lies what it patched. (That decorator imports torch._dynamo, which takes
-    a second that most scripts do not need.)
-    """
-    function._torchdynamo_disable = True  # type: ignore[attr-defined]
-    function._torchdynamo_disable_msg = "a hook of perfagent"  # type: ignore[attr-defined]
-    _codes[function.__code__] = nor_what_it_calls
-    return function
-
-
-def untraced(function: Hook) -> Hook:
-    """Marks a function that a patch calls, and all below it."""
-    return not_traced(function, nor_what_it_calls=True)
-
-
-def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
-    """A patch in whose place torch.compile traces the original, so that it makes the graphs that it makes without us.
-
-    Where it cannot trace the original either, the graph breaks as it does without us, and the patch is called. For functions that
-    can be traced, and for no others: it costs a call. (The mark `_torchdynamo_inline` costs nothing, but it loses a method's
-    self, and whoever takes it over with functools.wraps is passed by, too.)
-    """
-    traced = sys.modules["torch"].compiler.is_dynamo_compiling  # it says False, and the compiler reads True
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        return original(*args, **kwargs) if traced() else patch(*args, **kwargs)
-
-    _codes[call.__code__] = _codes[patch.__code__] = False
-    return functools.wraps(original)(call)  # type: ignore[return-value]
-
-
-def keep_out_of_frames() -> None:
-    """The same for calls that torch.compile meets as frames of their own. Needs torch."""
-    frames: Any = getattr(sys.modules["torch"]._C._dynamo, "eval_frame", None)
-    strategy, action = getattr(frames, "_FrameExecStrategy", None), getattr(frames, "_FrameAction", None)
-    while _codes and strategy is not None and action is not None:
-        code, deep = _codes.popitem()
-        frames.set_code_exec_strategy(code, strategy(action.SKIP, action.SKIP if deep else action.DEFAULT))
 
 
 def reset() -> None:

@@ -1,4 +1,7 @@
-"""Waits for the import of a module. Light: processes that only might train have it, too."""
+"""Calls back when a module is imported.
+
+Light on purpose: it is loaded in processes that may never train.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,8 @@
-"""Profilers that the script has of its own. Kineto has room for one a process and does not defend it: where a second is started
-beside one that is running, or only prepared, the first one's end kills the process (segmentation fault, torch 2.13)."""
+"""Finds profilers that the script has of its own.
+
+Kineto has room for one in a process and does not defend it. Where a second is started next to one that runs, or is only
+prepared, the end of the first kills the process (segmentation fault, torch 2.13).
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,7 @@ __all__ = ["ends", "in_use", "starts"]
 
 def in_use() -> bool:
     """Whether a torch profiler of the script's is running, on whichever thread, or prepared: one with a schedule is from the
-    first step of its warm-up on, and nothing in torch tells of that but the object itself.
+    first step of its warm-up on, and only the object itself shows that.
 
     25 ms for 800,000 objects: asked once for a profile that somebody wants.
     """

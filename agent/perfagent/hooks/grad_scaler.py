@@ -1,0 +1,91 @@
+"""torch.amp.GradScaler: what it scaled, its unscaling, and its step, which may skip the optimizer's."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from threading import get_ident
+from typing import Any
+
+from perfagent.boundary.guard import guarded
+from perfagent.device import take
+from perfagent.hooks.backward import remember
+from perfagent.hooks.optimizer_selection import appoint
+from perfagent.hooks.optimizer_step import finish_step
+from perfagent.step.state import Progress, now, state
+from perfagent.step.trace import OPTIMIZER
+
+__all__ = ["watch_scale", "watch_scaler_step", "watch_unscale"]
+
+
+def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
+    """GradScaler.scale, watched: remembers what each scaled tensor was before."""
+
+    @functools.wraps(original)
+    def scale(self: Any, outputs: Any) -> Any:
+        scaled = original(self, outputs)
+        p = state.current
+        if p is not None and scaled is not outputs and (p.thread == get_ident() or p.adopts()):
+            remember(p, outputs, scaled)
+        return scaled
+
+    return scale
+
+
+def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
+    """GradScaler.step, watched: a step that it skips is a step all the same."""
+
+    @functools.wraps(original)
+    def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+        p = state.current
+        if p is None or not self._enabled or p.scaler_depth or (p.thread != get_ident() and not p.adopts()):
+            return original(self, optimizer, *args, **kwargs)
+        p.scaler_depth = 1
+        _begin_scaled(p, self, optimizer)
+        done = False
+        try:
+            result = original(self, optimizer, *args, **kwargs)
+            done = True
+            return result
+        finally:
+            stepped, p.scaler_depth = p.scaler_depth == 2, 0
+            if done:
+                _end_scaled(p, optimizer, stepped)
+
+    return step
+
+
+@guarded
+def _begin_scaled(p: Progress, scaler: Any, optimizer: Any) -> None:
+    if not p.primary_id:
+        appoint(p, optimizer)
+    p.trace.extend((now(), None if p.clock is None else p.clock.mark(), OPTIMIZER))
+    if scaler._scale is not None:
+        p.amp.scaler_scale = take(scaler._scale)
+        p.unusual = True
+
+
+@guarded
+def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
+    event = None if p.clock is None else p.clock.mark()
+    skipped: Any = not stepped
+    found, p.amp.found_inf = p.amp.found_inf, None
+    if stepped and found is not None:  # a fused optimizer decides on the device
+        skipped = take(found)
+    if not stepped and p.primary_id != id(optimizer):
+        p.together.skips(p, optimizer)
+    finish_step(p, optimizer, skipped, event)
+
+
+def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
+    """GradScaler.unscale_, watched: from here on the gradients are true ones."""
+
+    @functools.wraps(original)
+    def unscale_(self: Any, optimizer: Any) -> Any:
+        result = original(self, optimizer)
+        p = state.current
+        if p is not None and p.thread == get_ident():
+            p.amp.unscaled = True
+        return result
+
+    return unscale_
