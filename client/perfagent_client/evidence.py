@@ -77,9 +77,8 @@ def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
     origin = f", {batch['from']}" if batch.get("from") else ""
     yield f"{what} of step {batch.get('step')}: fingerprint {batch.get('hash')}{origin}"
     tensors = batch.get("tensors")
-    for tensor in tensors if isinstance(tensors, list) else []:
-        if not isinstance(tensor, Mapping):
-            continue
+    known = [tensor for tensor in tensors if isinstance(tensor, Mapping)] if isinstance(tensors, list) else []
+    for tensor in sorted(known, key=lambda tensor: not tensor.get("nonfinite")):  # the damaged ones first
         kind = f"{tensor.get('dtype')}{tensor.get('shape')}"
         facts = [f"{tensor['nonfinite']:,} non-finite"] if isinstance(tensor.get("nonfinite"), int) else []
         if "min" in tensor and "max" in tensor:
