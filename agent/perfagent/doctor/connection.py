@@ -54,7 +54,8 @@ def look(address: str, api_key: str | None) -> Look:
             version = str(described["info"]["version"]) if "/api/v1/ingest" in described["paths"] else None
         except (ValueError, KeyError, TypeError):
             pass
-    who, may = "", ()
+    who = ""
+    may: tuple[str, ...] = ()
     if session.status_code == 200:
         try:
             answer = session.json()
