@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 __all__ = ["KNOWN", "misspelt", "warn_of_misspelt"]
 
 PREFIX = "PERFAGENT_"
-_OF_TESTS = "PERFAGENT_TEST_"
+_OF_TESTS = PREFIX + "TEST_"
 _AGENT = (
     "SERVER", "API_KEY", "PROJECT", "RUN_ID", "RECORD", "TENSORBOARD", "DISABLED", "MALLOC", "CAPTURE_LOGS", "RUN_LAUNCH",
 )  # fmt: skip

@@ -12,20 +12,20 @@ from typing import Any
 __all__ = ["alarm"]
 
 
-def alarm(kind: str, data: Mapping[str, Any], completed: int) -> tuple[str, str] | None:
+def alarm(kind: str, data: Mapping[str, Any], step: int) -> tuple[str, str] | None:
     """(what happened, as one word; the sentence) of an event; None for events that a console need not show.
 
-    data: redacted. completed: the last step that is complete.
+    data: redacted. step: the last step of the run, 0 before the first.
     """
     if kind == "finding" and data.get("rule") == "nonfinite_loss":
         return _nonfinite(data)
     if kind == "finding" and data.get("rule") == "oom_observed":
         return "oom", f"out of memory. {data.get('message', '')}"
     if kind == "state" and data.get("state") in ("failed", "oom") and data.get("exception") not in (None, "KeyboardInterrupt"):
-        reason = str(data.get("reason") or data["exception"])
+        reason, after = str(data.get("reason") or data["exception"]), f" after step {step}" if step else ""
         if data["state"] == "oom":
-            return "oom", f"out of memory after step {completed}. {_ended(reason)}"
-        return "crash", f"the job crashed after step {completed}. {_ended(reason)}"
+            return "oom", f"out of memory{after}. {_ended(reason)}"
+        return "crash", f"the job crashed{after}. {_ended(reason)}"
     return None
 
 

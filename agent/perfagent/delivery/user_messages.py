@@ -105,8 +105,9 @@ class Notices:
     def alarms(self, events: Iterable[Event]) -> None:
         """A NaN, memory that ran out, a crash: in the job's own console, with the place to look at."""
         p, identity, record = self._sender.progress, self._sender.identity, self._sender.config.record
+        step = 0 if p is None else p.completed or p.logged_at() or 0
         for event in events:
-            found = console_alarms.alarm(event.kind, event.data, p.completed if p is not None else 0)
+            found = console_alarms.alarm(event.kind, event.data, step)
             if found is None:
                 continue
             rank = f"rank {identity.rank}: " if identity.world_size > 1 else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +11,6 @@ from pathlib import Path
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import folders, owner
 from perfagent.doctor.checks import Check, ok, problem, warning
-from perfagent.identity.pids import owner_line
 from perfagent.plural import some
 
 __all__ = ["Left", "disk", "free_bytes", "left_in", "spool"]
@@ -84,12 +84,15 @@ def disk(name: str, folder: Path, free: int | OSError) -> Check:
 
 
 def _is_running(folder: Path) -> bool:
-    """By the lock of the source, which holds pid and start of its process."""
+    """Whether a process holds the source's lock. Ours is let go of at once; who wants it in that moment tries again by itself."""
     try:
-        words = (folder / "lock").read_text("ascii", "replace").split()
-        return len(words) == 2 and words[1] != "0" and owner_line(int(words[0])) == " ".join(words)
-    except (OSError, ValueError):
+        with (folder / "lock").open("rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
         return False
+    return False
 
 
 def _spelled(size: int) -> str:

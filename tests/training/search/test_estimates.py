@@ -336,7 +336,7 @@ def test_what_ranks_add_without_zero_is_said() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--sequence", "4096"), "--sequence is 4096, and the model with its batches comes from elsewhere"),
+        (("--demo", "--sequence", "4096"), "--sequence is 4096, and the model with its batches comes from elsewhere"),
         (("--config", ".", "--vocabulary", "5"), "--vocabulary is 5, and the model"),
         (("--layers", "0"), "takes --layers, --width and --heads"),
         (("--layers", "0", "--width", "64", "--heads", "1"), "layers must be 1 or more, not 0"),

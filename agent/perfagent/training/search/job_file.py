@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import builtins
+import sys
 from collections.abc import Iterable, Iterator
 from importlib.util import decode_source
 from pathlib import Path
@@ -74,14 +75,19 @@ class _Names:
         return self.own | set(self.imported)
 
     def module_of(self, function: ast.expr) -> str | None:
-        """The module that a called function comes from, `builtins` among them; None where it is the file's own."""
-        while isinstance(function, ast.Attribute):
-            function = function.value
+        """The module that a called function comes from, `builtins` among them; None where it is the file's own, or a method of
+        what a library made: `Trainer().fit` trains, and `Path(__file__).resolve` does not."""
+        made = False
+        while isinstance(function, (ast.Attribute, ast.Call)):
+            made = made or isinstance(function, ast.Call)
+            function = function.func if isinstance(function, ast.Call) else function.value
+        if isinstance(function, (ast.Constant, ast.JoinedStr)):
+            return "builtins"
         if not isinstance(function, ast.Name) or function.id in self.own:
             return None
-        if function.id in self.imported:
-            return self.imported[function.id]
-        return "builtins" if hasattr(builtins, function.id) else None
+        module = self.imported.get(function.id) or ("builtins" if hasattr(builtins, function.id) else None)
+        plain = module is not None and module.partition(".")[0] in (*_PREPARING, *sys.stdlib_module_names)
+        return module if plain or not made else None
 
 
 def _at_top_level(statements: Iterable[ast.stmt]) -> Iterator[ast.stmt]:

@@ -1,0 +1,107 @@
+"""`perfagent doctor` as it is called: with a server that asks for keys, without one, without torch."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from builders import ServerProcess, free_port, job_environment, server_process
+
+import perfagent
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    with server_process(tmp_path_factory.mktemp("server"), "--auth", "required") as running:
+        yield running
+
+
+def doctor(folder: Path, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "perfagent", "doctor", *words]
+    return subprocess.run(
+        command, env=job_environment(folder, **environment), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
+    return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
+
+
+def test_with_a_server_and_a_key_nothing_is_a_problem(tmp_path: Path, guarded: ServerProcess) -> None:
+    key = guarded.admin("POST", "/keys", {"scope": "ingest", "name": "", "project": None})["key"]
+    done = doctor(tmp_path, "--json", PERFAGENT_SERVER=guarded.url, PERFAGENT_API_KEY=key)
+    found = checks(done)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert [*found] == [
+        "Python", "torch", "GPU", "attention", "allocator", "settings", "spool", "server", "key", "clock", "disk of spool",
+        "disk of server",
+    ]  # fmt: skip
+    assert {name: found[name]["grade"] for name in ("Python", "torch", "server", "key", "clock")} == dict.fromkeys(
+        ("Python", "torch", "server", "key", "clock"), "ok"
+    )
+    assert f"{guarded.url} answers, version {perfagent.__version__}" in found["server"]["found"]
+    assert found["key"]["found"].endswith("may ingest")
+    assert "math" in found["attention"]["found"]
+    assert key not in done.stdout
+
+
+def test_a_server_that_asks_for_a_key_and_a_wrong_key_are_problems_with_the_way_to_one(
+    tmp_path: Path, guarded: ServerProcess
+) -> None:
+    for key in ("", "pfa_ingest_12345678_" + "a" * 43):
+        done = doctor(tmp_path, PERFAGENT_SERVER=guarded.url, PERFAGENT_API_KEY=key, PERFAGENT_PROT="1")
+        assert done.returncode == 1
+        lines = done.stdout.splitlines()
+        (at,) = (place for place, line in enumerate(lines) if line.startswith("problem"))
+        assert lines[at].split()[1] == "key"
+        assert "`perfagent keys create ingest`" in lines[at + 1]
+        assert any(line.startswith("warning  settings") and "PERFAGENT_PORT?" in line for line in lines)
+        assert "Traceback" not in done.stderr
+
+
+WITHOUT_TORCH = """
+import importlib.util
+found = importlib.util.find_spec
+importlib.util.find_spec = lambda name, package=None: None if name == "torch" else found(name, package)
+"""
+
+
+def test_without_torch_and_server_each_is_a_line_with_what_to_do(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_TORCH)
+    done = doctor(tmp_path, "--json", "--server", f"http://127.0.0.1:{free_port()}", PYTHONPATH=str(tmp_path))
+    found = checks(done)
+    assert (done.returncode, done.stderr) == (1, "")
+    assert found["torch"]["grade"] == "warning"
+    assert found["torch"]["found"] == "not installed here"
+    assert found["server"]["grade"] == "problem"
+    assert "perfagent up" in found["server"]["next_step"]
+    assert (found["key"]["grade"], found["clock"]["grade"]) == ("warning", "warning")
+    wrong = doctor(tmp_path, "--server", "foo", PYTHONPATH=str(tmp_path))
+    assert wrong.returncode == 1
+    assert "problem  settings" in wrong.stdout
+
+
+def test_a_run_says_why_it_has_no_verdict(
+    tmp_path: Path, guarded: ServerProcess, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of the same server: it gives this process a key that sends and does not read."""
+    key = guarded.admin("POST", "/keys", {"scope": "ingest", "name": "", "project": None})["key"]
+    monkeypatch.setenv("PERFAGENT_API_KEY", key)
+    with caplog.at_level(logging.WARNING, "perfagent"):
+        with perfagent.init(server=guarded.url, run_id="asks") as run:
+            assert run.verdict() is None
+            assert run.verdict() is None
+        away = f"http://127.0.0.1:{free_port()}"
+        with perfagent.init(server=away, run_id="away") as run:
+            assert run.verdict() is None
+    said = [message for message in caplog.messages if "no verdict here" in message]
+    assert len(said) == 2, "once each"
+    assert "the key in PERFAGENT_API_KEY may not read. `perfagent keys create read` on the machine of server" in said[0]
+    assert "`perfagent show asks` prints the verdict" in said[0]
+    assert f"server {away} gave none within 2 s (ConnectError" in said[1]
