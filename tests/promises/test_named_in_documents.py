@@ -13,6 +13,7 @@ import pathlib
 import re
 import shlex
 import tomllib
+import typing
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -20,7 +21,6 @@ import pytest
 from documents import ROOT, Document, Piece, documents, tracked_files
 
 import perfagent
-from perfagent.config import AgentConfig
 from perfagent_client import AsyncClient, Client
 from perfagent_server.rules.catalogue import RULES
 from perfagent_server.settings import Settings
@@ -35,6 +35,8 @@ USERS_FILES = {"train.py", "script.py", "job.py", "section.md"}
 """A reader's own files, and what a command writes where the reader says."""
 
 Problems = Iterator[tuple[int, str]]
+
+AgentConfig = typing.get_type_hints(perfagent.Run.__init__)["settings"]
 
 
 # ---- the promise ---------------------------------------------------------------------------------------------------------------
