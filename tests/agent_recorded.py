@@ -29,5 +29,12 @@ class Recording:
         groups = [group for frame in self._frames for group in frame.groups if name in group.values]
         return sorted(pair for group in groups for pair in zip(group.steps(), group.column(name), strict=True))
 
+    def frames(self) -> list[tuple[list[Any], list[Any]]]:
+        """Groups and events of each frame."""
+        return [(frame.groups, frame.events) for frame in self._frames]
+
+    def names(self) -> set[str]:
+        return {name for frame in self._frames for group in frame.groups for name in group.values}
+
     def events(self, kind: str) -> list[dict[str, Any]]:
         return [event.data for frame in self._frames for event in frame.events if event.kind == kind]

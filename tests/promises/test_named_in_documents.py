@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 from documents import ROOT, Document, Piece, documents, tracked_files
+from perfagent.config import AgentConfig
 
 import perfagent
 from perfagent_client import AsyncClient, Client

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 __all__ = ["CLAIMS", "ELSEWHERE", "SOURCES", "Claim", "Elsewhere", "claims_of"]
 
 SOURCES = {
-    "S0": "guide to performance and debugging",
-    "S1": "questions and answers on optimization",
-    "S2": "summary of training-code optimization",
-    "S3": "guide to advanced topics",
-    "S4": "chapter on training speed of vision-language models",
-    "PyTorch blog": "PyTorch blog on asynchronous checkpoints",
-    "PyTorch 2.0": "announcement of PyTorch 2.0",
-    "HF blog": "Hugging Face blog on packing with FlashAttention",
+    "S0": "guide to performance and debugging (unpublished; no author or address is known)",
+    "S1": "questions and answers on optimization (unpublished, as S0)",
+    "S2": "summary of training-code optimization (unpublished, as S0)",
+    "S3": "guide to advanced topics (unpublished, as S0)",
+    "S4": "chapter on training speed of vision-language models (unpublished, as S0)",
+    "PyTorch blog": "PyTorch blog: Reducing Model Checkpointing Times by Over 10x with PyTorch Distributed Asynchronous "
+    "Checkpointing",
+    "PyTorch 2.0": "pytorch.org: announcement of PyTorch 2.0",
+    "HF blog": "Hugging Face blog: Improving Hugging Face Training Efficiency Through Packing with Flash Attention 2 (2024; the "
+    "paper is arXiv 2407.09105)",
 }
 """Short name -> what it is."""
 

@@ -18,12 +18,14 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from perfagent.decode.step_blocks import StepPacker
+from perfagent.delivery.captured_rows import CapturedRows
 from perfagent.delivery.columns import Columns
 from perfagent.delivery.drafts import is_pressing, is_pressing_block, rows_of
 from perfagent.delivery.row_packing import Packed, Packer, is_finite
 from perfagent.delivery.wakeup import give_way
 from perfagent.device import listen_here
 from perfagent.device import waiting as elsewhere
+from perfagent.step.captured_log import CapturedLog
 from perfagent.step.overflow import Mark
 from perfagent.step.pending_logs import EarlyLog
 from perfagent.step.row import Note, StepRow
@@ -41,6 +43,7 @@ _AT_ONCE_S = 1e-5
 """log() calls that are no further apart are made in one loop, with nothing of a training between them."""
 _LOSSES_KEPT = 100
 """Losses that the user logged for steps whose rows have not come: of more, those of steps that will never come are forgotten."""
+_EARLY = frozenset((EarlyLog, CapturedLog))
 _LOGGED, _OURS = 4, 5
 """Fields of a row as a user logged it, and of one with its names, from a sampler: a few each second."""
 
@@ -65,7 +68,8 @@ class Collector:
 
     def __init__(self, sender: Sender, columns: Columns, before_row: Callable[[], None], lost: Callable[[Any], None]) -> None:
         self._sender, self._columns, self._before_row, self._lost = sender, columns, before_row, lost
-        self._packer = Packer(columns)
+        self._captured = CapturedRows(sender, columns)
+        self._packer = Packer(columns, self._captured.delivers)
         self._steps = StepPacker()
         self._deferred_since = 0.0
         self._calls = self._values = self._again = self._values_again = 0
@@ -87,7 +91,9 @@ class Collector:
     def waits(self) -> bool:
         """Whether a row is there that was not taken yet, or rows were dropped that have to be counted."""
         rows: deque[Any] = self._sender.rows
-        return bool(self.aside) or len(rows) > 1 or (len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh))
+        if self.aside or self._captured.waits or len(rows) > 1:
+            return True
+        return len(rows) == 1 and not (type(rows[0]) is Mark and rows[0].fresh)
 
     def collect(self, now: float, *, last: bool) -> Taken:
         """The rows that can be written down, in their order, up to one that has to be waited for. last: nothing is waited for."""
@@ -148,8 +154,11 @@ class Collector:
                 self._compare(row, taken)
                 most -= 1
                 continue
-            elif kind is EarlyLog and not row.settled and not last:
+            elif kind in _EARLY and not row.settled and not last:
                 self.aside.append(row)
+                put_aside += 1
+            elif kind is CapturedLog:
+                self._capture(row)
                 put_aside += 1
             elif not self._ask(row, rows, now, last=last):
                 break
@@ -166,23 +175,41 @@ class Collector:
             self._forget(losses)
         alike.take(rows)
         packed = packer.take()
+        others, captured = self._captured.take(rows, lambda: self._read_now(rows), last=last)
+        packed += others
         if not all(map(is_finite, packed)):
             self.pressing = self.pressing or any(map(is_pressing_block, packed))
-        return Taken(rows, packed, taken - put_aside + rejoined)
+        return Taken(rows, packed, taken - put_aside + rejoined + captured)
 
     def _rejoin(self, rows: list[Any], now: float, *, last: bool) -> int:
         """Takes those that were put aside and have their step by now; how many."""
         if not (last or self.aside[-1].settled):  # they get their steps at once, on another thread: in the midst of that
             return 0
-        found = 0
+        found = captured = 0
         for log in self.aside:
-            if not (log.settled or last) or not self._ask(log, rows, now, last=last):
+            if not (log.settled or last):
+                break
+            if type(log) is CapturedLog:
+                self._capture(log)
+                captured += 1
+            elif not self._ask(log, rows, now, last=last):
                 break
             found += 1
             self._deferred_since = 0.0
         del self.aside[:found]
         self.rejoined = found > 0
-        return found
+        return found - captured
+
+    def _capture(self, log: CapturedLog) -> None:
+        """One of another logger's: it is written down when its names are known."""
+        self._calls += 1
+        self._values += log.size
+        self._captured.add(log)
+
+    def _read_now(self, rows: list[Any]) -> None:
+        """Reads the steps that were taken so far, in place of their notes."""
+        self._before_row()  # notes are read in the order of their steps
+        rows[:] = rows_of(rows, self._sender.reader, self._lost)
 
     def _compare(self, mark: Mark, taken: int) -> None:
         """What was handed in before the mark with what was taken of it; the difference was dropped."""
@@ -205,6 +232,7 @@ class Collector:
         if not self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
             row = step, wall, monotonic, metrics
             self.pressing = self.pressing or is_pressing(row)
+            self._captured.delivers(metrics)
             rows.append(row)
 
     def _forget(self, losses: dict[int, float]) -> None:
@@ -254,8 +282,7 @@ class Collector:
             if head.plain(p):
                 return head.note(p)
             self._steps.take(rows)
-            self._before_row()  # notes are read in the order of their steps
-            rows[:] = rows_of(rows, self._sender.reader, self._lost)
+            self._read_now(rows)
             return head.row(p)
         row: tuple[Any, ...] = head if isinstance(head, tuple) else head.row()
         if len(row) == _LOGGED:
@@ -277,6 +304,7 @@ class Collector:
         self.newest = max(self.newest, checked[0])
         if not isinstance(checked, Note):
             if not self._packs(checked):
+                self._captured.delivers(checked[3])
                 rows.append(checked)
         elif pressing:
             self._steps.take(rows)

@@ -37,11 +37,12 @@ class Packed(NamedTuple):
 class Packer:
     """Packs the rows of one tick, by their names. Most rows have the names of the row before.
 
-    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong.
+    names: of that row, None before the first; pack: makes a row of these names bytes; parts: where such rows belong. meets: is
+    called with names that it has not met yet.
     """
 
-    def __init__(self, columns: Columns) -> None:
-        self._columns = columns
+    def __init__(self, columns: Columns, meets: Callable[[tuple[str, ...]], None] | None = None) -> None:
+        self._columns, self._meets = columns, meets
         self._shapes: dict[tuple[str, ...], list[bytes]] = {}
         self.names: tuple[Any, ...] | None = None
         self.pack: Callable[..., bytes] = _layout(0).pack
@@ -61,6 +62,8 @@ class Packer:
     def _turn_to(self, names: tuple[Any, ...]) -> bool:
         if not names or not self._columns.knows(names):
             return False
+        if self._meets is not None and names not in self._shapes:
+            self._meets(names)
         self.pack, self.parts = _layout(len(names)).pack, self._shapes.setdefault(names, [])
         self.names = names
         return True

@@ -20,7 +20,7 @@ from perfagent.wire.frame import (
     decode,
     encode,
 )
-from perfagent.wire.loss_names import LOSS, loss_kind
+from perfagent.wire.loss_names import LOGGED, LOSS, loss_kind
 from perfagent.wire.metrics import CATALOGUE, FAMILIES, PHASES, TIMED_PHASES, Metric, metric, parts_of, whole_of
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     )
 
 __all__ = [
-    "CATALOGUE", "EVENT_KINDS", "FAMILIES", "LOSS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES",
+    "CATALOGUE", "EVENT_KINDS", "FAMILIES", "LOGGED", "LOSS", "MAX_DECODED_BYTES", "MAX_NAME_BYTES", "MAX_SENT_BYTES", "PHASES",
     "SEVERITIES", "STATES", "TIMED_PHASES", "WIRE_VERSION", "Alert", "Event", "Finding", "Frame", "Group", "Latest", "LogRow",
     "Metric", "Quantiles", "RankMatrix", "RunSummary", "Series", "Severity", "State", "Timing", "decode", "encode", "from_json",
     "healthy", "loss_kind", "metric", "parts_of", "plain", "to_json", "whole_of",

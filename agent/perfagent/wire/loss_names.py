@@ -13,7 +13,7 @@ from typing import Literal
 
 from perfagent.wire.metrics import CATALOGUE, FAMILIES
 
-__all__ = ["LOSS", "LOSS_WORDS", "loss_kind"]
+__all__ = ["LOGGED", "LOSS", "LOSS_WORDS", "loss_kind"]
 
 LOSS = "loss"
 """The run's own loss: what the agent measured, or the user logged under the catalogue's name."""
@@ -21,6 +21,10 @@ LOSS = "loss"
 
 def _words(text: str) -> frozenset[str]:
     return frozenset(text.split())
+
+
+LOGGED = "logged/"
+"""Before the name of a series that another logger of the script logs and the agent delivers as well."""
 
 
 # A name whose other words are all of these is the loss as a whole.
@@ -52,6 +56,8 @@ def loss_kind(name: str) -> Literal["whole", "part", ""]:
     """What a series is by its name: the loss as a whole, a part of one (`loss/kl`, `d_loss`), or no training loss at all."""
     if name == LOSS:
         return "whole"
+    if name.startswith(LOGGED):  # it is in the run already, as the agent has it
+        return ""
     if "loss" not in name.lower() or name in CATALOGUE or name.partition("/")[0] + "/" in FAMILIES:
         return ""
     words = {part for word in re.findall(_WORD, name) for part in _unglued(word.lower())}

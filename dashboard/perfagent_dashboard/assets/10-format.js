@@ -108,6 +108,7 @@
 
   function kindOf(name) {
     if (name === "loss") return "whole";
+    if (name.startsWith("logged/")) return ""; // a copy, by another logger of the script
     if (!name.toLowerCase().includes("loss") || Object.hasOwn(pa.config.metrics, name)) return "";
     if (pa.config.families.includes(name.split("/")[0] + "/")) return "";
     const unglued = (word) => (word.endsWith("loss") && word !== "loss" ? [word.slice(0, -4), "loss"] : [word]);

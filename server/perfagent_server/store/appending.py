@@ -34,7 +34,8 @@ _KNOWN_RANKS = 8192  # (run, rank) pairs whose names stay in memory
 
 # Rows with this name are written at the end of an optimizer step. A process that never sends it is believed by whatever it
 # logs, except for what samplers write while a step is still going on.
-_STEP_MARK = "step_time_s"
+_STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
+"""Series of completed steps only; the first step of a process has no time."""
 _SAMPLED = ("gpu/", "node_gpu", "host/", "disk/", "process/", "agent/", "cuda/")
 
 _encoder = msgspec.msgpack.Encoder()
@@ -86,7 +87,7 @@ class Appender:
             frame = frames[at]
             rejected[at] = _take_out_bad_steps(frame)
             new_names += self._admit_names(connection, frame, rejected[at])
-            first, done = _measure(frame, _STEP_MARK in self._names(connection, frame.run, frame.rank))
+            first, done = _measure(frame, not _STEP_MARKS.isdisjoint(self._names(connection, frame.run, frame.rank)))
             seen.append(lifecycle.Seen(frame, done, first))
         lifecycle.record(connection, seen, sources, runs, self._starts, now)
         if new_names:
@@ -266,7 +267,7 @@ def _measure(frame: Frame, marks: bool) -> tuple[int | None, int | None]:
         low, high = step_range(group)
         first = low if first is None else min(first, low)
         logged = high if logged is None else max(logged, high)
-        if _STEP_MARK in group.values:
+        if not _STEP_MARKS.isdisjoint(group.values):
             marked = high if marked is None else max(marked, high)
     return first, marked if marks else logged
 

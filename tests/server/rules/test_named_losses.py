@@ -19,7 +19,7 @@ NAMES = {
     "part": "train/ce_loss g_loss d_loss loss/kl policy_loss loss_mask z_loss alpha_loss gradient_penalty_loss loss_1 MSELoss",
     "": """val/loss val_loss valLoss valloss eval/loss eval_loss test_loss loss/val validation/loss dev-loss eval_train_loss
         loss_scale train/loss_scale best_loss best_val_loss min_loss loss_std loss_weight grad_norm/loss.weight update_ratio/loss
-        nan_loss_count glossary lossless train/ppl lr grad/norm accuracy amp/scale""",
+        nan_loss_count glossary lossless train/ppl lr grad/norm accuracy amp/scale logged/loss logged/train/loss""",
 }
 
 
@@ -66,6 +66,16 @@ def test_a_script_that_counts_its_steps_from_zero_is_still_one_alert_about_the_l
         changes += evaluator.take(measured)
     [alert] = fired(changes)
     assert (alert.finding.evidence["series"], alert.finding.since_step) == ("loss", 6)
+
+
+def test_a_mirrored_loss_is_read_by_no_rule() -> None:
+    """Neither a NaN in it nor a jump, beside a loss that is well."""
+    values = [1.0 + 0.001 * (step % 7) for step in range(600)]
+    copied = [*values[:300], *[9.0] * 290, *[math.nan] * 10]
+    changes, evaluator = judge_series({"loss": values, "logged/loss": copied, "logged/grad/norm": copied})
+    assert changes == []
+    assert not {name for name in evaluator.window.tracks if name.startswith("logged/")}
+    assert judge_series({"loss": copied[:595]})[0], "and these would be"
 
 
 def test_the_alert_is_over_when_its_own_series_is_finite_again() -> None:

@@ -193,6 +193,14 @@ def test_the_step_is_the_last_completed_one(shelf) -> None:
     assert run_of(shelf, "plain")["state"] == "running"
 
 
+def test_the_first_step_of_a_process_says_where_it_is_whatever_its_script_counts(shelf) -> None:
+    first = rows({"loss": [1.0], "lr": [0.1], "phase/optimizer_s": [0.01]}, [1])
+    shelf.append(frame(1, first, rows({"samples/score": [1.0]}, [4096])))
+    assert run_of(shelf)["step"] == 1
+    shelf.append(frame(2, rows({"samples/score": [1.0]}, [8192])))
+    assert run_of(shelf)["step"] == 1
+
+
 def test_a_plain_client_is_never_called_silent(shelf) -> None:
     shelf.append(frame(1, rows({"acc": [0.5]}, [4])))
     with shelf.database.read() as connection:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfagent.config import DEFAULT_SERVER, AgentConfig
+from perfagent.agent_config import DEFAULT_SERVER, AgentConfig
 from perfagent.errors import ConfigError
 
 
@@ -162,3 +162,16 @@ def test_what_comes_from_the_environment_is_blamed_by_its_variable(monkeypatch: 
         AgentConfig.from_env(server="http://monitor:8420")
     with pytest.raises(ConfigError, match=r"^server must be .* not 'foo'$"):
         AgentConfig.from_env(server="foo", project="mine")
+
+
+def test_other_loggers_are_captured_unless_that_is_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert AgentConfig.from_env().capture_logs
+    monkeypatch.setenv("PERFAGENT_CAPTURE_LOGS", "0")
+    assert not AgentConfig.from_env().capture_logs
+    assert AgentConfig.from_env(capture_logs=True).capture_logs, "an argument wins"
+    monkeypatch.setenv("PERFAGENT_CAPTURE_LOGS", "maybe")
+    with pytest.raises(ConfigError, match="PERFAGENT_CAPTURE_LOGS must be 1 or 0, not 'maybe'"):
+        AgentConfig.from_env()
+    monkeypatch.delenv("PERFAGENT_CAPTURE_LOGS")
+    with pytest.raises(ConfigError, match="capture_logs must be True or False, not 'no'"):
+        AgentConfig.from_env(capture_logs="no")

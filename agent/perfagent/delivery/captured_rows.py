@@ -1,0 +1,152 @@
+"""Rows of the script's other loggers get their names: each keeps its own unless the agent delivers that series in this run.
+
+Then it becomes `logged/NAME`, which no rule reads. What the agent delivers is known here: from the rows of `perfagent.log` and of
+the samplers, and from the steps that were read. Under a name of the catalogue the agent may be about to deliver, so such a value
+waits until the first steps have said whether it does; all others are written at once. A value that two loggers were given under
+one name for one step counts once.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING, Any
+
+from perfagent.delivery.columns import Columns, clean_name, number
+from perfagent.delivery.row_packing import Packed, Packer
+from perfagent.step.captured_log import CapturedLog
+from perfagent.wire import CATALOGUE, FAMILIES, LOGGED
+
+if TYPE_CHECKING:
+    from perfagent.delivery.handoff import Sender
+
+__all__ = ["CapturedRows"]
+
+DEFERRED_S = 60.0
+"""How long a value may take from its device, and the first step of an optimizer after a backward pass."""
+_EARLY_S = 5.0
+"""How long a training may take to begin after a call, until it is taken for a process that trains nothing."""
+_DECISIVE_STEPS = 2
+"""The first step of a process has no time, and what is counted per second none either."""
+_MAY_LACK = frozenset(
+    name for name in CATALOGUE
+    if name in ("loss", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "grad/norm") or name.startswith("phase/")
+)  # fmt: skip
+"""What the first steps say; other series of steps come later, and are the agent's in any training."""
+_SAMPLED = ("agent/", "cuda/", "disk/", "gpu/", "host/", "memory/", "node_gpu", "process/")
+_Undecided = tuple[int, float, float, dict[str, float]]
+
+
+class CapturedRows:
+    """Of one sender."""
+
+    def __init__(self, sender: Sender, columns: Columns) -> None:
+        self._sender, self._columns = sender, columns
+        self._packer = Packer(columns)
+        self._delivered: set[str] = set()
+        """Names of the agent's own series so far, those of steps aside."""
+        self._on_device: list[CapturedLog] = []
+        self._undecided: list[_Undecided] = []
+        self._written: dict[str, tuple[int, float]] = {}
+        """Name -> step and value that were written last."""
+
+    @property
+    def waits(self) -> bool:
+        return bool(self._on_device or self._undecided)
+
+    def delivers(self, names: Iterable[Any]) -> None:
+        """The agent has series of these names."""
+        self._delivered.update(name for name in names if isinstance(name, str))
+
+    def add(self, log: CapturedLog) -> None:
+        self._on_device.append(log)
+
+    def take(self, rows: list[Any], read_steps: Callable[[], None], *, last: bool) -> tuple[list[Packed], int]:
+        """What can be written down, packed or among the rows, and how many rows that are. read_steps: has all steps read that
+        were taken so far, so that their names are known. last: nothing is waited for."""
+        now = time.monotonic()
+        waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
+        if self._steps_decide() and any(name in _MAY_LACK for row in waiting for name in row[3]):
+            read_steps()
+        written = 0
+        for row in waiting:
+            step, wall, monotonic, metrics = row
+            named: dict[str, float] = {}
+            later: dict[str, float] = {}
+            for name, value in metrics.items():
+                written_name = self._name(name, now - monotonic, last=last)
+                if written_name is None:
+                    later[name] = value
+                elif self._is_new(written_name, step, value):
+                    named[written_name] = value
+            if later:
+                self._undecided.append((step, wall, monotonic, later))
+            if named:
+                written += 1
+                self._write((step, wall, monotonic, named), rows)
+        return self._packer.take(), written
+
+    def _steps_decide(self) -> bool:
+        p = self._sender.progress
+        return p is not None and p.last is not None and self._sender.reader.steps < _DECISIVE_STEPS
+
+    def _arrived(self, now: float, *, last: bool) -> Iterable[_Undecided]:
+        logs, self._on_device = self._on_device, []
+        for log in logs:
+            try:
+                if log.ready():
+                    step, wall, monotonic, metrics = log.row()
+                    yield step, wall, monotonic, self._numbers(metrics.items())
+                elif log.age_s(now) < DEFERRED_S and not last:
+                    self._on_device.append(log)
+                else:
+                    self._sender.counters["dropped"] += 1
+            except Exception:  # noqa: BLE001 - a device that was lost answers every query with its own error
+                self._sender.counters["dropped"] += 1
+
+    def _numbers(self, metrics: Iterable[tuple[Any, Any]]) -> dict[str, float]:
+        """What can be stored, under names that can be; all else is no scalar of ours to count."""
+        found: dict[str, float] = {}
+        for key, value in metrics:
+            converted, name = number(value), clean_name(key)
+            if converted is not None and name is not None:
+                found[name] = converted
+        return found
+
+    def _name(self, name: str, age_s: float, *, last: bool) -> str | None:
+        """The name under which it is written; None while that is not known."""
+        reader, p = self._sender.reader, self._sender.progress
+        if name in self._delivered or name in reader.delivered or name.startswith(_SAMPLED):
+            return LOGGED + name
+        if name not in CATALOGUE and name.partition("/")[0] + "/" not in FAMILIES:
+            return name
+        if p is None or p.last is None:
+            return name if last or p is None or not self._may_step(age_s) else None
+        if name not in _MAY_LACK:
+            return LOGGED + name
+        return name if last or reader.steps >= _DECISIVE_STEPS else None
+
+    def _may_step(self, age_s: float) -> bool:
+        """Whether an optimizer may soon make the first step of this process."""
+        p = self._sender.progress
+        if p is None or p.by_log or "torch" not in sys.modules:
+            return False
+        return age_s < (DEFERRED_S if p.seen_backward else _EARLY_S)
+
+    def _is_new(self, name: str, step: int, value: float) -> bool:
+        before = self._written.get(name)
+        if before is not None and before[0] == step and (before[1] == value or (math.isnan(before[1]) and math.isnan(value))):
+            return False
+        if before is not None or len(self._written) < self._columns.max_series:
+            self._written[name] = step, value
+        return True
+
+    def _write(self, row: _Undecided, rows: list[Any]) -> None:
+        step, wall, monotonic, metrics = row
+        if self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
+            return
+        checked = self._columns.checked(row)  # more series than a run may have: what there is room for
+        if checked is not None:
+            rows.append(checked)

@@ -1,0 +1,163 @@
+"""What all loggers have in common: a call is captured once, its scalars are read, and the call goes on as it was.
+
+A logger that forwards to another one (the Trainer to TensorBoard) is captured at the outermost call, under the names given there.
+What is logged inside of such a call and was not given to it (by a callback of the script) counts as well.
+
+A number is taken as it is, a tensor as `perfagent.log` takes it: without ever waiting for its device. What is no scalar is
+ignored. The call costs one append more; what goes wrong here ends here, and the library's own errors pass through.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import operator
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from typing import Any, NamedTuple
+
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.boundary.guard import failed, failures
+from perfagent.device import take
+from perfagent.step.captured_log import capture
+from perfagent.step.state import Progress, state
+
+__all__ = ["Logs", "captured", "out_of_frames"]
+
+MAX_STEP = 2**53
+_NUMBERS = frozenset((float, int, bool))
+_JOINTS = ("/", "_", ".", "-")
+_inside: dict[int, Mapping[Any, Any]] = {}
+"""Thread -> what was given to the outermost logger's call that runs on it."""
+
+
+class Logs(NamedTuple):
+    """What a call logs. step: which it names, None where it names none; own_step: the logger's own count of steps, if it has one.
+    joint: between the name of a dict among the values and the names in it; "" where the library plots none of these. forwarded:
+    the values under the names by which the library forwards them, where these may be others."""
+
+    values: Mapping[Any, Any]
+    step: Any = None
+    own_step: int | None = None
+    joint: str = ""
+    forwarded: Mapping[Any, Any] = {}
+
+
+def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """A watch for a logger's function. read: says of the arguments of a call what it logs, a row for each step."""
+    reading = f"{read.__module__}.{read.__qualname__}"
+
+    def watch(original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def log(*args: Any, **kwargs: Any) -> Any:
+            p = state.current
+            if p is None or not p.captures or p.off or reading in failures:
+                return original(*args, **kwargs)
+            me = get_ident()
+            outer = _inside.get(me)
+            rows: Sequence[Logs] = ()
+            problem = None
+            try:
+                rows = read(*args, **kwargs)  # before the call, which may change what it was given
+                for logs in rows:
+                    _take(p, logs, outer)
+            except Exception as error:  # noqa: BLE001 - arguments that the library refuses as well, or a version we do not know
+                problem = error
+            if outer is not None or not rows:
+                result = original(*args, **kwargs)
+            else:
+                _inside[me] = _given(rows)
+                try:
+                    result = original(*args, **kwargs)
+                finally:
+                    _inside.pop(me, None)
+            if problem is not None:  # and the library took them
+                failed(reading, problem)
+            return result
+
+        return log
+
+    return watch
+
+
+def out_of_frames() -> None:
+    """For torch.compile, as the hooks in torch do; a process without torch has no need of it."""
+    if hasattr(sys.modules.get("torch"), "compile"):
+        keep_out_of_frames()
+
+
+def _given(rows: Sequence[Logs]) -> Mapping[Any, Any]:
+    if len(rows) == 1 and not rows[0].forwarded:
+        return rows[0].values
+    return {name: value for logs in rows for part in (logs.values, logs.forwarded) for name, value in part.items()}
+
+
+def _take(p: Progress, logs: Logs, outer: Mapping[Any, Any] | None) -> None:
+    metrics: dict[str, Any] = {}
+    for name, value in logs.values.items():
+        if type(value) in _NUMBERS:
+            metrics[name] = value
+        else:
+            _add(metrics, name, value, logs.joint)
+    if outer is not None:
+        metrics = {name: value for name, value in metrics.items() if not _is_forwarded(name, value, outer)}
+    if metrics:
+        capture(p, metrics, _whole(logs.step), logs.own_step)
+
+
+def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
+    """What is no number of Python's own: if it holds one, that."""
+    if isinstance(value, (str, bytes, complex)) or value is None:
+        return
+    if isinstance(value, (int, float)):
+        metrics[name] = value
+    elif isinstance(value, Mapping):
+        for inner, more in value.items() if joint else ():
+            _add(metrics, f"{name}{joint}{inner}", more, joint)
+    elif _is_tensor(value):
+        value = value.to_local() if hasattr(value, "to_local") else value  # a replicated DTensor
+        if value.numel() == 1 and not value.is_complex():
+            metrics[name] = take(value)
+    elif type(value).__module__ == "numpy" and getattr(value, "size", 0) == 1:
+        _add(metrics, name, value.item(), joint)  # now: an array may be changed in place
+    elif getattr(value, "shape", None) == ():
+        metrics[name] = value  # an array of another library: the sender's thread reads it, and may wait for its device
+
+
+def _is_tensor(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def _is_forwarded(name: Any, value: Any, outer: Mapping[Any, Any]) -> bool:
+    """Whether it is one of the values that the outermost logger was given, maybe with something before its name: `train/loss`
+    is the Trainer's `loss`."""
+    for given, number in outer.items():
+        tail = str(given)
+        same_name = name == tail or str(name).endswith(tuple(joint + tail for joint in _JOINTS))
+        if same_name and not _differ(value, number):
+            return True
+    return False
+
+
+def _differ(a: Any, b: Any) -> bool:
+    """Whether these are numbers for sure, and two of them; what is on a device is not known."""
+    return type(a) is float and type(b) is float and a != b and not (math.isnan(a) and math.isnan(b))
+
+
+def _whole(step: Any) -> int | None:
+    """A step that a run can have, where one is named that can be read without waiting for a device."""
+    if type(step) is not int:
+        if step is None or (_is_tensor(step) and not step.is_cpu):
+            return None
+        try:
+            step = operator.index(step)
+        except TypeError:
+            if not isinstance(step, (int, float)) and not hasattr(step, "__float__"):
+                return None
+            step = float(step)
+            if not math.isfinite(step):
+                return None
+            step = int(step)
+    return max(0, step) if step <= MAX_STEP else None

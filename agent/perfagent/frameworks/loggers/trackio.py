@@ -1,0 +1,24 @@
+"""Trackio: `trackio.log` and `Run.log`, of which the first calls the second."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+
+if TYPE_CHECKING:
+    from perfagent.frameworks import Patch
+
+__all__ = ["install"]
+
+
+def install(library: ModuleType, patch: Patch) -> None:
+    """library: trackio.run."""
+    patch(library.Run, "log", _watch_log)
+    out_of_frames()
+
+
+@captured
+def _watch_log(run: Any, metrics: Any, step: Any = None) -> list[Logs]:
+    return [Logs(metrics, step, own_step=getattr(run, "_next_step", None))]

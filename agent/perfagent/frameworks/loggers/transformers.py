@@ -1,0 +1,39 @@
+"""The Transformers Trainer: `Trainer.log`, with whatever `report_to`, under the names that its own callbacks write.
+
+Captured is what it hands to its callbacks: what a subclass adds in its own `log` is among it then, and the epoch. The callbacks
+write on the first process only.
+"""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+
+if TYPE_CHECKING:
+    from perfagent.frameworks import Patch
+
+__all__ = ["install"]
+
+
+def install(library: ModuleType, patch: Patch) -> None:
+    """library: transformers.trainer_callback."""
+    patch(library.CallbackHandler, "on_log", _watch_log)
+    out_of_frames()
+
+
+@captured
+def _watch_log(handler: Any, args: Any, state: Any, control: Any, logs: Any, *_: Any, **__: Any) -> list[Logs]:  # noqa: ARG001
+    """state: the trainer's, which has the steps of a checkpoint as well."""
+    if not state.is_world_process_zero:
+        return []
+    return [Logs({_written(name): value for name, value in logs.items()}, state.global_step, forwarded=logs)]
+
+
+def _written(name: str) -> str:
+    """As its TensorBoard and W&B callbacks call it."""
+    for prefix in ("eval", "test"):
+        if name.startswith(f"{prefix}_"):
+            return f"{prefix}/{name[len(prefix) + 1 :]}"
+    return f"train/{name}"

@@ -1,0 +1,58 @@
+"""What a script logs by another logger, as a row on its way to the sender: which step it belongs to.
+
+The step that the call names is taken as it is, in whatever unit the script counts. Without one it is the step in progress. Where
+no optimizer steps, the logger's own count says which step it is. None of this moves the run's own step.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TYPE_CHECKING, Any
+
+from perfagent.step.pending_logs import EarlyLog
+
+if TYPE_CHECKING:
+    from perfagent.step.state import Progress
+
+__all__ = ["CapturedLog", "capture"]
+
+_MOST_WAITING = 1000
+
+
+class CapturedLog(EarlyLog):
+    """own_step: the logger's own count, for a process in which no optimizer steps; None where the logger has none."""
+
+    __slots__ = ("own_step",)
+
+    def __init__(self, metrics: dict[str, Any], own_step: int | None) -> None:
+        super().__init__(time.time(), time.monotonic(), metrics, commit=False)  # so that none of these counts as a step of log()
+        self.own_step = own_step
+
+    @property
+    def size(self) -> int:
+        return len(self._metrics)
+
+    def settle_without_optimizer(self, step: int) -> None:
+        self.settle(step if self.own_step is None else self.own_step)
+
+
+def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
+    """One append. step: what the call names; None where it names none."""
+    log = CapturedLog(metrics, own_step)
+    named = own_step if step is None else step
+    if named is not None and named > p.captured_step and p.last is None:
+        p.captured_step = named
+    if step is not None:
+        log.settle(step)
+    elif p.last is not None or p.by_log is False:
+        log.settle(p.in_progress())
+    elif p.by_log or "torch" not in sys.modules:  # nothing here will step an optimizer soon
+        log.settle_without_optimizer(p.logged_at())
+    else:
+        if p.seen_backward:
+            p.unstepped()  # as log() asks: whoever waits for an optimizer's first step learns in the end that there is none
+        if len(p.early) >= _MOST_WAITING:
+            p.settle_early(None)
+        p.early.append(log)
+    p.rows.append(log)

@@ -1,0 +1,81 @@
+"""A Lightning module with `self.log`, in training and validation: without a logger, and with two of them.
+
+Arguments: a folder.
+"""
+
+import sys
+import warnings
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
+from said import report
+from torch.utils.data import DataLoader
+
+import perfagent
+
+warnings.simplefilter("ignore")
+folder = sys.argv[1]
+BATCHES, EPOCHS, EVERY = 6, 2, 2
+
+
+class Module(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(4, 1)
+        self.validated = []
+
+    def training_step(self, batch, index):
+        loss = self.linear(batch).square().mean()
+        self.log("train_loss", loss, on_step=True, on_epoch=True)
+        return loss
+
+    def validation_step(self, batch, index):
+        self.log("val_loss", self.linear(batch).square().mean())
+
+    def test_step(self, batch, index):
+        self.log("test_loss", self.linear(batch).square().mean())
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.01)
+
+
+def train(loggers, place):
+    torch.manual_seed(0)
+    data = torch.randn(24, 4)
+    module = Module()
+    trainer = Trainer(
+        max_epochs=EPOCHS, logger=loggers, log_every_n_steps=EVERY, enable_checkpointing=False, enable_progress_bar=False,
+        enable_model_summary=False, accelerator="cpu", default_root_dir=place,
+    )  # fmt: skip
+    perfagent.attach(record=f"{place}/record")
+    seen = []
+    connector = trainer._logger_connector
+    loader = DataLoader(data, batch_size=4)
+    write = connector.log_metrics
+
+    def log_metrics(metrics, step=None):
+        """What the trainer's loggers are handed, and how many optimizer steps there were by then."""
+        for name, value in {**metrics, "epoch": trainer.current_epoch}.items():
+            seen.append((name, trainer.global_step, float(value)))
+        write(metrics, step)
+
+    connector.log_metrics = log_metrics
+    trainer.fit(module, loader, DataLoader(data[:8], batch_size=4))
+    perfagent.finish()
+    report(place, seen)
+
+
+train(False, f"{folder}/none")
+place = f"{folder}/two"
+train([CSVLogger(place, name="csv"), TensorBoardLogger(place, name="tb", prefix="mine")], place)
+
+# no optimizer in this run: the logger's own step counts
+place = f"{folder}/testing"
+module = Module()
+tester = Trainer(logger=CSVLogger(place), enable_progress_bar=False, accelerator="cpu", enable_model_summary=False)
+perfagent.attach(record=f"{place}/record")
+result = tester.test(module, DataLoader(torch.ones(8, 4), batch_size=4), verbose=False)
+tester.logger.log_metrics({"by_hand": 3.0}, step=17)
+perfagent.finish()
+report(place, [("test_loss", 0, result[0]["test_loss"]), ("epoch", 0, 0), ("by_hand", 17, 3.0)])

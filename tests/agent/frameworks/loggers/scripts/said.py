@@ -1,0 +1,9 @@
+"""What a script under test logged, for the test to compare with what the run has."""
+
+import json
+from pathlib import Path
+
+
+def report(folder, logged):
+    """logged: (name, step, value) of each scalar."""
+    Path(folder, "logged.json").write_text(json.dumps([(name, int(step), float(value)) for name, step, value in logged]))

@@ -1,0 +1,51 @@
+"""W&B, MLflow and trackio themselves, each in a training: every scalar they log is in the run, exactly, once, at its step.
+
+They are large and no dependency of ours (the group `loggers`), and take seconds to begin.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment
+
+SCRIPT = Path(__file__).with_name("scripts") / "trackers.py"
+_folders: list[tempfile.TemporaryDirectory[str]] = []
+pytestmark = pytest.mark.long
+
+
+@functools.cache
+def trained(tracker: str) -> Path:
+    _folders.append(tempfile.TemporaryDirectory())
+    folder = Path(_folders[-1].name)
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), str(folder), tracker], env=job_environment(folder / "environment", OMP_NUM_THREADS="1"),
+        capture_output=True, text=True, timeout=170, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    assert "perfagent:" not in done.stdout + done.stderr, done.stderr[-3000:]
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("tracker", "part"), [("wandb", "wandb"), ("wandb", "untrained"), ("mlflow", "mlflow"), ("trackio", "trackio")]
+)
+def test_every_scalar_that_a_tracker_was_given_is_in_the_run_once(tracker, part):
+    if importlib.util.find_spec(tracker) is None:
+        pytest.skip(f"{tracker} is not installed: scripts/install with the group loggers")
+    folder = trained(tracker) / part
+    told = Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
+    names = {name for name, _, _ in told}
+    recording = Recording(folder / "record")
+    assert Counter((name, step, value) for name in names for step, value in recording.series(name)) == told
+    assert {name for name in recording.names() if name.startswith("logged/")} <= names
+    assert not {"note", "image", "text"} & recording.names()
