@@ -18,9 +18,9 @@ from typing import Any
 
 import pytest
 from documents import ROOT, Document, Piece, documents, tracked_files
-from perfagent.config import AgentConfig
 
 import perfagent
+from perfagent.agent_config import AgentConfig
 from perfagent_client import AsyncClient, Client
 from perfagent_server.rules.catalogue import RULES
 from perfagent_server.settings import Settings
@@ -33,6 +33,9 @@ FOREIGN_OPTIONS = {"--multirun"}
 
 USERS_FILES = {"train.py", "script.py", "job.py", "section.md"}
 """A reader's own files, and what a command writes where the reader says."""
+
+OF_A_RUN = {"perfagent.config"}
+"""Python names that exist while there is a run."""
 
 Problems = Iterator[tuple[int, str]]
 
@@ -309,7 +312,7 @@ def unknown_python(document: Document) -> Problems:
         if piece.language in (None, "python") and not piece.text.endswith(".py"):
             yield from unknown_calls(piece)
         for found in re.finditer(r"(?<![\w./-])perfagent(?:_server|_client|_dashboard)?(?:\.[A-Za-z_]\w*)+", piece.text):
-            if not resolves(found[0]):
+            if found[0] not in OF_A_RUN and not resolves(found[0]):
                 yield piece.line + piece.text.count("\n", 0, found.start()), f"{found[0]!r} does not exist"
 
 

@@ -1,4 +1,4 @@
-"""Asynchronous checkpoints: how long a training waits for `perfagent.Checkpoint` in its way and beside it, and for torch.save."""
+"""Asynchronous checkpoints: how long a training waits for `perfagent.Checkpoint`, in both modes, and for torch.save."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-", dir=folder) as inside:
         found = _rounds(state_of(mib, device), Path(inside), device, rounds=2 if quick else 9)
     took = {name: statistics.median(values) for name, values in found.items()}
-    ratio = took["in its way"] / took["beside it"]
+    ratio = took["synchronous"] / took["asynchronous"]
     return Report(
         name="async-checkpoint",
         device=device.type,
@@ -48,7 +48,7 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
         figures={
             "blocked": Figure(
                 ratio,
-                f"a checkpoint beside the training blocks it {times(ratio)} less",
+                f"an asynchronous checkpoint blocks the training {times(ratio)} less",
                 "What stays is the copy of the state to host memory; what goes is the disk. The ratio is therefore that of "
                 "memory (or of the bus, from a GPU) to the disk: large where the disk is slow, small where it is fast. It "
                 "holds until checkpoints come faster than they are written: then each waits for the one before.",
@@ -64,17 +64,17 @@ def measure(device: torch.device, *, quick: bool = False, mib: int = 0, folder: 
 def _rounds(state: dict[str, Any], folder: Path, device: torch.device, *, rounds: int) -> dict[str, list[float]]:
     """Seconds by way. The first round makes files and memory, and is left out."""
     waiting, beside = Checkpoint(folder / "waiting", keep=2), Checkpoint(folder / "beside", keep=2, asynchronous=True)
-    names = ("torch.save alone", "in its way", "beside it", "beside it, until it is there")
+    names = ("torch.save alone", "synchronous", "asynchronous", "asynchronous, until on disk")
     found: dict[str, list[float]] = {name: [] for name in names}
     try:
         for number in range(rounds + 1):
             ways: dict[str, Callable[[], object]] = {
                 "torch.save alone": lambda: torch.save(state, folder / "alone.pt"),
-                "in its way": lambda number=number: waiting.save(number, state),  # type: ignore[misc]
-                "beside it": lambda number=number: beside.save(number, state),  # type: ignore[misc]
+                "synchronous": lambda number=number: waiting.save(number, state),  # type: ignore[misc]
+                "asynchronous": lambda number=number: beside.save(number, state),  # type: ignore[misc]
             }
             took = {name: seconds(call, device) for name, call in ways.items()}
-            took["beside it, until it is there"] = took["beside it"] + seconds(beside.wait, device)
+            took["asynchronous, until on disk"] = took["asynchronous"] + seconds(beside.wait, device)
             if number:
                 for name, value in took.items():
                     found[name].append(value)

@@ -131,7 +131,7 @@ CLAIMS = (
     Claim(
         id="async-checkpoint.blocked",
         sources=("PyTorch blog",),
-        says="a checkpoint that is written beside the training blocks it over 10 times less",
+        says="an asynchronous checkpoint blocks the training over 10 times less",
         least=10.0,
     ),
     Claim(
