@@ -130,10 +130,11 @@ def main() -> int:
                 print(f"  [{done}/{total}] round {number + 1}: {name}", file=sys.stderr, flush=True)
                 state = Path(scratch) / f"state-{done}"
                 if name in ours:
+                    lean = environments.python(options.folder, "perfagent")
                     result = run_child(
                         f"{name}.py",
                         ["--steps", str(2 * steps)] if name == "timing" else [],
-                        environment=Path(sys.executable) if name == "captured" else environments.python(options.folder, "perfagent"),
+                        environment=Path(sys.executable) if name == "captured" else lean,  # it needs other people's loggers
                         server=url,
                         state=state,
                     )
