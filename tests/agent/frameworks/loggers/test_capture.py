@@ -234,9 +234,9 @@ def test_a_value_on_a_device_is_read_when_it_is_there(record: Record, watched: A
             return self.over
 
     event = Event()
-    monkeypatch.setattr(capture, "take", lambda tensor: Reading(tensor, event, []))
+    monkeypatch.setattr(capture, "take", lambda tensor: Reading(torch.tensor([2.5]), event, []))  # as of a CUDA device
     run = start(record)
-    watched().log({"x": torch.tensor(2.5)}, step=1)
+    watched().log({"x": torch.ones((), device="meta")}, step=1)
     log = next(row for row in run.sender.rows if type(row) is CapturedLog)
     assert not log.ready()
     event.over = True
