@@ -1,7 +1,7 @@
 # The server only: no torch. Built by docker-compose.yml.
 FROM python:3.11-slim
 WORKDIR /src
-COPY pyproject.toml constraints.txt README.md LICENSE ./
+COPY pyproject.toml hatch_build.py constraints.txt README.md LICENSE ./
 COPY agent agent
 COPY server server
 COPY client client

@@ -266,7 +266,7 @@ class RecordingSender:
     """Stands where the agent's sender stands and keeps what the training thread handed over. Nothing is sent, no thread runs."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        from perfagent.config import AgentConfig
+        from perfagent.agent_config import AgentConfig
         from perfagent.identity import Identity
 
         self.config = AgentConfig(state_dir=folder / "state", **settings)

@@ -16,11 +16,43 @@ LAUNCHERS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "NODE_RANK"
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell that starts us in the background ignores it, for all our children
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-os.register_at_fork(before=gc.freeze, after_in_parent=gc.unfreeze)
-"""The worker of a DataLoader must not collect what earlier tests left in this process: compiled kernels, event loops and thread
-pools cannot be taken down in a fork (a segmentation fault in the collector, once in 3372 tests)."""
+
+def _child_freezes() -> None:
+    """The worker of a DataLoader must not collect what earlier tests left in this process: compiled kernels, event loops and
+    thread pools cannot be taken down in a fork (a segmentation fault in the collector, once in 3372 tests)."""
+    gc.freeze()
+    gc.enable()
+
+
+os.register_at_fork(before=gc.disable, after_in_parent=gc.enable, after_in_child=_child_freezes)
 
 PREFIXES = ("PERFAGENT_", "TORCHELASTIC_", "SLURM_", "OMPI_", "PMI_")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="the tests marked `long`, too")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves out what is marked `long`, unless --all or -m was given, or the test was named by its id."""
+    if config.option.all or config.option.markexpr:
+        return
+    named = [_address(config, word) for word in config.args if "::" in word]
+
+    def wanted(item: pytest.Item) -> bool:
+        if item.get_closest_marker("long") is None:
+            return True
+        inside = item.nodeid.partition("::")[2]
+        return any(path == item.path and inside.startswith(test) for path, test in named)
+
+    config.hook.pytest_deselected(items=[item for item in items if not wanted(item)])
+    items[:] = [item for item in items if wanted(item)]
+
+
+def _address(config: pytest.Config, word: str) -> tuple[Path, str]:
+    """The file and the test in it that a word of the command line names."""
+    file, _, test = word.partition("::")
+    return (config.invocation_params.dir / file).resolve(), test
 
 
 def optimizers_alive() -> list[object]:
@@ -33,6 +65,14 @@ def pytest_collection_finish() -> None:
     trainings it is a candidate for the one whose steps count."""
     if alive := optimizers_alive():
         raise pytest.UsageError(f"made while tests were collected: {alive}; make it inside of the test")
+    freeze_what_is_left()
+
+
+def freeze_what_is_left() -> None:
+    """Half a million objects of imported modules would be looked through by each collection, and by each attach() that looks for
+    the model and the optimizer: a fifth of the CPU time of all tests in one process."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -45,6 +85,7 @@ def no_optimizer_is_left(request: pytest.FixtureRequest) -> Iterator[None]:
     gc.collect()
     left = [optimizer for optimizer in optimizers_alive() if id(optimizer) not in before]
     assert not left, "something still refers to these, though their tests are over"
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -85,6 +85,8 @@ def _end(job: subprocess.Popen[str]) -> None:
 
 # ---- in the process that forks
 
+_names: list[dict[str, Any]] = []
+
 
 def start(job: dict[str, Any], number: int) -> int:
     """In the fork this returns when the script has ended; the process is then to end as any does."""
@@ -101,7 +103,9 @@ def start(job: dict[str, Any], number: int) -> int:
     faulthandler.register(signal.SIGUSR1)
     sys.argv = job["arguments"]
     sys.path[:1] = [str(Path(sys.argv[0]).parent), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    # As those of a script are, its names are kept until the interpreter ends: a process group that goes earlier may wait for one
+    # that another rank has still to leave.
+    _names.append(runpy.run_path(sys.argv[0], run_name="__main__"))
     sys.exit()
 
 

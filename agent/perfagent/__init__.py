@@ -1,11 +1,14 @@
 """perfagent: a training-job monitor. `perfagent.attach(model)` in a training script, and the rest shows by itself.
 
-Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used.
+Importing this package imports nothing heavy and starts nothing; each public name is resolved when it is first used. `config` and
+`run` are those of the current run, for scripts that say `import perfagent as wandb`.
 """
 
 from __future__ import annotations
 
 import importlib
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -167,10 +170,30 @@ _WHERE = {
 }
 
 
+class _Package(ModuleType):
+    """This module's type. A property of it, because the submodule `perfagent.run` would else stand under that name."""
+
+    @property
+    def run(self) -> Run | None:
+        """The current run; None where there is none."""
+        session: Any = sys.modules.get("perfagent.session")
+        current: Run | None = session.current() if session is not None else None
+        return current
+
+    @run.setter
+    def run(self, _submodule: ModuleType) -> None:
+        """The import system calls this when it has imported perfagent.run, which stays in sys.modules."""
+
+
+sys.modules[__name__].__class__ = _Package
+
+
 def __getattr__(name: str) -> Any:
+    if name == "config":
+        return _config_of_the_current_run()
     module = _WHERE.get(name)
     if module is None:
-        raise AttributeError(f"module 'perfagent' has no attribute {name!r}; it has {', '.join(__all__)}")
+        raise AttributeError(_no_attribute(name))
     value = getattr(importlib.import_module(module), name)
     globals()[name] = value
     return value
@@ -178,3 +201,18 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _config_of_the_current_run() -> Any:
+    current: Run | None = getattr(sys.modules[__name__], "run", None)
+    if current is None:
+        raise AttributeError("perfagent.config is that of the current run, and there is none: call attach() or init() first")
+    return current.config
+
+
+def _no_attribute(name: str) -> str:
+    from perfagent.wrong_calls import FUNCTIONS
+
+    if name in FUNCTIONS:
+        return f"module 'perfagent' has no attribute {name!r}; it has {FUNCTIONS[name]}"
+    return f"module 'perfagent' has no attribute {name!r}; it has {', '.join(__all__)}"

@@ -1,3 +1,4 @@
+# PYTHON_ARGCOMPLETE_OK
 """`python -m perfagent` is the same as the `perfagent` command (launchers such as torchrun take a module)."""
 
 from perfagent.cli import main

@@ -1,9 +1,10 @@
-"""The `perfagent` command. Subcommands are found by entry points, so that this package imports no other of ours, and only the
-module of the chosen one is loaded. A subcommand is `def command(parser)`: it adds arguments and sets `run` as a default."""
+# PYTHON_ARGCOMPLETE_OK
+"""The `perfagent` command. Subcommands are found by entry points, so that this package imports no other of ours, and
+only the module of the chosen one is loaded. A subcommand is `def command(parser)`: it adds arguments and sets `run`
+as a default."""
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import sys
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from importlib import metadata
 
 from perfagent import __version__
+from perfagent.command_line.parser import CommandParser, closest
 from perfagent.errors import PerfagentError
 
 __all__ = ["main"]
@@ -18,38 +20,53 @@ __all__ = ["main"]
 GROUP = "perfagent.commands"
 
 # One line each, here rather than in their modules, so that `perfagent --help` loads none of them.
-SUMMARIES = {
-    "up": "start the server with its dashboard",
-    "run": "run a training script under the monitor, unchanged",
-    "demo": "train a small real model here and watch it",
-    "runs": "list runs",
-    "show": "verdict, findings and latest values of a run",
-    "export": "write a run's samples as JSON lines, CSV or Parquet",
-    "delete": "delete a run",
-    "profile": "profile some steps of a running training",
-    "stacks": "show what every thread of a running training is doing",
-    "watch": "follow a run in the terminal",
-    "compare": "compare two runs",
-    "backtest": "judge recorded curves with the rules",
-    "channels": "add, list, test and remove webhook receivers",
-    "keys": "create, list and revoke API keys",
-    "db": "upgrade, back up and restore the database",
-    "sync": "send what was recorded offline",
-    "doctor": "check this machine and the connection",
-    "estimate": "estimate the memory that training needs",
-    "tune": "find batch size and number of workers",
-    "bench": "measure what a technique gains on this machine",
+GROUPS = {
+    "Train and watch": {
+        "up": "start the server with its dashboard",
+        "run": "run a training script under the monitor, unchanged",
+        "demo": "train a small real model here and watch it",
+        "sync": "send what was recorded offline",
+        "doctor": "check this machine and the connection",
+    },
+    "Look at runs": {
+        "runs": "list runs",
+        "show": "verdict, evidence and figures of a run; --follow watches it",
+        "wait": "wait for a step, a finding or the end of a run",
+        "export": "write a run's samples as JSON lines, CSV or Parquet",
+        "delete": "delete a run",
+        "profile": "profile some steps of a running training",
+        "stacks": "show what every thread of a running training is doing",
+    },
+    "Make training faster": {
+        "estimate": "estimate the memory that training needs",
+        "tune": "find batch size and number of workers",
+        "bench": "measure what a technique gains on this machine",
+    },
+    "Administer the server": {
+        "channels": "add, list, test and remove webhook receivers",
+        "keys": "create, list and revoke API keys",
+        "db": "upgrade, back up and restore the database",
+    },
 }
+SUMMARIES = {name: summary for group in GROUPS.values() for name, summary in group.items()}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Runs one command and exits: 0 success, 1 failure, 2 wrong use."""
+    if "_ARGCOMPLETE" in os.environ:  # the shell asks what may come next
+        from perfagent.command_line.completion import complete
+
+        complete(_commands(), SUMMARIES)
     sys.exit(_main(list(sys.argv[1:] if arguments is None else arguments)))
+
+
+def _commands() -> dict[str, metadata.EntryPoint]:
+    return {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
 
 
 def _main(words: list[str]) -> int:
     local_rank = words.pop(0) if words and re.fullmatch(r"--local[_-]rank=\d+", words[0]) else None
-    found = {entry.name: entry for entry in metadata.entry_points(group=GROUP)}
+    found = _commands()
     name = words[0] if words else ""
     if name in ("-V", "--version"):
         sys.stdout.write(f"perfagent {__version__}\n")
@@ -59,14 +76,14 @@ def _main(words: list[str]) -> int:
         return 0 if name else 2
     entry = found.get(name)
     if entry is None:
-        sys.stderr.write(f"perfagent: there is no command {name!r}; `perfagent --help` lists them\n")
+        sys.stderr.write(_unknown(name, found))
         return 2
     try:
         command = entry.load()
     except ModuleNotFoundError as error:
         sys.stderr.write(f"perfagent {name}: {error.name or error} is missing; {_cure(entry.value)}\n")
         return 1
-    parser = argparse.ArgumentParser(prog=f"perfagent {name}", allow_abbrev=False)
+    parser = CommandParser(prog=f"perfagent {name}")
     command(parser)
     options = parser.parse_args(words[1:])
     if local_rank is not None:
@@ -74,8 +91,8 @@ def _main(words: list[str]) -> int:
     try:
         return int(options.run(options) or 0)
     except PerfagentError as error:
-        sys.stderr.write(f"perfagent {name}: {error}\n")
-        return 1
+        sys.stderr.write(f"perfagent {name}: {' '.join(str(error).split())}\n")  # what a database says has many lines
+        return error.exit_code
     except ModuleNotFoundError as error:
         if error.name != "torch":  # what else is missing, a script of the user's may want
             raise
@@ -88,24 +105,36 @@ def _main(words: list[str]) -> int:
         return 1
 
 
+def _unknown(name: str, found: dict[str, metadata.EntryPoint]) -> str:
+    if name.startswith("-"):
+        return f"perfagent: there is no option {name}; `perfagent --help` lists the commands, each has --help\n"
+    meant = closest(name, list(found))
+    hint = f"did you mean `perfagent {meant}`? " if meant else ""
+    return f"perfagent: there is no command {name!r}; {hint}`perfagent --help` lists them\n"
+
+
 def _help(found: dict[str, metadata.EntryPoint]) -> str:
     lines = [
         "usage: perfagent COMMAND ...",
         "",
         "A training-job monitor: what holds a training run back, live and with its cause.",
-        "",
-        "commands:",
     ]
-    order = [*(name for name in SUMMARIES if name in found), *(name for name in sorted(found) if name not in SUMMARIES)]
-    for name in order:
-        entry = found[name]
-        missing = "" if _installed(entry) else f"  ({_cure(entry.value)})"
-        lines.append(f"  {name:<10} {SUMMARIES.get(name, entry.value)}{missing}")
+    others = {name: found[name].value for name in sorted(found) if name not in SUMMARIES}  # of other packages
+    for title, group in {**GROUPS, "Other commands": others}.items():
+        there = {name: summary for name, summary in group.items() if name in found}
+        if there:
+            lines += ["", f"{title}:"]
+        for name, summary in there.items():
+            missing = "" if _installed(found[name]) else f"  ({_cure(found[name].value)})"
+            lines.append(f"  {name:<10} {summary}{missing}")
     lines += ["", "  perfagent COMMAND --help    what a command takes", "  perfagent --version", ""]
     return "\n".join(lines)
 
 
-_NEEDS = {"perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn")), "perfagent_dashboard": ("dashboard", ("dash",))}
+_NEEDS = {
+    "perfagent_server": ("server", ("fastapi", "sqlalchemy", "uvicorn")),
+    "perfagent_dashboard": ("dashboard", ("dash",)),
+}
 
 
 def _cure(value: str) -> str:

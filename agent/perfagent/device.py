@@ -1,9 +1,9 @@
 """Reads values and times of a device without ever waiting for it.
 
-A value on the CPU is read at once (0.1 µs). A value on a CUDA device is copied into pinned memory on the stream that made it
-and an event is recorded behind the copy; the sender's thread reads it when `event.query()` says so. Nothing here may call
-`.item()`, `float()` or `tolist()` on a CUDA tensor, nor synchronize a stream, on the training thread: the test on a GPU runs
-with `torch.cuda.set_sync_debug_mode("error")`.
+A value on the CPU is read at once (0.1 µs). A value on a CUDA device is copied into pinned memory on the stream that
+computed it, and an event is recorded behind the copy; the sender's thread reads the value once `event.query()` is true.
+On the training thread, nothing here may call `.item()`, `float()` or `tolist()` on a CUDA tensor, nor synchronize a
+stream: the test on a GPU runs with `torch.cuda.set_sync_debug_mode("error")`.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ __all__ = [
 ]  # fmt: skip
 
 _MOST_WAITING = 4096
-"""Buffers that may wait to be read; beyond it (a sender that is stuck) values are dropped: pinned memory stays bounded."""
+"""Buffers that may wait to be read. Beyond this (a stuck sender) values are dropped, which bounds the pinned memory."""
 _SMALL, _AT_ONCE = 16, 64
-"""Numbers of a buffer of which so many are made together: each allocation of pinned memory waits for the device."""
+"""Buffers of up to _SMALL numbers are allocated _AT_ONCE at a time: each allocation of pinned memory waits
+for the device."""
 _THREAD_LOCAL = 1
 """cudaStreamCaptureModeThreadLocal"""
 
@@ -40,15 +41,16 @@ class Reading:
 
     @property
     def on_host(self) -> bool:
-        """Whether it was in host memory from the start: then it may be read on any thread, and more than once."""
+        """True if the value was in host memory from the start: then any thread may read it, more than once."""
         return self._pool is None and self._buffer.is_cpu
 
     def ready(self) -> bool:
-        """Never blocks."""
+        """True when the value has arrived. Never blocks."""
         return self._event is None or bool(self._event.query())
 
     def values(self) -> list[float]:
-        """The numbers; to be called once, when ready, on the sender's thread. Gives the buffer back to its pool."""
+        """Returns the numbers and gives the buffer back to its pool. Call it once, when ready, on the
+        sender's thread."""
         numbers = self._buffer.reshape(-1).tolist()
         if self._pool is not None:
             pool, self._pool = self._pool, None
@@ -56,7 +58,8 @@ class Reading:
         return [float(number) for number in numbers]
 
     def __del__(self) -> None:
-        """What nobody read (of gradients of which only a part was clipped) no longer waits. Its buffer goes back to torch."""
+        """Stops counting a value that nobody read, as where only some gradients were clipped. Its buffer
+        goes back to torch."""
         global _made
         if self._pool is not None:
             _made -= 1
@@ -67,15 +70,16 @@ _pools: dict[tuple[Any, int, Any], list[tuple[torch.Tensor, Any]]] = {}
 _made = 0
 _elsewhere = False
 _streams: dict[tuple[int, ...], Any] = {}
-"""By what C++ calls a stream the object of Python's: making one takes longer than all else that a mark does."""
+"""(id, device index, device type) of a stream in C++ -> its Python object, which takes longer to make than
+the rest of a mark."""
 _MOST_STREAMS = 256
 _device: Any = None
-"""The CUDA device that was the first to have a value or a mark taken of it."""
+"""The first CUDA device from which a value or a mark was taken."""
 _listening = threading.local()
 
 
 def take(tensor: torch.Tensor) -> Value | None:
-    """The value of a tensor with one element; None where it cannot be had without waiting."""
+    """Returns the value of a tensor with one element, or None where reading it would block."""
     if tensor.is_cpu:
         return float(tensor.item())
     return collect(tensor)
@@ -86,7 +90,8 @@ def take_if_any(tensor: torch.Tensor | None) -> Value | None:
 
 
 def snapshot(values: dict[str, Any]) -> None:
-    """Reads tensors now, since users change them in place; those on a device later. Of one that is no number its type remains."""
+    """Reads the tensors among the values in place, since scripts change them later; those on a device arrive later. A
+    tensor that is not a single real number is replaced by its type."""
     torch = sys.modules.get("torch")
     if torch is None:
         return
@@ -95,12 +100,13 @@ def snapshot(values: dict[str, Any]) -> None:
             try:
                 value = value.to_local() if hasattr(value, "to_local") else value  # noqa: PLW2901 - a replicated DTensor
                 values[name] = take(value) if value.numel() == 1 and not value.is_complex() else type(value)
-            except Exception:  # noqa: BLE001 - a device that was lost
+            except Exception:  # noqa: BLE001 - the device was lost
                 values[name] = None
 
 
 def collect(tensor: torch.Tensor) -> Reading | None:
-    """All values of a small tensor, later. A tensor on the CPU is taken as it is: it must be the caller's own."""
+    """Reads all values of a small tensor later. A CPU tensor is kept without a copy, so nobody may change
+    it afterward."""
     global _elsewhere
     kind = tensor.device.type
     tensor = tensor.detach()
@@ -111,7 +117,7 @@ def collect(tensor: torch.Tensor) -> Reading | None:
         return None if kind == "meta" else Reading(tensor.clone(), None, None)
     torch = sys.modules["torch"]
     if torch.cuda.is_current_stream_capturing():
-        return None  # inside a CUDA graph a copy and an event would become part of the user's graph
+        return None  # inside a CUDA graph, a copy and an event would become part of the script's graph
     dtype = torch.float64 if tensor.dtype == torch.float64 else torch.float32
     _uses(tensor.device)
     pool = _pools.setdefault((tensor.device, tensor.numel(), dtype), [])
@@ -128,7 +134,7 @@ def collect(tensor: torch.Tensor) -> Reading | None:
 
 
 def current_stream(device: torch.device | None) -> Any:
-    """What `torch.cuda.current_stream` answers, of a device that is in use."""
+    """Returns the same as `torch.cuda.current_stream`, faster, for a device that is in use."""
     torch = sys.modules["torch"]
     ask = getattr(torch._C, "_cuda_getCurrentStream", None)
     if ask is None or device is None or device.index is None:
@@ -136,19 +142,20 @@ def current_stream(device: torch.device | None) -> Any:
     number = ask(device.index)
     stream = _streams.get(number)
     if stream is None:
-        if len(_streams) >= _MOST_STREAMS:  # a script that makes new ones of its own all the time
+        if len(_streams) >= _MOST_STREAMS:  # a script that keeps creating streams
             _streams.clear()
         stream = _streams[number] = torch.cuda.current_stream(device)
     return stream
 
 
 def is_captured(tensor: Any) -> bool:
-    """Whether what is computed of it now would become part of a CUDA graph of the script's, and run whenever that does."""
+    """True if computing on this tensor now would add to a CUDA graph that the script captures, and run at
+    each replay."""
     return bool(tensor.is_cuda and sys.modules["torch"].cuda.is_current_stream_capturing())
 
 
 def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]]:
-    """Pinned memory for the next values of that size, each with its event."""
+    """Allocates pinned memory for the next values of that size, each with its event."""
     global _made
     count = _AT_ONCE if size <= _SMALL else 1
     whole = _buffer(count * size, dtype, pinned=True)
@@ -158,8 +165,9 @@ def _buffers(torch: Any, size: int, dtype: Any) -> list[tuple[torch.Tensor, Any]
 
 
 def _buffer(size: int, dtype: Any, *, pinned: bool) -> Any:
-    """Whatever the default device is, and whatever mode the script is in: one that was made while a validation logs in
-    `torch.inference_mode()` could not be written to outside of it, and it is used again and again."""
+    """Allocates a buffer on the CPU outside of inference mode, whatever the script's default device and mode
+    are. A buffer made while a validation logs in `torch.inference_mode()` could not be written to later, but
+    buffers are reused."""
     torch = sys.modules["torch"]
     with torch.inference_mode(False):
         return torch.empty(size, dtype=dtype, device="cpu", pin_memory=pinned)
@@ -173,48 +181,49 @@ def _uses(device: Any) -> None:
 
 
 def listen_here() -> None:
-    """Prepares the calling thread, which asks of events and does nothing else on a device; before it asks. Not for one that
-    trains.
+    """Prepares the calling thread to query events, before its first query. Only for a thread that does nothing else on
+    a device, so never for one that trains.
 
-    A new thread's device is the first one: an event asked of from there gives that device half a GiB for a context of its own, by
-    each rank that trains on another (meta-pytorch/torchcomms PR 777). And while the script captures a CUDA graph, what is asked
-    from any other thread spoils its capture, unless that thread has said that it minds its own business only (pytorch/pytorch
-    PRs 104487 and 148594).
+    A new thread's current device is device 0. Querying an event from there creates a context on it, half a GiB for each
+    rank that trains on another device (meta-pytorch/torchcomms PR 777). And while the script captures a CUDA graph, a
+    query from any other thread invalidates the capture, unless that thread has set its capture mode to thread-local
+    (pytorch/pytorch PRs 104487 and 148594).
     """
     if _device is None or hasattr(_listening, "device"):
         return
-    import ctypes  # torch has imported it long since
+    import ctypes  # torch imported it long before
 
     _listening.device = _device
     torch = sys.modules["torch"]
     try:
         torch.cuda.set_device(_device)
-        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10_cuda.so"))  # or what that was linked with
+        library = ctypes.CDLL(str(Path(torch.__file__ or "").parent / "lib" / "libc10_cuda.so"))  # or what links to it
         library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(ctypes.c_int(_THREAD_LOCAL)))
-    except (AttributeError, OSError, RuntimeError):  # a torch that holds CUDA in itself, or for AMD; a device that was lost
+    except (AttributeError, OSError, RuntimeError):  # torch links CUDA statically, is built for AMD, or lost its device
         return
 
 
 def immortal(*held: Any) -> None:
-    """In a forked child: nothing that these hold is ever freed there, not at its end either.
+    """Keeps, in a forked child, the given objects and all that they hold alive, even at the child's exit.
 
-    Where the last reference to an event or to pinned memory goes, torch calls CUDA, which refuses whatever a forked child asks.
-    In a destructor that ends the process ("terminate called after throwing an instance of 'c10::Error'", torch 2.13): all workers
-    of a DataLoader would be aborted.
+    When the last reference to an event or to pinned memory goes, torch calls CUDA, which refuses every call in a forked
+    child. In a destructor that ends the process ("terminate called after throwing an instance of 'c10::Error'", torch
+    2.13): all workers of a DataLoader would abort.
     """
-    import ctypes  # torch has imported it long since
+    import ctypes  # torch imported it long before
 
     for one in held:
         ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def waiting() -> bool:
-    """Whether any value of this process ever was on its way from a device: where not, all are there."""
+    """True if this process ever read a value from a device. If not, all values are on the host."""
     return _elsewhere
 
 
 def cuda_device_of(optimizer: Any, current: int) -> int:
-    """The index of the device that computes: where the parameters are, for a script may never make it the current one."""
+    """Returns the index of the device that holds the parameters, since a script may never make it the
+    current device."""
     groups = getattr(optimizer, "param_groups", None) or []
     found = next((p.device.index for group in groups for p in group["params"] if getattr(p, "is_cuda", False)), None)
     return current if found is None else found
@@ -225,14 +234,16 @@ def ready(value: Value | None) -> bool:
 
 
 def value_of(value: Value) -> float:
-    """The number; only when ready."""
+    """Returns the number. Call it only when ready."""
     return value.values()[0] if isinstance(value, Reading) else value
 
 
 class DeviceClock:
-    """Marks on the current stream of a CUDA device: the host runs ahead of it, so host time says little about a phase there.
+    """Records marks on the current stream of a CUDA device. The host runs ahead of the device, so host time
+    says little there.
 
-    device: that computes, which need not be the current one (`model.to("cuda:1")` without `set_device`); None: the current one.
+    device: the device that computes, which need not be the current one (`model.to("cuda:1")` without `set_device`);
+    None: the current device.
     """
 
     __slots__ = ("_event", "_free", "device")
@@ -245,8 +256,8 @@ class DeviceClock:
         self._free: list[Any] = []
 
     def mark(self) -> Any:
-        """An event recorded on the device's current stream; None inside a CUDA graph's capture, and on a device that was lost:
-        the script is to hear of that by its own calls."""
+        """Returns an event recorded on the device's current stream. Returns None while a CUDA graph is captured, and on
+        a lost device: the script learns of that from its own calls."""
         try:
             if sys.modules["torch"].cuda.is_current_stream_capturing():
                 return None
@@ -260,9 +271,9 @@ class DeviceClock:
         return event
 
     def seconds(self, begin: Any, end: Any) -> float:
-        """Device time between two marks, once the later one is reached. Any thread."""
+        """Returns the device time between two marks, once the device has reached the later one. Any thread."""
         return float(begin.elapsed_time(end)) / 1e3
 
     def release(self, events: list[Any]) -> None:
-        """Events that nobody reads any more, to be used again."""
+        """Takes back events that nobody reads any more, for reuse."""
         self._free.extend(events)

@@ -2,23 +2,38 @@
 
 PerfagentError              the root: catch this to catch them all
 ├── ConfigError             an option, an argument or an environment variable has a value that cannot be used
+│   └── ResourceError       ... not here or not now: the port is taken, the file is damaged, a package is missing
 ├── CheckpointError         a checkpoint could not be written, or does not fit what it is loaded into
 ├── WireError               bytes or values that are not what frame.py or query.py says
 └── ServerUnreachable       the server refused, timed out or answered with something that is not its reply
 
 Every message says what was given, what is allowed and what to do. Only misuse by the caller is raised into user code;
 trouble of our own (no server, full disk) is counted and reported once by the sender instead.
+
+A command that ends by such an error ends with its exit code: 2 for wrong use, whoever notices it, and 1 for the rest.
 """
 
-__all__ = ["CheckpointError", "ConfigError", "PerfagentError", "ServerUnreachable", "WireError"]
+__all__ = ["CheckpointError", "ConfigError", "PerfagentError", "ResourceError", "ServerUnreachable", "WireError"]
 
 
 class PerfagentError(Exception):
     """Root of all errors raised by perfagent."""
 
+    exit_code = 1
+    """Of a command that it ends."""
+
 
 class ConfigError(PerfagentError, ValueError):
     """An option, argument or environment variable has a value that cannot be used."""
+
+    exit_code = 2
+
+
+class ResourceError(ConfigError):
+    """The value is an allowed one, and what it names cannot be used here or now: a port is taken, a file is damaged, a folder may
+    not be written, a package is missing."""
+
+    exit_code = 1
 
 
 class CheckpointError(PerfagentError):

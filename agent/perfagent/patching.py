@@ -1,7 +1,8 @@
-"""Puts the hooks into torch and takes them out again. Nothing here imports torch: that is the user's decision.
+"""Installs the hooks into torch and removes them again. Never imports torch itself: that is the script's decision.
 
-Without an active run every hook passes straight through, and in a forked child too. So do those in loggers of the script, which
-need no torch. Each patch replaces one module or class attribute, and is taken back only where it is still ours.
+The hooks are installed once per process, however many runs follow. Without an active run, and in a forked child,
+every hook passes straight through. So do the hooks in the script's own loggers, which need no torch. Each patch
+replaces one attribute of a module or class, and is removed only if it is still in place.
 """
 
 from __future__ import annotations
@@ -28,13 +29,13 @@ __all__ = [
 
 logger = logging.getLogger("perfagent")
 TESTED = ((2, 11), (2, 14))
-"""torch from the first version on, below the second."""
+"""Tested with torch from the first version on and below the second."""
 _undo: list[Callable[[], None]] = []
 _installed: set[str] = set()
 _Function = Callable[..., Any]
 _Watch = Callable[[_Function], _Function]
 _patches: dict[tuple[_Watch, int], tuple[_Function, _Function]] = {}
-"""What watches a function, and the id of the function or of its patch -> the function, its patch."""
+"""(the watching function, the id of the original or of its patch) -> (the original, its patch)."""
 
 
 def installed() -> bool:
@@ -42,7 +43,7 @@ def installed() -> bool:
 
 
 def install() -> bool:
-    """All hooks, if torch is imported. False when it is not (yet)."""
+    """Installs all hooks if torch is imported. Returns False if it is not (yet)."""
     if installed():
         return True
     torch = sys.modules.get("torch")
@@ -75,7 +76,8 @@ def install() -> bool:
 
 
 def install_late() -> None:
-    """What is watched only where it is used, after the first step: the waits of several ranks, copies to a device."""
+    """Installs, after the first step, the hooks that only some loops need: waits for other ranks, copies
+    to a device."""
     for install in (collectives.install, host_to_device.install):
         guarded(install)(_patch)
 
@@ -88,7 +90,7 @@ def watch_loggers() -> None:
 
 
 def remove() -> None:
-    """Takes every hook out again."""
+    """Removes every hook."""
     while _undo:
         _undo.pop()()
     _patches.clear()
@@ -96,14 +98,14 @@ def remove() -> None:
 
 
 def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> None:
-    """traced: torch.compile can trace the original, and is to do so."""
+    """Replaces an attribute by its watched version. traced: torch.compile can trace the original, and must do so."""
     original, watched = _patch_of(getattr(owner, name), watch, traced=traced)
-    inherited = name not in getattr(owner, "__dict__", (name,))  # the cell of a closure has no attribute but its contents
+    inherited = name not in getattr(owner, "__dict__", (name,))  # a closure's cell has only its contents
     setattr(owner, name, watched)
 
     def undo() -> None:
         if getattr(owner, name) is not watched:
-            return  # someone patched on top of us: ours stays below, and passes through
+            return  # somebody patched over our patch: ours stays below theirs and passes through
         if inherited:
             delattr(owner, name)
         else:
@@ -113,9 +115,10 @@ def _patch(owner: Any, name: str, watch: _Watch, *, traced: bool = False) -> Non
 
 
 def _patch_of(function: _Function, watch: _Watch, *, traced: bool) -> tuple[_Function, _Function]:
-    """A function and its patch, one for all the modules that have it: pickle takes no two objects of one name for the same.
+    """Returns the original function and its patch. All modules that hold a function get the same patch, since pickle
+    refuses two objects of one name.
 
-    Where a module took the patched function from another when it was imported, that patch is the one.
+    Where a module imported the patched function from another module, `function` is already that patch.
     """
     known = _patches.get((watch, id(function)))
     if known is None:
@@ -133,7 +136,7 @@ def _check_version(version: str) -> None:
 
 
 def when_torch_is_imported(done: Callable[[], None]) -> None:
-    """Calls back when the user's own `import torch` is complete; at once if it already is."""
+    """Calls `done` when the script's own `import torch` is complete, or at once if it already is."""
     if "torch" in sys.modules:
         done()
     elif not any(isinstance(finder, Once) and finder.module == "torch" for finder in sys.meta_path):
@@ -141,7 +144,8 @@ def when_torch_is_imported(done: Callable[[], None]) -> None:
 
 
 def when_imported(module: str, done: Callable[[], None]) -> None:
-    """The same for a module of a framework, until the hooks are taken out. Whatever `done` raises ends here."""
+    """Does the same for a framework's module, until the hooks are removed. An exception from `done` does not
+    leave this call."""
     watched = guarded(done)
     if module in sys.modules:
         watched()

@@ -19,11 +19,10 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from perfagent import host_allocator, patching, verdict
 from perfagent import launch_options as launched
-from perfagent import patching, verdict
+from perfagent.agent_config import AgentConfig
 from perfagent.boundary import guard
-from perfagent.boundary.agent_log import logger
-from perfagent.config import AgentConfig
 from perfagent.context.collector import Context
 from perfagent.context.console import Console
 from perfagent.context.process import describe
@@ -41,8 +40,10 @@ from perfagent.hooks.new_progress import new_progress
 from perfagent.hooks.optimizer_step import make_primary
 from perfagent.hooks.phases import Span
 from perfagent.identity import Identity
+from perfagent.misuse import Misuse
 from perfagent.naming import default_name
 from perfagent.rootcause.investigator import Investigator
+from perfagent.run_config import RunConfig
 from perfagent.run_repr import Shown
 from perfagent.samplers.sampler import Sampler
 from perfagent.signals.memory_table import MemoryTable
@@ -73,7 +74,7 @@ _monotonic = time.monotonic
 class Run:
     """One training job as this process sees it. Made by `attach` or `init`; methods do nothing in a forked child.
 
-    config: what the user passed as configuration, as a dict.
+    config: what the user passed as configuration: a dict whose entries are attributes as well.
     """
 
     def __init__(
@@ -88,7 +89,7 @@ class Run:
         notes: str | None = None,
         sender: Sender | None = None,
     ) -> None:
-        self.settings, self.config = settings, config
+        self.settings, self.config = settings, RunConfig(config)
         self.name, self.tags, self.group, self.notes = name, tags, group, notes
         self._pid = os.getpid()
         self._ended = False
@@ -116,8 +117,10 @@ class Run:
         self._progress.off = self._sender.disabled
         self._watching = Watching(self._progress, self._investigator.add)
         self._progress.on_next_optimizer = self._watching.watch_step
-        self._refused = 0
-        self._late = False
+        self._misuse = Misuse(self._sender)
+        self._given_step = -1
+        self._given: Mapping[str, Any] = {}
+        """Step and values of the last log() that named its step."""
         self._ending: tuple[str, str, dict[str, Any]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
@@ -158,14 +161,14 @@ class Run:
         """
         p = self._progress
         if p.off:
-            self._is_over()
+            self._is_over("log")
             return
         try:
             values = dict(metrics)
         except Exception as error:
             if guard.by_signal(error):
                 raise
-            self._refuse(metrics)
+            self._misuse.no_metrics(metrics)
             return
         later = False
         for value in values.values():  # with cold caches half of what `issuperset(map(type, ...))` takes
@@ -178,11 +181,14 @@ class Run:
                 try:
                     step = operator.index(step)
                 except TypeError:
-                    self._refuse(step)
+                    self._misuse.no_step(step)
                     return
             if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
-                self._refuse(step)
+                self._misuse.no_step(step)
                 return
+            if step < self._given_step and not self._given.keys().isdisjoint(values):
+                self._misuse.goes_back(step, self._given_step)
+            self._given_step, self._given = step, values
             p.early_step = max(p.early_step, step + 1)
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
@@ -206,7 +212,11 @@ class Run:
 
     def alert(self, title: str, text: str = "", level: str = "warning") -> None:
         """Raises an alert by hand. level: info, warning or critical (WARN and ERROR are accepted)."""
-        severity = LEVELS.get(level.lower()) if isinstance(level, str) else "warning"
+        if self._sender.disabled:
+            self._is_over("alert")
+            return
+        given = getattr(level, "value", level)  # wandb's levels are members of an enum
+        severity = LEVELS.get(given.lower()) if isinstance(given, str) else None
         if severity is None:  # a slip
             said = f"perfagent: alert() takes the level info, warning or critical, not {level!r:.80}; it is a warning now"
             self._sender.tell("level", logging.WARNING, said)
@@ -219,15 +229,15 @@ class Run:
         """Times a part of the loop: `with run.phase("checkpoint"): ...`. Its time is `phase/NAME_s`, not `other`."""
         if not isinstance(name, str) or not name or len(name) > 64:
             raise ConfigError(f"a phase needs a name of 1 to 64 characters such as 'checkpoint' or 'eval', not {name!r:.80}")
-        return Span(self._progress, name)
+        return Span(self._progress, name if name.isidentifier() else self._misuse.phase_name(name))
 
     def batches(self, iterable: Iterable[Item]) -> Iterator[Item]:
         """The same items, with the wait for each recorded as data wait. For loops without a DataLoader."""
         return timed(self._progress, iterable)
 
     def verdict(self) -> Finding | None:
-        """What the server says about this run now; None when it does not answer within 2 s, when there is no server, and, with a
-        warning, when the key may not read."""
+        """What the server says about this run now; None when there is no server and, with a warning, when it does not answer
+        within 2 s, does not know the run yet, or the key may not read."""
         if self._sender.disabled or self.settings.record is not None or not self.id:
             return None
         return verdict.ask(self.id, self.settings, self._sender.tell)
@@ -274,6 +284,13 @@ class Run:
             self.finish()
         else:
             self.fail(error)
+
+    @property
+    def called(self) -> str:
+        """Its name and id, for a sentence."""
+        name = self.name or self._default_name()
+        words = [*([repr(name)] if name else []), *([f"({self.id})"] if self.id else [])]
+        return " ".join(words) or "of this rank"
 
     @property
     def ended(self) -> bool:
@@ -351,6 +368,8 @@ class Run:
         patching.when_torch_is_imported(_torch_came)
         self.capture_logs(self.settings.capture_logs)
         self.mirror(self.settings.tensorboard)
+        if launched.current is None:
+            self.tune_malloc(self.settings.tune_malloc)
         self._sender.start()
 
     def capture_logs(self, wanted: bool) -> None:
@@ -370,6 +389,12 @@ class Run:
         except Exception as error:  # noqa: BLE001 - a disk that is full; a broken installation of somebody else's package
             said = f"perfagent: nothing is written for TensorBoard into {folder}: {error}; the run itself goes on"
             self._sender.tell("mirror", logging.WARNING, said)
+
+    def tune_malloc(self, wanted: bool) -> None:
+        """At the start; under `perfagent run` when the script attaches, which may want none of it, or after the first step."""
+        self.settings = replace(self.settings, tune_malloc=wanted)
+        if not self._sender.disabled:
+            self._context.malloc = host_allocator.tune(wanted)
 
     def _place(self) -> dict[str, Any]:
         """Which rank of how many this is, as far as that is known."""
@@ -445,6 +470,8 @@ class Run:
             self._progress.stream = torch.cuda.current_stream(device).cuda_stream
         patching.install_late()
         self._watch_model()
+        if self._context.malloc is None:
+            self.tune_malloc(self.settings.tune_malloc)
         self._context.first_step()
 
     def _known_model(self) -> Any:
@@ -523,19 +550,10 @@ class Run:
         else:
             p.reader.loss_by_user = True  # steps counted in another way: two counts in one series would be nonsense
 
-    def _refuse(self, given: Any) -> None:
-        self._sender.counters["refused_log_calls"] = self._sender.counters.get("refused_log_calls", 0) + 1
-        if not self._refused:
-            logger.warning(
-                "perfagent: log() takes a dict of names and numbers and a whole step from 0 to 2**53, not %.80r; left out", given
-            )
-        self._refused += 1
-
-    def _is_over(self) -> None:
-        """A log() that comes too late is left out, and that is said once."""
-        if self._ended and not self._late and not self.inherited and not self.settings.disabled:
-            self._late = True
-            logger.warning("perfagent: log() was called after the run's end; left out")
+    def _is_over(self, call: str) -> None:
+        """A call that comes too late is left out, and that is said once."""
+        if self._ended and not self.inherited and not self.settings.disabled:
+            self._misuse.too_late(call, self.called)
 
     def at_exit(self, status: Any, because: Cause | None = None) -> None:
         """The process ends by itself. status: what sys.exit was told. because: the exception that was being handled then. (As

@@ -8,19 +8,23 @@ from __future__ import annotations
 import atexit
 import contextlib
 import dataclasses
+import logging
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from perfagent import launch_options as launched
+from perfagent.agent_config import AgentConfig
 from perfagent.arguments import as_dict, as_tags, check_model, check_optimizer, check_start_step, check_texts
 from perfagent.boundary.agent_log import logger
-from perfagent.config import AgentConfig
 from perfagent.end_reason import cause
+from perfagent.errors import ConfigError
 from perfagent.exit_status import Leaving, handled, told_from_afar
 from perfagent.run import Run
 from perfagent.step.state import state
+from perfagent.variables import warn_of_misspelt
+from perfagent.wrong_calls import checked
 
 __all__ = ["Run", "alert", "attach", "current", "finish", "init", "log", "start_from_launcher"]
 
@@ -35,6 +39,8 @@ _leaving = Leaving(
     lambda: None if _current is None else _current.steps_done,
     lambda frame, error: None if _current is None else _current.left_from(frame, error),
 )
+_inert: str | None = None
+"""Why no run may begin now."""
 _watched = False
 _watched_worker = 0
 """The process of multiprocessing that is watched: forked children inherit what their parent watched, and not its end."""
@@ -43,6 +49,7 @@ _watched_worker = 0
 # ---- the documented functions -----------------------------------------------------------------------------------------------
 
 
+@checked
 def attach(
     model: Any = None,
     optimizer: Any = None,
@@ -58,6 +65,7 @@ def attach(
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
+    tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
 ) -> Run:
     """Monitors the training in this process from here on, and returns the run.
@@ -66,8 +74,9 @@ def attach(
     may be added to later. notes: text for people, shown with the run, where they may change it. record: a
     folder to record into, without a server; where a run is current and this or server means another place, that run ends and
     one begins there. tensorboard: a folder for event files of TensorBoard besides. start_step: the number of the first step to
-    come, when training is resumed. capture_logs: False leaves out what the script logs by other loggers (W&B, TensorBoard, a
-    trainer's own).
+    come, when training is resumed. tune_malloc: False leaves glibc's allocator as it is; else two of its thresholds are raised,
+    so that a step on the CPU keeps its memory. capture_logs: False leaves out what the script logs by other loggers (W&B,
+    TensorBoard, a trainer's own).
     Raises ConfigError for an argument that cannot be used; never for trouble of its own, such as a server that is away.
     """
     global _current, _named, _resumed
@@ -76,7 +85,9 @@ def attach(
     settled, labels = as_dict(config), as_tags(tags)
     check_texts(name=(name, 256), group=(group, 256), notes=(notes, 100_000))
     check_start_step(start_step)
-    if _is_imported_by_a_worker():
+    if _inert is not None:
+        logger.warning("perfagent: attach() or init() begins no run here: %s", _inert)
+    if _inert is not None or _is_imported_by_a_worker():
         return silent(settled, labels)
     run = current()
     next_job = _is_hydras_next_job(run_id)
@@ -96,7 +107,9 @@ def attach(
         moves = names_place and _elsewhere(run, server, record)
         if run_id in (None, run.id) and (same or unnamed) and not moves:
             run.take_up(model, optimizer, settled, labels, project=project, name=name, group=group, notes=notes)
-            run.mirror(AgentConfig.from_env(tensorboard=tensorboard).tensorboard)
+            run.mirror(AgentConfig.from_env(tensorboard=tensorboard, tune_malloc=tune_malloc).tensorboard)
+            if tune_malloc is not None:
+                run.tune_malloc(tune_malloc)
             if capture_logs is not None:
                 run.capture_logs(AgentConfig.from_env(capture_logs=capture_logs).capture_logs)
             _named = _named or bool(name or project)
@@ -111,13 +124,22 @@ def attach(
                 run_id = run.id  # it goes elsewhere, as what it is; a later run of the process is no new attempt of it
         labels.extend(tag for tag in told.tags if tag not in labels)
     settings = AgentConfig.from_env(
-        project=project, server=server, record=record, tensorboard=tensorboard, run_id=run_id, capture_logs=capture_logs
+        project=project,
+        server=server,
+        record=record,
+        tensorboard=tensorboard,
+        run_id=run_id,
+        tune_malloc=tune_malloc,
+        capture_logs=capture_logs,
     )
     if run is not None:
+        if not settings.disabled:
+            _say_that_it_ends(run, expected=next_job)
         run.give_way(settings)
     run = Run(settings, name=name, config=settled, tags=labels, group=group, start_step=start_step, notes=notes)
     run.take_up(model, optimizer, {}, [])
     if not settings.disabled:
+        warn_of_misspelt(lambda sentence: logger.warning("perfagent: %s", sentence))
         _watch_process()
         _tell_green_threads()
     run.start()
@@ -125,6 +147,7 @@ def attach(
     return run
 
 
+@checked
 def init(
     project: str | None = None,
     *,
@@ -138,6 +161,7 @@ def init(
     run_id: str | None = None,
     start_step: int | None = None,
     notes: str | None = None,
+    tune_malloc: bool | None = None,
     capture_logs: bool | None = None,
 ) -> Run:
     """`attach` without a model: for scripts that log by themselves, and for loops whose model is to be found."""
@@ -153,6 +177,7 @@ def init(
         run_id=run_id,
         start_step=start_step,
         notes=notes,
+        tune_malloc=tune_malloc,
         capture_logs=capture_logs,
     )
 
@@ -188,6 +213,17 @@ def resumed_at(run_id: str | None, start_step: int) -> None:
     """A training went on from a checkpoint of that run: whoever attaches next continues it, from that step on."""
     global _resumed
     _resumed = (run_id, start_step)
+
+
+@contextlib.contextmanager
+def inert(why: str) -> Iterator[None]:
+    """Within, attach() and init() begin no run: the script is only looked at. why: for the line that says so."""
+    global _inert
+    before, _inert = _inert, why
+    try:
+        yield
+    finally:
+        _inert = before
 
 
 def start_from_launcher(**options: Any) -> Run:
@@ -238,9 +274,25 @@ _told: set[str] = set()
 
 
 def _no_run(function: str) -> None:
-    if function not in _told and not _is_imported_by_a_worker():
+    if function not in _told and _inert is None and not _is_imported_by_a_worker() and not _is_disabled():
         _told.add(function)
         logger.warning("perfagent: %s() was called before attach() or init(); left out", function)
+
+
+def _is_disabled() -> bool:
+    with contextlib.suppress(ConfigError):  # attach() raises it; a call of log() must not
+        return AgentConfig.from_env().disabled
+    return False
+
+
+def _say_that_it_ends(run: Run, *, expected: bool) -> None:
+    """The first run ends because another begins; expected: each of Hydra's jobs is a run of its own, as its user wants it."""
+    logger.log(
+        logging.INFO if expected else logging.WARNING,
+        "perfagent: a second attach() or init(), which names another run, project or place, ends the run %s here as finished and "
+        "begins a new one; call finish() where the first is over, or the second one without arguments to go on with the first",
+        run.called,
+    )
 
 
 def _tell_inherited() -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from perfagent.config import AgentConfig
+    from perfagent.agent_config import AgentConfig
     from perfagent.wire import Finding
 
 __all__ = ["ask"]
@@ -16,8 +16,8 @@ TIMEOUT_S = 2.0
 
 
 def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) -> Finding | None:
-    """None when the server does not answer in time or knows no verdict, and, with a warning through `tell`, when the key may not
-    read. Raises nothing."""
+    """None when the server does not answer in time, the key may not read or there is no verdict yet: with a warning through
+    `tell`. Raises nothing."""
     import httpx  # not with the training: few ask
     import msgspec
 
@@ -28,9 +28,23 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
     try:
         with httpx.Client(timeout=TIMEOUT_S, trust_env=not local, headers=headers) as client:
             answer = client.get(f"{settings.server}/api/v1/runs/{run}/verdict")
-        if answer.status_code in (401, 403):
-            why = "the key in PERFAGENT_API_KEY may send, not read" if settings.api_key else "reading needs a key"
-            tell("verdict", logging.WARNING, f"perfagent: no verdict here: {why}; see `perfagent show`")
-        return msgspec.json.decode(answer.content, type=Finding) if answer.status_code == 200 else None
-    except (httpx.HTTPError, msgspec.MsgspecError):
-        return None
+        if answer.status_code == 200:
+            return msgspec.json.decode(answer.content, type=Finding)
+        topic, why = f"verdict {answer.status_code}", _why(answer.status_code, run, settings)
+    except (httpx.HTTPError, msgspec.MsgspecError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        topic, why = "verdict away", f"server {settings.server} gave none within {TIMEOUT_S:g} s ({reason}); is it running?"
+    tell(topic, logging.WARNING, f"perfagent: no verdict here: {why}")
+    return None
+
+
+def _why(status: int, run: str, settings: AgentConfig) -> str:
+    if status in (401, 403):
+        given = "the key in PERFAGENT_API_KEY may not read" if settings.api_key else "reading needs a key"
+        return (
+            f"{given}. `perfagent keys create read` on the machine of server {settings.server} makes a key; with it in "
+            f"PERFAGENT_API_KEY `perfagent show {run}` prints the verdict, also while this process sends with its own"
+        )
+    if status == 404:
+        return f"server {settings.server} does not know this run yet; its first samples arrive within seconds"
+    return f"server {settings.server} answered {status}; is that the address of a perfagent server?"

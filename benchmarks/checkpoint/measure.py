@@ -1,9 +1,9 @@
-"""How long training waits for a checkpoint: `perfagent.Checkpoint` in the training's way and beside it, and torch.save alone.
+"""How long training waits for a checkpoint: `perfagent.Checkpoint`, synchronous and asynchronous, and torch.save alone.
 
     PYTHONPATH=benchmarks python benchmarks/checkpoint/measure.py [--quick] [--mib N] [--folder DIR] [--write]
 
 One state (a model and the two moments of AdamW) is saved in turn in each way. torch.save alone does not sync, sum or rename:
-it is here to say what the disk takes. Exits with 1 when saving beside the training blocks it not at least 3 times less.
+it is here to say what the disk takes. Exits with 1 if an asynchronous save does not block the training at least 3 times less.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ def measure(mib: int, rounds: int, folder: Path) -> dict[str, list[float]]:
     waiting, beside = Checkpoint(folder / "waiting", keep=2), Checkpoint(folder / "beside", keep=2, asynchronous=True)
     found: dict[str, list[float]] = {
         "torch.save alone": [],
-        "in the training's way": [],
-        "beside the training": [],
-        "until it is there": [],
+        "synchronous": [],
+        "asynchronous, training waits": [],
+        "asynchronous, until on disk": [],
     }
     for number in range(rounds + 1):
         seconds = {"torch.save alone": timed(lambda: torch.save(state, folder / "alone.pt"))}
-        seconds["in the training's way"] = timed(lambda number=number: waiting.save(number, state))
-        seconds["beside the training"] = timed(lambda number=number: beside.save(number, state))
-        seconds["until it is there"] = seconds["beside the training"] + timed(beside.wait)
+        seconds["synchronous"] = timed(lambda number=number: waiting.save(number, state))
+        seconds["asynchronous, training waits"] = timed(lambda number=number: beside.save(number, state))
+        seconds["asynchronous, until on disk"] = seconds["asynchronous, training waits"] + timed(beside.wait)
         if number:
             for name, value in seconds.items():
                 found[name].append(value)
@@ -78,7 +78,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory(prefix="perfagent-bench-checkpoint-", dir=options.folder) as folder:
         found = measure(mib, rounds, Path(folder))
     medians = {name: statistics.median(values) for name, values in found.items()}
-    ratio = medians["in the training's way"] / medians["beside the training"]
+    ratio = medians["synchronous"] / medians["asynchronous, training waits"]
     rows = [
         [name, f"{1000 * medians[name]:.0f}", f"{1000 * min(values):.0f} to {1000 * max(values):.0f}"]
         for name, values in found.items()
@@ -86,7 +86,7 @@ def main() -> int:
     text = (
         f"{tables.machine('torch')}. A state of {mib} MiB, {rounds} rounds, one thread.\n\n"
         + tables.table(["way", "ms (median)", "range"], rows)
-        + f"\n\nBeside the training a checkpoint blocks it {ratio:.1f} times less."
+        + f"\n\nAn asynchronous checkpoint blocks the training {ratio:.1f} times less."
     )
     print(text)
     if options.write and not options.quick:

@@ -23,7 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import environments
@@ -76,14 +76,22 @@ def live_server(folder: Path) -> Iterator[tuple[str, psutil.Process]]:
 
 
 def run_child(
-    script: str, arguments: list[str], *, environment: Path, server: str, state: Path, timeout_s: float = 300.0
+    script: str,
+    arguments: list[str],
+    *,
+    environment: Path,
+    server: str,
+    state: Path,
+    variables: Mapping[str, str] | None = None,
+    timeout_s: float = 300.0,
 ) -> dict[str, float] | None:
-    """The child's figures; None when it failed, with its last words on stderr."""
-    variables = {key: value for key, value in os.environ.items() if not key.startswith(("PERFAGENT_", "WANDB_", "PYTHONPATH"))}
-    variables |= {"XDG_STATE_HOME": str(state), "PERFAGENT_SERVER": server, "PYTHONPATH": str(HERE)}
+    """The child's figures; None when it failed, with its last words on stderr. variables: of its environment, besides ours."""
+    inherited = {key: value for key, value in os.environ.items() if not key.startswith(("PERFAGENT_", "WANDB_", "PYTHONPATH"))}
+    ours = {"XDG_STATE_HOME": str(state), "PERFAGENT_SERVER": server, "PYTHONPATH": str(HERE)}
+    environment_of_child = {**inherited, **ours, **(variables or {})}
     command = [str(environment), str(HERE / script), *arguments]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=variables, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env=environment_of_child, check=False)
     except subprocess.TimeoutExpired:
         print(f"  {' '.join(arguments)}: not done after {timeout_s:.0f} s", file=sys.stderr)
         return None

@@ -36,12 +36,13 @@ class CharMLP(nn.Module):
 class CharTransformer(nn.Module):
     """Next character at every position. With the defaults 5 million parameters in 306 tensors."""
 
-    def __init__(self, width: int = 128, layers: int = 25) -> None:
+    def __init__(self, width: int = 128, layers: int = 25, heads: int = 4) -> None:
         super().__init__()
         self.embedding = nn.Embedding(VOCABULARY, width)
         self.position = nn.Parameter(torch.zeros(CONTEXT, width))
         self.layers = nn.ModuleList(
-            nn.TransformerEncoderLayer(width, 4, 4 * width, dropout=0.0, batch_first=True, norm_first=True) for _ in range(layers)
+            nn.TransformerEncoderLayer(width, heads, 4 * width, dropout=0.0, batch_first=True, norm_first=True)
+            for _ in range(layers)
         )
         self.norm = nn.LayerNorm(width)
         self.head = nn.Linear(width, VOCABULARY)
@@ -63,7 +64,7 @@ class Workload:
 
 
 # name -> sizes of the model and the batch. `mlp` takes about 6 ms a step on one core; `tiny` has the same tensors, but so small
-# that a few microseconds of hooks show beside it. And `deep`, a transformer with many tensors.
+# that a few microseconds of hooks show beside it. And two transformers: `deep` of many tensors, `transformer` of large ones.
 WORKLOADS = {"mlp": (32, 704, 16), "tiny": (2, 4, 2)}
 
 
@@ -71,7 +72,9 @@ def make(name: str) -> Workload:
     torch.manual_seed(0)
     torch.set_num_threads(1)
     if name == "deep":
-        return deep()
+        return of_sequences(CharTransformer())
+    if name == "transformer":
+        return of_sequences(CharTransformer(width=368, layers=6, heads=8))
     embedding, hidden, batch = WORKLOADS[name]
     text = torch.randint(0, VOCABULARY, (50_000,), generator=torch.Generator().manual_seed(2))
     model = CharMLP(embedding, hidden)
@@ -91,9 +94,8 @@ def make(name: str) -> Workload:
     return Workload(model, optimizer, step)
 
 
-def deep() -> Workload:
-    """A transformer of 306 parameter tensors, two sequences of 16 characters a step."""
-    model = CharTransformer()
+def of_sequences(model: nn.Module) -> Workload:
+    """Two sequences of 16 characters a step."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, foreach=True)
     order = torch.Generator().manual_seed(1)
 

@@ -82,7 +82,7 @@ class Perfagent:
 
         self.folder, self.names = folder, case.series()
         self.asked = self.names[min(3, case.names - 1)]
-        self.database = open_database(SimpleNamespace(data=folder, database=None), ballast_bytes=1 << 12)
+        self.database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)
         self.sql = SqlStore(self.database)
         # Time passes for the compactor only while this store works: it must not think a tail old because others had their turn.
         self.now = 1.79e9

@@ -17,6 +17,7 @@ from urllib.parse import quote
 import httpx
 
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
+from perfagent.local_server import DEFAULT_SERVER
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
@@ -26,16 +27,17 @@ __all__ = ["ApiError", "AsyncClient", "Client", "RunDetails"]
 T = TypeVar("T")
 Rank = int | Literal["all"]
 
-DEFAULT_SERVER = "http://127.0.0.1:8420"
 _TIMEOUT = httpx.Timeout(30.0, connect=5.0)
 
 
 class ApiError(PerfagentError):
-    """The server answered with an error. status: HTTP status; code: one word for programs; field: which input, if one is."""
+    """The server answered with an error. status: HTTP status; code: one word for programs; field: which input, if one
+    is."""
 
     def __init__(self, status: int, code: str, message: str, field: str | None = None) -> None:
         super().__init__(message)
         self.status, self.code, self.message, self.field = status, code, message, field
+        self.exit_code = 2 if status in (400, 422) else 1  # what was given is wrong, and not who asked or what there is
 
 
 class _Options:
@@ -79,8 +81,11 @@ def _raise(answer: httpx.Response) -> None:
         error = json.loads(answer.content)["error"]
         raise ApiError(answer.status_code, str(error["code"]), str(error["message"]), error.get("field"))
     except (ValueError, KeyError, TypeError):
-        tls = REFUSAL if refuses_plain_http(answer.content) else ""
-        raise ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}{tls}") from None
+        host = answer.request.url.netloc.decode()
+        why = REFUSAL if refuses_plain_http(answer.content) else f", and not as a perfagent server does: is {host} its address?"
+        problem = ApiError(answer.status_code, "unknown", f"{answer.request.url} answered {answer.status_code}{why}")
+        problem.exit_code = 1  # who knows what it is that answers
+        raise problem from None
 
 
 def _json(answer: httpx.Response) -> Any:
@@ -224,7 +229,8 @@ class Client:
         return _part(Alert, "alerts")(self.request("GET", "/alerts", params=_query(run=run, state=state, severity=severity)))
 
     def ask(self, run: str, kind: str, *, ranks: list[int] | None = None, **params: Any) -> dict[str, Any]:
-        """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands then."""
+        """Asks the run's processes for a "profile", "stacks", other "sampling" or a "flush"; the command as it stands
+        then."""
         body = {"kind": kind, **_query(ranks=ranks), **params}
         order: dict[str, Any] = self.request("POST", _run_path(run, "/commands"), body=body)
         return order

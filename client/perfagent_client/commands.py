@@ -1,52 +1,45 @@
-"""`perfagent runs`, `show`, `export` and `delete`: what the server knows, in a terminal. RUN is an id or a name."""
+"""`perfagent runs`, `export` and `delete`. RUN is an id or a name."""
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import ipaddress
-import json
 import os
+import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
-from urllib.parse import urlsplit
+from typing import BinaryIO
 
-from perfagent.errors import ConfigError
-from perfagent.wire import Finding, Latest, RunSummary, Timing, to_json
-from perfagent_client.client import ApiError, Client
+from perfagent.command_line.option_types import positive
+from perfagent.command_line.terminal_output import Screen, Table, is_terminal
+from perfagent.errors import ConfigError, ResourceError
+from perfagent.wire import STATES
+from perfagent_client.connection import add_options, add_run, administrator, found, print_json, reader
 from perfagent_client.models import RunDetails
-from perfagent_client.techniques import sentences
 
-__all__ = ["add_options", "delete", "export", "found", "output", "print_json", "reader", "runs", "show"]
-
-_SHOWN = 10  # runs of one name
-_LINES = 30  # of a traceback: its end says most
+__all__ = ["delete", "export", "output", "runs"]
 
 
 def runs(parser: argparse.ArgumentParser) -> None:
     parser.description = "Lists runs, newest first."
     parser.add_argument("--project", help="only of this project")
     parser.add_argument("--name", help="only of this name")
-    parser.add_argument("--state", help="only in this state: running, finished, failed ...")
+    state = parser.add_argument(
+        "--state", metavar="STATE",
+        help=f"only in this state: {', '.join(STATES)} (stuck: no step ends any more; lost: not heard of any more)",
+    )  # fmt: skip
+    state.completer = lambda **_: STATES  # type: ignore[attr-defined] # no `choices`: a newer server may know more
     parser.add_argument("--tag", help="only with this tag")
-    parser.add_argument("--limit", type=_positive, default=50, metavar="N", help="at most so many (default 50)")
+    parser.add_argument("--limit", type=positive, default=50, metavar="N", help="at most so many (default 50)")
     add_options(parser)
     parser.set_defaults(run=_runs)
 
 
-def show(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Shows one run: its verdict, what was found, and its newest figures."
-    parser.add_argument("name_or_id", metavar="RUN")
-    add_options(parser)
-    parser.set_defaults(run=_show)
-
-
 def export(parser: argparse.ArgumentParser) -> None:
     parser.description = "Writes every sample of a run, a row each; floats read back exactly."
-    parser.add_argument("name_or_id", metavar="RUN")
+    add_run(parser)
     parser.add_argument("--format", choices=("jsonl", "csv", "parquet"), default="jsonl", help="default jsonl")
     parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write here instead of standard output")
     add_options(parser, as_json=False)
@@ -54,163 +47,42 @@ def export(parser: argparse.ArgumentParser) -> None:
 
 
 def delete(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Deletes a run with everything that belongs to it. Needs an administrator's key or the admin token."
-    parser.add_argument("name_or_id", metavar="RUN")
-    parser.add_argument("--data", type=Path, metavar="DIR", help="the server's data folder, where the admin token lies")
+    parser.description = "Deletes a run with all that belongs to it, after a question. Needs an administrator's rights."
+    add_run(parser)
+    parser.add_argument("--yes", action="store_true", help="do not ask; needed where no terminal can be asked")
     add_options(parser)
     parser.set_defaults(run=_delete)
-
-
-def add_options(parser: argparse.ArgumentParser, *, as_json: bool = True) -> None:
-    parser.add_argument(
-        "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else http://127.0.0.1:8420)"
-    )
-    if as_json:
-        parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number above 0")
-    return int(text)
-
-
-def print_json(value: Any) -> None:
-    sys.stdout.write(to_json(value).decode() + "\n")
-
-
-def reader(arguments: argparse.Namespace, *, asks: bool = False) -> Client:
-    """A client that may read: where the key of the environment may not, with the admin token of the server on this machine.
-    asks: also to ask a training for something, for which a key that reads is not enough."""
-    client = Client(arguments.server)
-    token = _admin_token(None) if _is_recorded(client.server) else None
-    if token is None:
-        return client
-    if asks:
-        client.close()
-        return Client(arguments.server, token)
-    try:
-        client.request("GET", "/runs", params={"limit": 1})
-    except ApiError as error:
-        if error.status not in (401, 403):
-            raise
-        client.close()
-        return Client(arguments.server, token)
-    return client
-
-
-def found(client: Client, name_or_id: str, *, only: bool = False) -> RunDetails:
-    """A run by its id, else the newest one of that name, which is said where there are several. only: raises ConfigError then."""
-    run = client.find(name_or_id)
-    if run.run == name_or_id:
-        return run
-    named = [each.run for each in client.runs(name=name_or_id, limit=_SHOWN)]
-    if len(named) > 1:
-        many = f"{len(named)}{' or more' if len(named) == _SHOWN else ''} runs are named {name_or_id!r}"
-        if only:
-            raise ConfigError(f"{many}: give the id of one, which is {', '.join(named[:-1])} or {named[-1]}")
-        sys.stderr.write(f"perfagent: {many}; this is the newest, {run.run}\n")
-    return run
-
-
-def _is_recorded(server: str) -> bool:
-    """Whether the server of this user's data folder said that it listens there: whoever else does is not told its token."""
-    try:
-        return _is_own(server) and (_data_folder(None) / "address").read_text().strip().rstrip("/") == server
-    except OSError:
-        return False
-
-
-def _is_own(server: str) -> bool:
-    """Whether it is an address of this machine's, and not only begins like one."""
-    address = urlsplit(server)
-    if address.scheme != "http" or "@" in address.netloc:
-        return False
-    try:
-        return address.hostname == "localhost" or ipaddress.ip_address(address.hostname or "").is_loopback
-    except ValueError:
-        return False
 
 
 def _runs(arguments: argparse.Namespace) -> int:
     with reader(arguments) as client:
         listed = list(
             client.runs(
-                project=arguments.project, name=arguments.name, state=arguments.state, tag=arguments.tag, limit=arguments.limit
+                project=arguments.project,
+                name=arguments.name,
+                state=arguments.state,
+                tag=arguments.tag,
+                limit=arguments.limit,
             )
         )
     if arguments.json:
         print_json({"runs": listed})
-    elif not listed:
-        print("no runs")
-    else:
-        _table(listed)
-    return 0
-
-
-def _table(listed: list[RunSummary]) -> None:
-    head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "STARTED")
-    rows = [(row.run, row.name, row.project, row.state, str(row.step), row.started[:19].replace("T", " ")) for row in listed]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        print("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
-
-
-def _show(arguments: argparse.Namespace) -> int:
-    with reader(arguments) as client:
-        run = found(client, arguments.name_or_id)
-        verdict, findings, latest = client.verdict(run.run), client.findings(run.run), client.latest(run.run)
-        alerts, timing = client.alerts(run.run), client.timing(run.run)
-    if arguments.json:
-        summary = json.loads(to_json(run))
-        figures = {name: item.value for name, item in latest.items()}
-        print_json({**summary, "verdict": verdict, "findings": findings, "latest": figures, "timing": timing, "alerts": alerts})
         return 0
-    print(f"{run.name}  ({run.project}, {run.run})")
-    print(
-        f"{run.state}{': ' + run.reason if run.reason else ''}, step {run.step}, started {run.started[:19].replace('T', ' ')} UTC"
-    )
-    if run.notes:
-        print(run.notes)
-    for line in sentences(run.config):
-        print(line)
-    print()
-    _finding(verdict)
-    for finding in findings:
-        if finding != verdict:
-            _finding(finding)
-    _figures(latest)
-    _timing(timing)
+    screen = Screen()
+    if not listed:
+        chosen = any((arguments.project, arguments.name, arguments.state, arguments.tag))
+        screen.line("no runs" + (" like that; `perfagent runs` lists all" if chosen else ""))
+        return 0
+    head = ("RUN", "NAME", "PROJECT", "STATE", "STEP", "STARTED (UTC)")
+    rows = [(row.run, row.name, row.project, row.state, f"{row.step:,}", _moment(row.started)) for row in listed]
+    screen.table(Table(head, rows, right=(4,), narrow=(1, 2)))
+    if len(listed) == arguments.limit:
+        sys.stderr.write(f"the newest {arguments.limit:,}; --limit N lists more\n")
     return 0
 
 
-def _finding(finding: Finding) -> None:
-    since = f" (since step {finding.since_step})" if finding.since_step is not None else ""
-    print(f"[{finding.severity}] {finding.rule}: {finding.message}{since}")
-    if finding.fix:
-        print(f"    {finding.fix}")
-    traceback = finding.evidence.get("traceback")
-    if isinstance(traceback, str):
-        for line in traceback.splitlines()[-_LINES:]:
-            print(f"    | {line}")
-
-
-def _figures(latest: dict[str, Latest]) -> None:
-    if latest:
-        print()
-    width = max((len(name) for name in latest), default=0)
-    for name, item in sorted(latest.items()):
-        print(f"{name.ljust(width)}  {item.value:.6g}")
-
-
-def _timing(timing: Timing) -> None:
-    """A line a phase, the longest first."""
-    if not timing.series:
-        return
-    print(f"\nsteps {timing.from_step} to {timing.to_step}, ms".ljust(30) + "      P50       P90       P99")
-    for name, phase in sorted(timing.series.items(), key=lambda item: -item[1].mean):
-        print(name.ljust(28) + "".join(f"{1000 * value:10.3f}" for value in (phase.p50, phase.p90, phase.p99)))
-    print("  ".join(f"{share} {100 * value:.1f} %" for share, value in timing.shares.items()))
+def _moment(text: str) -> str:
+    return text[:19].replace("T", " ")
 
 
 def _export(arguments: argparse.Namespace) -> int:
@@ -237,7 +109,7 @@ def output(path: Path | None) -> Iterator[BinaryIO]:
     try:
         descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     except OSError as error:
-        raise ConfigError(f"{path} cannot be written ({error.strerror})") from error
+        raise ResourceError(f"{path} cannot be written ({error.strerror})") from error
     try:
         with os.fdopen(descriptor, "wb") as file:
             yield file
@@ -251,11 +123,16 @@ def output(path: Path | None) -> Iterator[BinaryIO]:
 
 
 def _delete(arguments: argparse.Namespace) -> int:
-    with Client(arguments.server) as asked:
-        own = _is_own(asked.server)
-    # This machine's token is for this machine's server: it must not be sent to whatever address --server names.
-    with Client(arguments.server, _admin_token(arguments.data) if own else os.environ.get("PERFAGENT_ADMIN_TOKEN")) as client:
+    if not (arguments.yes or (is_terminal(sys.stdin) and is_terminal(sys.stderr))):
+        raise ConfigError(
+            f"nothing is deleted: there is no terminal to ask on; "
+            f"`perfagent delete {shlex.quote(arguments.name_or_id)} --yes` deletes unasked"
+        )
+    with administrator(arguments) as client:
         run = found(client, arguments.name_or_id, only=True)
+        if not (arguments.yes or _agreed(run)):
+            sys.stderr.write("nothing is deleted\n")
+            return 1
         client.delete(run.run)
     if arguments.json:
         print_json({"run": run.run, "deleted": True})
@@ -264,18 +141,9 @@ def _delete(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _admin_token(data: Path | None) -> str | None:
-    """The admin token of a server on this machine, None where there is none to read: PERFAGENT_API_KEY is used then."""
-    if os.environ.get("PERFAGENT_ADMIN_TOKEN"):
-        return os.environ["PERFAGENT_ADMIN_TOKEN"]
-    try:
-        return (_data_folder(data) / "admin-token").read_text().strip() or None
-    except OSError:
-        return None
-
-
-def _data_folder(data: Path | None) -> Path:
-    if data is None:
-        base = os.environ.get("PERFAGENT_DATA")
-        data = Path(base) if base else Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent"
-    return data.expanduser()
+def _agreed(run: RunDetails) -> bool:
+    alive = f" It is {run.state}: what it still sends is lost." if run.state in ("starting", "running", "stuck") else ""
+    what = f"run {run.name} ({run.run}), {run.step:,} steps, started {_moment(run.started)} UTC"
+    sys.stderr.write(f"delete {what}? There is no way back.{alive} [y/N] ")
+    sys.stderr.flush()
+    return sys.stdin.readline().strip().lower() in ("y", "yes")

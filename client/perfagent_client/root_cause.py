@@ -1,8 +1,8 @@
-"""`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or name.
+"""`perfagent profile` and `perfagent stacks`: a running training is asked, waited for, and its answer shown. RUN: id or
+name.
 
-Waited is for as long as somebody can answer: not when the run has ended or is lost, nor for ranks that are. Of a rank that has
-not answered a line says why, and the exit code is 1.
-"""
+Waited is for as long as somebody can answer: not when the run has ended or is lost, nor for ranks that are. Of a rank
+that has not answered a line says why, and the exit code is 1."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from perfagent.command_line.option_types import number_above, whole_number
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import PerfagentError
 from perfagent_client.client import Client
-from perfagent_client.commands import add_options, output, print_json, reader
-from perfagent_client.commands import found as find
+from perfagent_client.commands import output
+from perfagent_client.connection import add_options, add_run, print_json, reader
+from perfagent_client.connection import found as find
 
 __all__ = ["profile", "stacks"]
 
@@ -28,29 +31,43 @@ _OVER = ("finished", "failed", "oom", "killed", "preempted", "lost")
 
 
 def profile(parser: argparse.ArgumentParser) -> None:
-    parser.description = "Profiles some steps of a running training with torch.profiler; shows its operators, -o keeps its trace."
-    parser.add_argument("name_or_id", metavar="RUN")
-    parser.add_argument("--steps", type=int, default=5, metavar="N", help="1 to 100 (default 5)")
-    parser.add_argument("--rank", type=int, default=0, metavar="R", help="the rank that is profiled (default 0)")
+    parser.description = (
+        "Profiles some steps of a running training with torch.profiler; shows its operators, -o keeps its trace."
+    )
+    add_run(parser)
+    parser.add_argument("--steps", type=whole_number(1, 100), default=5, metavar="N", help="1 to 100 (default 5)")
+    parser.add_argument(
+        "--rank", type=whole_number(0), default=0, metavar="R", help="the rank that is profiled (default 0)"
+    )
     parser.add_argument("--shapes", action="store_true", help="record the shapes of operators' inputs")
     parser.add_argument("--memory", action="store_true", help="record allocations")
     parser.add_argument("--python", action="store_true", help="record Python stacks: dear")
-    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="write the trace here (.json.gz, for ui.perfetto.dev)")
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="write the trace here (.json.gz, for ui.perfetto.dev)"
+    )
     _waiting(parser, 120.0)
     parser.set_defaults(run=_profile)
 
 
 def stacks(parser: argparse.ArgumentParser) -> None:
     parser.description = "Shows what the threads of a running training are doing, ranks at the same place together."
-    parser.add_argument("name_or_id", metavar="RUN")
-    parser.add_argument("--rank", type=int, action="append", metavar="R", help="only this rank; may be given several times")
+    add_run(parser)
+    parser.add_argument(
+        "--rank", type=whole_number(0), action="append", metavar="R", help="only this rank; may be given several times"
+    )
     parser.add_argument("--all", action="store_true", help="every thread, not only the one that trains")
     _waiting(parser, 30.0)
     parser.set_defaults(run=_stacks)
 
 
 def _waiting(parser: argparse.ArgumentParser, default: float) -> None:
-    parser.add_argument("--wait", type=float, default=default, metavar="S", help=f"seconds to wait for it (default {default:g})")
+    parser.add_argument(
+        "--wait",
+        type=number_above(0),
+        default=default,
+        metavar="S",
+        help=f"seconds to wait for it (default {default:g})",
+    )
     add_options(parser)
 
 
@@ -66,7 +83,9 @@ def _profile(arguments: argparse.Namespace) -> int:
         _raise_if_not_done(waited)
         found = next((one for one in client.profiles(run) if one["command"] == order["id"]), None)
         if found is None:
-            raise PerfagentError("the profile was taken, but has not arrived; `GET /runs/RUN/profiles` lists it when it has")
+            raise PerfagentError(
+                "the profile was taken, but has not arrived; `GET /runs/RUN/profiles` lists it when it has"
+            )
         found = client.operators(run, found["id"])
         if arguments.output is not None:
             with output(arguments.output) as file:
@@ -98,10 +117,7 @@ def _table(found: dict[str, Any]) -> None:
         [row["name"][:50], str(row["calls"]), *(f"{1000 * row.get(name, 0.0):.3f}" for name in names)]
         for row in found["operators"][:SHOWN]
     ]
-    widths = [max(len(row[column]) for row in (head, *rows)) for column in range(len(head))]
-    for row in (head, *rows):
-        cells = [row[0].ljust(widths[0]), *(cell.rjust(width) for cell, width in zip(row[1:], widths[1:], strict=True))]
-        print("  ".join(cells))
+    Screen().table(Table(head, rows, right=range(1, len(head))))
 
 
 def _stacks(arguments: argparse.Namespace) -> int:
@@ -147,7 +163,8 @@ def _frames(frames: list[str]) -> None:
 
 @dataclass(slots=True)
 class _Waited:
-    """A command as it stood when nobody waited for it any longer. why: what ended the waiting, where something is missing."""
+    """A command as it stood when nobody waited for it any longer. why: what ended the waiting, where something is
+    missing."""
 
     order: dict[str, Any]
     why: str = "its answer has not arrived"

@@ -4,9 +4,10 @@ Writes are jobs. The writer takes all jobs that wait, runs each in its own savep
 (SQLite: WAL, synchronous=FULL, so a commit survives a power cut) and only then resolves their futures. One fsync is thus
 shared by everyone who waited, and no two parts of the server ever fight for SQLite's write lock.
 
-A full disk: SQLite cannot even delete rows then, so the data folder holds a ballast file. The writer removes it when a write
-fails for lack of space, refuses further writes with StorageFull except the `essential` ones (deletions, alerts), and creates
-it again, and accepts again, as soon as there is room. Reading goes on all the while.
+A full disk: SQLite cannot even delete rows then, so the data folder holds a file of zeros whose name says what it is for
+(RESERVE). The writer removes it when a write fails for lack of space, refuses further writes with StorageFull except the
+`essential` ones (deletions, alerts), and creates it again, and accepts again, as soon as there is room. Reading goes on all the
+while.
 """
 
 from __future__ import annotations
@@ -28,14 +29,17 @@ from typing import Any, Protocol, TypeVar
 from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url
 from sqlalchemy.exc import ArgumentError, DatabaseError, DBAPIError, OperationalError
 
-from perfagent.errors import ConfigError, PerfagentError
+from perfagent.errors import ConfigError, PerfagentError, ResourceError
 from perfagent_server.store import schema
 
 __all__ = ["Database", "DatabaseSettings", "QueueFull", "StorageError", "StorageFull", "open_database"]
 
 T = TypeVar("T")
 
-BALLAST_BYTES = 64 * 2**20
+RESERVE = "reserve-for-a-full-disk"
+RESERVE_BYTES = 64 * 2**20
+"""Room for the log of what is written while the disk is full: deletions and alerts."""
+_FORMER_RESERVE = "ballast"
 MAX_WAITING = 20_000  # jobs; far above what a healthy writer ever leaves waiting
 MAX_BATCH = 256  # jobs in one commit: bounds how long the first of them waits for the last
 LOCK_PATIENCE_S = 5.0  # how long a write waits for another program's lock before its caller is asked to come back
@@ -88,14 +92,14 @@ class Database:
     that caches filled inside jobs can forget it."""
 
     def __init__(
-        self, engine: Engine, *, ballast: Path | None = None, ballast_bytes: int = BALLAST_BYTES, max_waiting: int = MAX_WAITING
+        self, engine: Engine, *, reserve: Path | None = None, reserve_bytes: int = RESERVE_BYTES, max_waiting: int = MAX_WAITING
     ) -> None:
         self.engine = engine
         self.on_rollback: list[Callable[[], None]] = []
         self.commits = 0
         self.jobs = 0
         self.full = False
-        self._ballast, self._ballast_bytes = ballast, ballast_bytes
+        self._reserve, self._reserve_bytes = reserve, reserve_bytes
         self._max_waiting = max_waiting
         self._waiting: deque[_Job] = deque()
         self._lock = threading.Lock()  # of _waiting and _closing
@@ -105,7 +109,7 @@ class Database:
         self._closing = False
         self._connection: Connection | None = None
         self._writer = threading.Thread(target=self._write_forever, name="perfagent-writer", daemon=True)
-        self._fill_ballast()
+        self._fill_reserve()
         self._writer.start()
 
     @contextlib.contextmanager
@@ -168,7 +172,7 @@ class Database:
     def _admit(self, batch: list[_Job]) -> list[_Job]:
         """The jobs that may run now: all of them, or only the essential ones while the disk is full."""
         batch = [job for job in batch if job.started or job.future.set_running_or_notify_cancel()]
-        if self.full and not self._fill_ballast():
+        if self.full and not self._fill_reserve():
             for job in batch:
                 if not job.essential:
                     _fail(job, _no_space())
@@ -187,7 +191,7 @@ class Database:
                 hook()
             cause: Exception = error
             if _is_full(error):
-                self._release_ballast()
+                self._release_reserve()
                 cause = _no_space()
             elif _is_locked(error):
                 self._wait_for_lock(batch)
@@ -252,36 +256,36 @@ class Database:
 
     # --- space -------------------------------------------------------------------------------------------------------------
 
-    def _release_ballast(self) -> None:
+    def _release_reserve(self) -> None:
         self.full = True
-        if self._ballast is not None:
-            self._ballast.unlink(missing_ok=True)
+        if self._reserve is not None:
+            self._reserve.unlink(missing_ok=True)
 
-    def _fill_ballast(self) -> bool:
-        """Creates the ballast file if there is room for it and some more. True when writes may go on."""
-        if self._ballast is None:
+    def _fill_reserve(self) -> bool:
+        """Creates the reserve if there is room for it and some more. True when writes may go on."""
+        if self._reserve is None:
             return True
         try:
-            if self._ballast.exists() and self._ballast.stat().st_size >= self._ballast_bytes:
+            if self._reserve.exists() and self._reserve.stat().st_size >= self._reserve_bytes:
                 return True
-            if shutil.disk_usage(self._ballast.parent).free < self._ballast_bytes * 5 // 4:
+            if shutil.disk_usage(self._reserve.parent).free < self._reserve_bytes * 5 // 4:
                 return False
-            with _private_file(self._ballast, os.O_TRUNC) as descriptor:
-                os.posix_fallocate(descriptor, 0, self._ballast_bytes)
+            with _private_file(self._reserve, os.O_TRUNC) as descriptor:
+                os.posix_fallocate(descriptor, 0, self._reserve_bytes)
         except OSError:
-            self._ballast.unlink(missing_ok=True)
+            self._reserve.unlink(missing_ok=True)
             return False
         return True
 
 
-def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BYTES, max_waiting: int = MAX_WAITING) -> Database:
+def open_database(settings: DatabaseSettings, *, reserve_bytes: int = RESERVE_BYTES, max_waiting: int = MAX_WAITING) -> Database:
     """Opens, creates or upgrades the database. Raises ConfigError, with the file and the cure, if it must not be used."""
     url = database_url(settings)
     if url is not None and url.get_backend_name() != "sqlite":
         try:
             engine = create_engine(url, pool_size=8, max_overflow=56)
         except ModuleNotFoundError as error:
-            raise ConfigError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
+            raise ResourceError(f"{url!r} needs {error.name}, which is not installed here: pip install {error.name}") from error
         except ArgumentError as error:
             raise ConfigError(f"the driver of {url!r} is not known; use an address such as {_ADDRESSES}") from error
         _upgrade(engine, repr(url))
@@ -296,7 +300,10 @@ def open_database(settings: DatabaseSettings, *, ballast_bytes: int = BALLAST_BY
     except BaseException:
         engine.dispose()
         raise
-    return Database(engine, ballast=path.parent / "ballast", ballast_bytes=ballast_bytes, max_waiting=max_waiting)
+    reserve = path.parent / RESERVE
+    with contextlib.suppress(OSError):  # what it was called before
+        (path.parent / _FORMER_RESERVE).rename(reserve)
+    return Database(engine, reserve=reserve, reserve_bytes=reserve_bytes, max_waiting=max_waiting)
 
 
 def database_url(settings: DatabaseSettings) -> URL | None:
@@ -371,12 +378,12 @@ def _prepare(path: Path) -> None:
         with _private_file(path):
             pass
     except OSError as error:
-        raise ConfigError(
+        raise ResourceError(
             f"the data folder {folder} cannot be written ({error.strerror}): make it writable for this user, or choose another "
             "with --data"
         ) from error
     if not os.access(folder, os.W_OK | os.X_OK) or not os.access(path, os.W_OK):
-        raise ConfigError(
+        raise ResourceError(
             f"the database {path} cannot be written: make it and its folder writable for this user, or choose another with --data"
         )
 
@@ -400,14 +407,14 @@ def _refuse_damage(path: Path) -> None:
             if path.stat().st_size <= CHECK_UP_TO_BYTES:
                 verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
                 if verdict != "ok":
-                    raise ConfigError(f"the database {path} is damaged ({verdict}): {cure}")
+                    raise ResourceError(f"the database {path} is damaged ({verdict}): {cure}")
         finally:
             connection.close()
     except sqlite3.OperationalError as error:
         cure = "stop other programs that use it and try again"
-        raise ConfigError(f"the database {path} cannot be opened ({error}): {cure}") from error
+        raise ResourceError(f"the database {path} cannot be opened ({error}): {cure}") from error
     except sqlite3.DatabaseError as error:
-        raise ConfigError(f"the database {path} is damaged or no database at all ({error}): {cure}") from error
+        raise ResourceError(f"the database {path} is damaged or no database at all ({error}): {cure}") from error
 
 
 def _upgrade(engine: Engine, where: str) -> None:
@@ -415,10 +422,10 @@ def _upgrade(engine: Engine, where: str) -> None:
         schema.upgrade(engine, where)
     except OperationalError as error:
         cure = "check that it can be reached and written, then start again"
-        raise ConfigError(f"the database {where} cannot be upgraded ({error.orig}): {cure}") from error
+        raise ResourceError(f"the database {where} cannot be upgraded ({error.orig}): {cure}") from error
     except DatabaseError as error:
         cure = "restore it with `perfagent db restore`, or move it away to start empty"
-        raise ConfigError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
+        raise ResourceError(f"the database {where} is damaged or not ours ({error.orig}): {cure}") from error
 
 
 def _grow_log(engine: Engine, path: Path) -> None:

@@ -11,7 +11,8 @@ from urllib.parse import quote
 
 from fastapi import Depends, Request
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ResourceError
+from perfagent.local_server import ADMIN_TOKEN_FILE
 from perfagent.wire import Finding
 from perfagent_server.alerts.outbox import Outbox
 from perfagent_server.database import Database, open_database
@@ -23,7 +24,7 @@ from perfagent_server.problems import ApiError
 from perfagent_server.rules.engine import Engine
 from perfagent_server.runs import Runs
 from perfagent_server.security.access import Access
-from perfagent_server.security.keys import ADMIN_TOKEN_FILE, PEPPER_FILE, Keys, secret_file
+from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
 from perfagent_server.security.sessions import Sessions
 from perfagent_server.settings import Settings
 from perfagent_server.store.artifacts import Profiles
@@ -156,7 +157,7 @@ def _private_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:
-        raise ConfigError(f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data") from error
+        raise ResourceError(f"the data folder {folder} cannot be made ({error.strerror}); choose another with --data") from error
 
 
 async def _services(request: Request) -> Services:  # async: a plain function would cost a hop to a worker thread

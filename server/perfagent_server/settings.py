@@ -13,20 +13,12 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from perfagent.errors import ConfigError
+from perfagent.local_server import data_folder
 from perfagent.wire import MAX_DECODED_BYTES, MAX_SENT_BYTES
 
-__all__ = ["Auth", "Settings", "data_folder"]
+__all__ = ["Auth", "Settings"]
 
 Auth = Literal["auto", "required"]
-
-
-def data_folder(environ: Mapping[str, str] | None = None) -> Path:
-    """Where the server keeps its data by default: PERFAGENT_DATA, else $XDG_DATA_HOME/perfagent."""
-    environ = os.environ if environ is None else environ
-    if environ.get("PERFAGENT_DATA"):
-        return Path(environ["PERFAGENT_DATA"]).expanduser()
-    base = environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "perfagent"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

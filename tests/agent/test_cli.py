@@ -8,7 +8,7 @@ import pytest
 
 import perfagent
 from perfagent import cli
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, PerfagentError, ResourceError, ServerUnreachable
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -26,6 +26,12 @@ def test_help_lists_every_command_with_one_line() -> None:
         (line,) = (line for line in done.stdout.splitlines() if line.split()[:1] == [entry.name])
         assert len(line.split()) > 2
         assert entry.name in cli.SUMMARIES
+    headings = [line.rstrip(":") for line in done.stdout.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert headings == list(cli.GROUPS)
+
+
+def test_every_command_that_has_a_summary_exists() -> None:
+    assert cli.SUMMARIES.keys() - {"doctor"} <= {entry.name for entry in metadata.entry_points(group="perfagent.commands")}
 
 
 LIGHT = """
@@ -63,17 +69,24 @@ def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch, c
     assert "pip install '.[server]'" in capsys.readouterr().err
 
 
-def test_an_error_of_ours_is_one_line_and_exit_code_1(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (ConfigError("port must be a number,\n\tnot 'x'"), 2), (ResourceError("port must be a number,\n\tnot 'x'"), 1),
+        (ServerUnreachable("port must be a number, not 'x'"), 1),
+    ],
+)  # fmt: skip
+def test_an_error_of_ours_is_one_line_and_its_exit_code_says_whose_it_is(
+    error: PerfagentError, code: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def fail(_: object) -> int:
-        raise ConfigError("port must be a number, not 'x'")
+        raise error
 
     entry = type("Entry", (), {"name": "up", "value": "x:y", "load": lambda self: lambda parser: parser.set_defaults(run=fail)})()
     monkeypatch.setattr(metadata, "entry_points", lambda group: [entry])
     with pytest.raises(SystemExit) as ended:
         cli.main(["up"])
-    assert ended.value.code == 1
+    assert ended.value.code == code
     assert capsys.readouterr().err == "perfagent up: port must be a number, not 'x'\n"
 
 

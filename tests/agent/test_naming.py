@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError, WireError
 from perfagent.naming import identity_problem
 from perfagent.wire import Frame

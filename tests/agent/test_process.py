@@ -59,7 +59,14 @@ def test_a_look_for_torch_before_its_import_hides_nothing(tmp_path: Path, comman
     assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
 
 
-@pytest.mark.parametrize("call", ["execv(words[0], words)", "execve(words[0], words, os.environ)", "execvp(words[0], words)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        "execv(words[0], words)",
+        pytest.param("execve(words[0], words, os.environ)", marks=pytest.mark.long),
+        pytest.param("execvp(words[0], words)", marks=pytest.mark.long),
+    ],
+)
 def test_a_script_that_starts_itself_anew_before_it_imports_torch_is_monitored(tmp_path: Path, call: str) -> None:
     begin = f"""
 import os, sys
@@ -89,7 +96,14 @@ assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == 
 """
 
 
-@pytest.mark.parametrize("call", ["execv(words[0], words)", "execve(words[0], words, os.environ)", "execlp(words[0], *words)"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        pytest.param("execv(words[0], words)", marks=pytest.mark.long),
+        "execve(words[0], words, os.environ)",
+        pytest.param("execlp(words[0], *words)", marks=pytest.mark.long),
+    ],
+)
 def test_a_script_that_starts_itself_anew_after_it_has_imported_torch_is_monitored(tmp_path: Path, call: str) -> None:
     done = run(tmp_path, ANEW.format(call=call, before="") + STEPS, "-m", "perfagent", "run", PYTHONPATH="/nowhere")
     assert done.returncode == 0, done.stderr
@@ -129,8 +143,16 @@ assert os.waitpid(child, 0)[1] == 0
     assert len(recorded(tmp_path / "record")) == 1
 
 
-@pytest.mark.parametrize("name", ["secrets.py", "statistics.py"])
-@pytest.mark.parametrize("command", [["-m", "perfagent", "run"], []], ids=["perfagent run", "attach"])
+@pytest.mark.parametrize(
+    ("name", "command"),
+    [
+        ("secrets.py", ["-m", "perfagent", "run"]),
+        ("statistics.py", []),
+        pytest.param("statistics.py", ["-m", "perfagent", "run"], marks=pytest.mark.long),
+        pytest.param("secrets.py", [], marks=pytest.mark.long),
+    ],
+    ids=["secrets under perfagent run", "statistics beside attach", "statistics under perfagent run", "secrets beside attach"],
+)
 def test_a_file_beside_the_script_may_have_the_name_of_a_module_that_we_could_need(
     tmp_path: Path, name: str, command: list[str]
 ) -> None:

@@ -422,7 +422,7 @@ def test_each_log_is_a_step_where_parameters_are_updated_by_hand(record):
 
 def test_what_waits_for_an_optimizer_waits_seconds_at_most(record, monkeypatch):
     """And from then on, since there is none, nothing waits."""
-    monkeypatch.setattr("perfagent.run.has_optimizer", lambda: False)  # other tests of this process have some
+    monkeypatch.setattr(sys.modules["perfagent.run"], "has_optimizer", lambda: False)  # other tests of this process have some
     recorded = record()
     model = nn.Linear(4, 1)
     for number in range(4):

@@ -6,6 +6,7 @@ import asyncio
 import math
 from pathlib import Path
 
+import httpx
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, frame, listening
 from builders import free_port
@@ -97,6 +98,39 @@ def test_an_answer_that_is_not_ours_is_told() -> None:
     with pytest.raises(WireError):
         parse(Latest, [])
     assert parse(Latest, {"value": 1, "step": 1, "time": 1.0, "rank": "all", "later": True}).value == 1.0
+    newer = {"rule": "r", "severity": "fatal", "message": "m", "ranks": [1], "evidence": {"loss": "NaN"}, "cause": "new"}
+    finding = parse(Finding, newer)
+    assert (finding.severity, finding.evidence, finding.fix) == ("fatal", {"loss": "NaN"}, "")
+    assert [parse(Latest, {"value": text, "step": 1, "time": 1.0, "rank": 0}).value for text in ("Infinity", "-Infinity")] == [
+        math.inf, -math.inf,
+    ]  # fmt: skip
+    with pytest.raises(WireError):
+        parse(Latest, {"value": True, "step": 1, "time": 1.0, "rank": 0})
+
+
+def test_a_finding_prints_as_a_sentence_and_shows_in_a_notebook() -> None:
+    found = Finding(rule="data_bound", severity="warning", message="The loader is <slow>.", since_step=1200, fix="Add workers.")
+    assert str(found) == "data_bound (warning, since step 1,200): The loader is <slow>.\n  fix: Add workers."
+    assert repr(found).startswith("Finding(rule='data_bound'"), "with the evidence, for whoever debugs"
+    assert found._repr_html_() == (
+        "<p><b>data_bound (warning, since step 1,200)</b>: The loader is &lt;slow&gt;.<br>Fix: Add workers.</p>"
+    )
+    assert str(Finding(rule="healthy", severity="info", message="Nothing holds it back.")) == "healthy: Nothing holds it back."
+
+
+def test_another_program_at_the_address_is_asked_about() -> None:
+    class Other(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            return httpx.Response(501, text="<html>", request=request)
+
+    with Client("http://127.0.0.1:9009", transport=Other()) as client, pytest.raises(ApiError) as refused:
+        list(client.runs())
+    assert "answered 501, and not as a perfagent server does: is 127.0.0.1:9009 its address?" in str(refused.value)
+    assert refused.value.exit_code == 1
+
+
+def test_a_wrong_value_ends_a_command_with_2_and_a_missing_run_with_1() -> None:
+    assert [ApiError(status, "x", "y").exit_code for status in (400, 422, 404, 403, 500)] == [2, 2, 1, 1, 1]
 
 
 def test_the_async_client_reads_the_same(tmp_path: Path) -> None:

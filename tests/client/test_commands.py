@@ -14,8 +14,8 @@ from api_builders import ADMIN_TOKEN, Listening, frame, listening
 from builders import free_port, job_environment, until
 from pyarrow import parquet
 
+from perfagent.local_server import is_own_address
 from perfagent.wire import Event, encode
-from perfagent_client.commands import _is_own
 
 VALUES = [1 / 3, 0.1, 1e-300]
 
@@ -43,7 +43,9 @@ def test_runs_are_listed(server: Listening, tmp_path: Path) -> None:
     found = json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "demo").stdout)
     assert [run["name"] for run in found["runs"]] == ["my run"]
     assert json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "other").stdout) == {"runs": []}
-    assert perfagent(server, tmp_path, "runs", "--state", "sleeping").returncode == 1
+    unknown = perfagent(server, tmp_path, "runs", "--state", "sleeping")
+    assert (unknown.returncode, len(unknown.stderr.splitlines())) == (2, 1), "noticed by the server, and wrong use"
+    assert "'sleeping'" in unknown.stderr and "running" in unknown.stderr
     for limit in ("0", "many", "-1"):
         wrong = perfagent(server, tmp_path, "runs", "--limit", limit)
         assert wrong.returncode == 2
@@ -68,9 +70,10 @@ def test_show_says_where_the_time_of_a_step_goes(server: Listening, tmp_path: Pa
     httpx.post(f"{server.url}/api/v1/ingest", content=encode(timed), headers=headers, trust_env=False).raise_for_status()
     shown = perfagent(server, tmp_path, "show", "timed")
     assert shown.returncode == 0, shown.stderr
-    [line] = [line.split() for line in shown.stdout.splitlines() if line.startswith("step_time_s ") and len(line.split()) == 4]
-    assert line[1:] == ["100.000"] * 3
-    assert "data 25.0 %" in shown.stdout
+    table = [" ".join(line.split()) for line in shown.stdout.splitlines()]
+    assert "whole step 100.0 % 100 ms 100 ms 100 ms 100 ms 100 ms" in table
+    assert "data 25.0 % 25 ms 25 ms 25 ms 25 ms 25 ms" in table
+    assert "steps 1 to 3 share median mean p90 p99 newest" in table
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv"])
@@ -100,7 +103,7 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
     for arguments in (
         ("show", "nothing"),
         ("export", "nothing"),
-        ("delete", "nothing"),
+        ("delete", "nothing", "--yes"),
         ("export", "r1", "-o", "/no/such/folder/file"),
     ):
         ended = perfagent(server, tmp_path, *arguments)
@@ -122,7 +125,7 @@ def test_failures_end_with_one_and_wrong_use_with_two(server: Listening, tmp_pat
     ],
 )  # fmt: skip
 def test_an_address_that_begins_like_this_machines_is_not_this_machine(address: str, own: bool) -> None:
-    assert _is_own(address) is own
+    assert is_own_address(address) is own
 
 
 def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -> None:
@@ -145,17 +148,17 @@ def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listeni
     shown = perfagent(server, tmp_path, "show", "twin", "--json")
     assert json.loads(shown.stdout)["run"] == ids[0]
     assert shown.stderr == f"perfagent: 2 runs are named 'twin'; this is the newest, {ids[0]}\n"
-    refused = perfagent(server, tmp_path, "delete", "twin", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
+    refused = perfagent(server, tmp_path, "delete", "twin", "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
     assert refused.returncode == 1
     assert "2 runs are named 'twin'" in refused.stderr and all(run in refused.stderr for run in ids)
     for run in ids:
-        assert perfagent(server, tmp_path, "delete", run, PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN).returncode == 0
+        assert perfagent(server, tmp_path, "delete", run, "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN).returncode == 0
 
 
 def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> None:
     httpx.post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}, trust_env=False).raise_for_status()
-    refused = perfagent(server, tmp_path, "delete", "short")
+    refused = perfagent(server, tmp_path, "delete", "short", "--yes")
     assert refused.returncode == 1 and "administrator" in refused.stderr
-    deleted = perfagent(server, tmp_path, "delete", "short", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
+    deleted = perfagent(server, tmp_path, "delete", "short", "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)
     assert deleted.returncode == 0, deleted.stderr
     assert perfagent(server, tmp_path, "show", "short").returncode == 1

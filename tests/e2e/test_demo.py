@@ -22,11 +22,15 @@ def test_a_short_demo_ends_by_itself_and_is_judged_healthy(tmp_path: Path) -> No
     assert re.search(r"dashboard: http://127\.0\.0\.1:\d+/run/demo-none-", done.stdout)
     assert "state:   finished at step 40" in done.stdout
     assert "verdict: healthy" in done.stdout
+    assert "verdict at step" not in done.stdout
+    assert "loss -" not in done.stdout
     assert "Nothing to judge yet" not in done.stdout
     assert done.stdout.splitlines()[-1].endswith("perfagent up")
 
 
-@pytest.mark.parametrize(("fault", "rule"), [("nan", "nonfinite_loss"), ("data-stall", "data_bound")])
+@pytest.mark.parametrize(
+    ("fault", "rule"), [("nan", "nonfinite_loss"), pytest.param("data-stall", "data_bound", marks=pytest.mark.long)]
+)
 def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, rule: str) -> None:
     done = demo(tmp_path, "--steps", "40", "--fault", fault, "--exit")
     assert done.returncode == 0, done.stdout + done.stderr
@@ -34,6 +38,7 @@ def test_a_fault_of_the_demo_ends_in_its_verdict(tmp_path: Path, fault: str, rul
     assert "fix:     " in done.stdout
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("fault", "state", "rule"),
     [("exception", "failed", "process_crash"), ("oom", "oom", "oom_observed"), ("killed", "killed", "process_crash")],

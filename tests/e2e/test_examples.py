@@ -60,6 +60,19 @@ def test_an_example_trains_and_its_run_is_finished(
     one_new_run(server, known, name, steps)
 
 
+def test_the_example_that_breaks_is_explained_down_to_the_input_of_the_model(server: ServerProcess, tmp_path: Path) -> None:
+    known = known_runs(server)
+    python(str(EXAMPLES / "nan.py"), folder=tmp_path, PERFAGENT_SERVER=server.url)
+    one_new_run(server, known, "nan", 300)
+    (run,) = {run["run"] for run in server.get("/runs")["runs"]} - known
+
+    def explained() -> bool:
+        verdict = server.get(f"/runs/{run}/verdict")
+        return bool(verdict["rule"] == "nonfinite_loss" and "The batch of step 200 itself" in verdict["message"])
+
+    assert until(explained)
+
+
 @pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero"])
 def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess, tmp_path: Path, name: str) -> None:
     known, port = known_runs(server), str(free_port())

@@ -49,6 +49,7 @@ def test_a_nan_loss_arrives_as_one_signed_webhook(receiver: Receiver, tmp_path: 
         assert len({delivery.headers["webhook-id"] for delivery in receiver.of_type("alert.firing")}) == 1
 
 
+@pytest.mark.long
 def test_two_ranks_of_torchrun_are_one_run(server: ServerProcess, tmp_path: Path) -> None:
     python(
         "-m",
@@ -70,7 +71,7 @@ def test_two_ranks_of_torchrun_are_one_run(server: ServerProcess, tmp_path: Path
     assert matrix["ranks"] == [0, 1]
 
 
-@pytest.mark.parametrize("end", ["finished", "killed"])
+@pytest.mark.parametrize("end", [pytest.param("finished", marks=pytest.mark.long), "killed"])
 def test_under_perfagent_run_the_project_and_name_that_the_script_gives_are_the_runs(
     server: ServerProcess, tmp_path: Path, end: str
 ) -> None:
@@ -84,6 +85,7 @@ def test_under_perfagent_run_the_project_and_name_that_the_script_gives_are_the_
     assert server.get("/runs", project="vision")["runs"] == []
 
 
+@pytest.mark.long
 def test_a_recording_is_in_the_project_that_the_script_gave_it(server: ServerProcess, tmp_path: Path) -> None:
     command = ["-m", "perfagent", "run", "--record", str(tmp_path / "records"), "--run-id", "looked"]
     python(*command, str(JOBS / "named.py"), "project=look", "finished", folder=tmp_path)
@@ -92,7 +94,7 @@ def test_a_recording_is_in_the_project_that_the_script_gave_it(server: ServerPro
     assert [run["run"] for run in server.get("/runs", project="look")["runs"]] == ["looked"]
 
 
-@pytest.mark.parametrize("end", ["finished", "killed"])
+@pytest.mark.parametrize("end", ["finished", pytest.param("killed", marks=pytest.mark.long)])
 def test_under_perfagent_run_the_run_is_on_the_server_that_the_script_names(
     server: ServerProcess, tmp_path: Path, end: str
 ) -> None:

@@ -129,7 +129,7 @@ def test_the_commands_ask_wait_and_show(server: ServerProcess, tmp_path: Path) -
         assert stacks.stdout.startswith("rank 0\n")
         assert "busy.py" in stacks.stdout
         wrong = perfagent("profile", "busy", "--steps", "1000", server=server, folder=tmp_path)
-        assert wrong.returncode == 1
+        assert wrong.returncode == 2
         assert "a whole number from 1 to 100" in wrong.stderr
     server.wait_for_state("job", "finished")
     ended = perfagent("stacks", "busy", server=server, folder=tmp_path)

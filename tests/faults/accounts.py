@@ -16,7 +16,7 @@ from typing import Any
 
 from ingest_server import IngestServer, Scripted
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.spool import Outgoing, Spool
 from perfagent.identity import Identity

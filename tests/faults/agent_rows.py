@@ -134,7 +134,7 @@ def killed_agents(folder: Path, *, kills: int, say: Say = print) -> list[Outcome
     )
     name = "agent killed with SIGKILL at random moments: at most the last 200 ms are lost, the rest is delivered later"
     killed = Outcome("A11", name, good, kills, figures)
-    name = f"the killed run is told as lost within {limit_s:.0f} s"
+    name = f"the killed run is shown as lost within {limit_s:.0f} s"
     said = Outcome("A11", name, int(lost_after_s <= limit_s), 1, f"{lost_after_s:.0f} s")
     return [killed, said]
 

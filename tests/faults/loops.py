@@ -193,7 +193,7 @@ def survives_damage(folder: Path, seeded: random.Random) -> bool:
 STARTER = """
 import sys, time
 from pathlib import Path
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 sender = Sender(AgentConfig(server=sys.argv[1], state_dir=Path(sys.argv[2])), Identity(project="p", run="mine", attempt=1))

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.send_loop import Dispatcher
 from perfagent.identity import Identity

@@ -125,7 +125,14 @@ HOW = {"end": ("", 0), "exit": ("sys.exit(3)", 3), "ctrl-c": ("raise KeyboardInt
 
 @pytest.mark.parametrize(
     ("server", "how"),
-    [("dead", "end"), ("dead", "raise"), ("slow", "end"), ("slow", "ctrl-c"), *(("stopped", how) for how in HOW)],
+    [
+        ("dead", "end"),
+        ("slow", "ctrl-c"),
+        ("stopped", "end"),
+        ("stopped", "raise"),
+        *(pytest.param(*case, marks=pytest.mark.long) for case in (("dead", "raise"), ("slow", "end"))),
+        *(pytest.param("stopped", how, marks=pytest.mark.long) for how in ("exit", "ctrl-c")),
+    ],
 )
 def test_a13_a_process_ends_within_two_seconds_with_its_own_code(fault: Accounts, tmp_path: Path, server: str, how: str) -> None:
     port = free_port()

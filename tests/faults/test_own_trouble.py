@@ -261,7 +261,7 @@ def test_a23_what_the_scripts_own_handler_of_logs_raises_stays_out_of_its_traini
     run.log({"late": 1.0})
     guard.reset()
     said = " | ".join(raising.records)
-    for words in ("log() takes a dict", "the level info", "turned off", "after the run's end"):
+    for words in ("log() takes a dict", "the level info", "turned off", "after the end of the run"):
         assert words in said
 
 

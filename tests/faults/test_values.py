@@ -129,7 +129,7 @@ def same(one: float, other: float) -> bool:
 @settings(max_examples=10, suppress_health_check=[*HealthCheck], deadline=None)
 @given(values=st.lists(st.one_of(numbers, numbers, refused), min_size=150, max_size=300))
 def test_a19_every_number_arrives_bit_by_bit_and_what_is_none_is_counted(tmp_path: Path, values: list[Any]) -> None:
-    from perfagent.config import AgentConfig
+    from perfagent.agent_config import AgentConfig
     from perfagent.session import Run
 
     books = Accounts(tmp_path)

@@ -63,6 +63,7 @@ def test_a_dry_run_trains_records_and_tells_what_it_could_not_check(tmp_path):
     assert len(folders(tmp_path / "out" / "recorded" / "memory")) == 1, "what `perfagent sync` will send"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("groups", "passes"), OTHERS.items(), ids=["-".join(groups) for groups in OTHERS])
 def test_every_other_group_runs_dry(tmp_path, groups, passes):
     done = run("--dry-run-cpu", "--out", "out", "--only", *groups, folder=tmp_path)

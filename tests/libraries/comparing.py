@@ -11,13 +11,13 @@ __all__ = ["COLUMNS", "compared"]
 
 COLUMNS = {
     "bit-equal": "losses, rates, final weights and random states are the same without the agent and with it",
-    "console": "nothing of the agent's is on the console",
+    "console": "the agent prints nothing",
     "end": "the run is `finished` when the script is",
     "steps": "every optimizer step has its number, from 1 on without a gap",
     "loss": "the loss of every step, to 1 part in 10⁶",
     "rate": "the learning rate of every step",
-    "samples": "from the second step on, or the fourth where they come from a memory, exactly what the script consumed",
-    "evaluations": "time is told as evaluation wherever the script evaluates",
+    "samples": "exactly what the script consumed, from the second step on (the fourth if the batches come from a replay memory)",
+    "evaluations": "`phase/eval_s` has a value wherever the script evaluates",
 }
 """Column -> what it means that it is right."""
 

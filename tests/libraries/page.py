@@ -17,9 +17,10 @@ HEAD = """\
 
 Written by `scripts/libraries --write`; do not edit by hand.
 
-Each line is a real training of some steps with a library's own trainer (tests/libraries/trainings), done twice: plain, and under
-`perfagent run`. What the script noted of its steps is compared with what was recorded. These libraries are no dependencies of the
-project, so this is not part of `scripts/test`; what is, is in [compatibility.md](compatibility.md), with the known limits.
+Each row is a real training of a few steps with a library's own trainer (tests/libraries/trainings). It runs twice: plain,
+and under `perfagent run`. The script notes what it knows of its steps, and the suite compares that with what perfagent
+recorded. The project does not depend on these libraries, so `scripts/test` does not run this suite. The trainings that it does
+run, and the known limits, are in [compatibility.md](compatibility.md).
 
 """
 
@@ -55,6 +56,9 @@ def document(results: list[Result], before: str, day: str) -> str:
     right = sum(line.split("|")[6].strip() == "right" for line in lines)
     columns = "\n".join(f"| {column} | {meaning} |" for column, meaning in COLUMNS.items())
     table = "| library | version | what is trained | compared | steps | result | date |\n|---|---|---|---|---|---|---|\n"
-    legend = "What is not named as compared, the script does not know, or the agent does not tell there: then the script says so."
+    legend = (
+        'A column is missing under "compared" if the script does not know the figure, or if the agent does not report it for '
+        "that library. The source of the training says which."
+    )
     meanings = f"| compared | it is right when |\n|---|---|\n{columns}\n"
     return f"{HEAD}**{right}/{len(lines)} right.**\n\n{table}" + "\n".join(lines) + f"\n\n{legend}\n\n{meanings}"

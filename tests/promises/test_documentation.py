@@ -8,7 +8,7 @@ import pathlib
 import re
 
 import perfagent.wire
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent_server.rules.catalogue import RULES
 from perfagent_server.settings import Settings
 

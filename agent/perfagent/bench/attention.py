@@ -169,6 +169,6 @@ def _figures(found: dict[int, dict[str, _Measured]]) -> dict[str, Figure]:
             None,
             "depends on the share of attention in your model's step",
             "A step that spends a share s in attention gets 1 / (1 - s + s / gain) times as fast: 10 to 20 % for s from 12 to "
-            "23 % at the claimed 3.72 times. `perfagent profile RUN` tells s.",
+            "23 % at the claimed 3.72 times. `perfagent profile RUN` shows s.",
         ),
     }  # fmt: skip

@@ -12,14 +12,16 @@ from dataclasses import dataclass
 __all__ = ["CLAIMS", "ELSEWHERE", "SOURCES", "Claim", "Elsewhere", "claims_of"]
 
 SOURCES = {
-    "S0": "guide to performance and debugging",
-    "S1": "questions and answers on optimization",
-    "S2": "summary of training-code optimization",
-    "S3": "guide to advanced topics",
-    "S4": "chapter on training speed of vision-language models",
-    "PyTorch blog": "PyTorch blog on asynchronous checkpoints",
-    "PyTorch 2.0": "announcement of PyTorch 2.0",
-    "HF blog": "Hugging Face blog on packing with FlashAttention",
+    "S0": "guide to performance and debugging (unpublished; no author or address is known)",
+    "S1": "questions and answers on optimization (unpublished, as S0)",
+    "S2": "summary of training-code optimization (unpublished, as S0)",
+    "S3": "guide to advanced topics (unpublished, as S0)",
+    "S4": "chapter on training speed of vision-language models (unpublished, as S0)",
+    "PyTorch blog": "PyTorch blog: Reducing Model Checkpointing Times by Over 10x with PyTorch Distributed Asynchronous "
+    "Checkpointing",
+    "PyTorch 2.0": "pytorch.org: announcement of PyTorch 2.0",
+    "HF blog": "Hugging Face blog: Improving Hugging Face Training Efficiency Through Packing with Flash Attention 2 (2024; the "
+    "paper is arXiv 2407.09105)",
 }
 """Short name -> what it is."""
 
@@ -168,7 +170,7 @@ ELSEWHERE = (
     Elsewhere(
         sources=("S1",),
         says="4 GPUs work at 85 to 90 % of 4 times the speed of one",
-        why="needs several GPUs; `perfagent compare` of two runs tells it of yours",
+        why="needs several GPUs; compare `samples_per_s` of your own runs with one GPU and with four",
     ),
     Elsewhere(
         sources=("S4",),
@@ -178,18 +180,18 @@ ELSEWHERE = (
     Elsewhere(
         sources=("S4",),
         says="an image pipeline goes from 140 to 40 ms",
-        why="depends on images and disk; `bench workers` and `phase/data_s` of your run tell yours",
+        why="depends on images and disk; measure yours with `perfagent bench workers` and `phase/data_s` of your run",
     ),
     Elsewhere(
         sources=("S2",),
         says="all of it together trains 1.4 to 2.2 times faster",
-        why="a sum of other claims; `perfagent tune` prints the gain of each step",
+        why="the sum of other claims; `perfagent tune` prints the gain of each change",
     ),
-    Elsewhere(sources=("S4",), says="all of it together trains 2 to 5 times faster", why="as before"),
+    Elsewhere(sources=("S4",), says="all of it together trains 2 to 5 times faster", why="the sum of other claims"),
     Elsewhere(
         sources=("S2",),
         says="DeepSpeed's bf16 is 1.5 to 2 times faster",
-        why="the same products as in `bench amp`, in another wrapping",
+        why="`perfagent bench amp` measures the same matrix products, without DeepSpeed around them",
     ),
     Elsewhere(
         sources=("S0", "S4"),
@@ -199,7 +201,7 @@ ELSEWHERE = (
     Elsewhere(
         sources=("S4",),
         says="xFormers attention is 2.89 times faster than standard attention (A100, 2048 tokens)",
-        why="torch's memory-efficient kernel is the same, and a row of `perfagent bench attention` on a GPU",
+        why="torch's memory-efficient kernel is the same; `perfagent bench attention` measures it on a GPU",
     ),
     Elsewhere(
         sources=("S2",), says="monitoring has a small overhead", why="measured by `scripts/bench overhead`, in docs/benchmarks.md"

@@ -8,7 +8,8 @@ import json
 import os
 from typing import Any
 
-from perfagent.errors import ConfigError
+from perfagent.command_line.option_types import positive
+from perfagent.errors import ResourceError
 
 __all__ = ["BENCHMARKS", "command"]
 
@@ -46,7 +47,7 @@ def bench(arguments: argparse.Namespace) -> int:
     try:
         from perfagent.bench.machine import device_of
     except ModuleNotFoundError as error:
-        raise ConfigError(f"benchmarks train with torch, and {error.name} is missing; pip install torch") from error
+        raise ResourceError(f"benchmarks train with torch, and {error.name} is missing; pip install torch") from error
     measured = importlib.import_module(f"perfagent.bench.{module}").measure(
         device_of(arguments.device), quick=arguments.quick, **options
     )
@@ -59,26 +60,19 @@ def _nothing(_: argparse.ArgumentParser) -> None:
 
 
 def _of_attention(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", type=_positive, help="sequences (default 2; 8 on a GPU)")
-    parser.add_argument("--heads", type=_positive, help="heads of the queries (default 4; 16 on a GPU)")
-    parser.add_argument("--kv-heads", type=_positive, help="heads of keys and values (default: as many as of the queries)")
+    parser.add_argument("--batch", type=positive, help="sequences (default 2; 8 on a GPU)")
+    parser.add_argument("--heads", type=positive, help="heads of the queries (default 4; 16 on a GPU)")
+    parser.add_argument("--kv-heads", type=positive, help="heads of keys and values (default: as many as of the queries)")
     lengths = "sequence lengths (default 128 to 2048)"
-    parser.add_argument("--length", type=_positive, nargs="+", dest="lengths", metavar="TOKENS", help=lengths)
-    parser.add_argument("--head-dim", type=_positive, help="width of a head (default 64)")
+    parser.add_argument("--length", type=positive, nargs="+", dest="lengths", metavar="TOKENS", help=lengths)
+    parser.add_argument("--head-dim", type=positive, help="width of a head (default 64)")
     parser.add_argument("--dtype", choices=("fp32", "bf16", "fp16"), help="default fp32; bf16 on a GPU")
     parser.add_argument("--not-causal", action="store_false", dest="causal", default=None, help="every token sees every other")
 
 
 def _of_checkpoints(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--mib", type=_positive, help="size of the state (default 384)")
+    parser.add_argument("--mib", type=positive, help="size of the state (default 384)")
     parser.add_argument("--folder", help="on the disk that your checkpoints go to")
-
-
-def _positive(given: str) -> int:
-    value = int(given)
-    if value < 1:
-        raise argparse.ArgumentTypeError(f"{given} is not a number from 1 up")
-    return value
 
 
 _ADDED: dict[str, Any] = {"attention": _of_attention, "async-checkpoint": _of_checkpoints}

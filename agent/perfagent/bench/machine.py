@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 
 __all__ = ["described", "device_of", "has_bf16"]
 
@@ -20,7 +20,7 @@ def device_of(given: str | None) -> torch.device:
         if torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
         if given == "cuda":
-            raise ConfigError("--device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA")
+            raise ResourceError("--device is cuda, and torch sees no GPU here; use --device cpu, or a torch with CUDA")
     elif given != "cpu":
         raise ConfigError(f"--device is {given!r}; allowed are cpu and cuda")
     return torch.device("cpu")

@@ -1,3 +1,2 @@
-"""Where the agent touches the user's process: what it raises ends here, what it patches can be taken out again, and torch.compile
-passes it by. Knows nothing of steps, runs or delivery.
-"""
+"""Keeps the agent from disturbing the user's process: exceptions of a hook end here, every patch can be removed, and
+torch.compile does not trace the agent. Knows nothing of steps, runs or delivery."""

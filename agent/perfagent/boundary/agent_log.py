@@ -1,7 +1,7 @@
-"""The logger "perfagent", through which the agent reports to the user.
+"""Provides the logger "perfagent", through which the agent reports to the user.
 
-Its handlers and filters are the script's own. What they raise ends here: without us nothing would have been logged, and
-nothing raised.
+Its handlers and filters belong to the script. Their exceptions end here: without the agent nothing would have been
+logged, and nothing raised.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ def _handled(record: logging.LogRecord) -> None:
     try:
         _handle(record)
     except Exception as error:
-        if by_signal(error):  # the script's own, which came up in the midst of it
+        if by_signal(error):  # raised by the script's own signal handler while we were logging
             raise
 
 

@@ -1,7 +1,8 @@
-"""Standing in a module's call, where `module.compile()` puts a compiled one: the module calls what is there instead of itself.
+"""Replaces a module's call in the slot where `module.compile()` stores the compiled call: the module calls that slot
+instead of its own forward.
 
-No hook of the user's sees it and none is registered: those cost the module its fast path (2 µs a call), would be copied and
-pickled along with it, and become part of the graph where torch.compile traces them.
+No hook is registered, so the script sees none. A registered hook would cost the module its fast path (2 µs a call),
+would be copied and pickled along with the module, and would become part of the graph that torch.compile traces.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ _KNOWS = "perfagent.signals.compiled"
 
 
 def copy_that_calls(caller: FrameType, module: Any) -> Any:
-    """The module that is being called where that is another one, which was made by copying the watched one's `__dict__` with all
-    that is in it: a replica of DataParallel, a clone of meta-learning. It must not be answered with the original's weights.
+    """Returns the module that is really called, if it is a copy that took over the watched module's `__dict__` with
+    our call in it: a replica of DataParallel, a clone in meta-learning. Such a call must not run with the
+    original's weights.
 
-    caller: the frame that has called what stands there.
+    caller: the frame that called the slot.
     """
     if caller.f_code.co_name != "_wrapped_call_impl":
         return None
@@ -31,26 +33,27 @@ def copy_that_calls(caller: FrameType, module: Any) -> Any:
 
 
 def anything_compiled() -> bool | None:
-    """Whether torch.compile was used in this process; None while the sender's thread imports what can tell."""
+    """Whether this process has used torch.compile; None until the sender's thread has imported the module
+    that knows."""
     compiled = getattr(sys.modules.get(_KNOWS), "compiled", None)
     return None if compiled is None else bool(compiled())
 
 
 class Standing:
-    """What stands in one module's call, from `put_on` until `take_off`. The call itself is a subclass's.
+    """Occupies the slot of one module's call, from `put_on` until `take_off`. A subclass defines the call.
 
-    replaced: what it calls; what stood there before, unless told otherwise. The module is held weakly: deleting it must free its
-    memory at once. Modules leave this attribute out of copies and pickles, and the wrappers that do not get None for it.
+    replaced: the callable to call; by default the one that was in the slot before. The module is held weakly, so
+    that deleting it frees its memory at once. Copies and pickles of modules leave the slot out; wrappers that
+    copy it get None.
     """
 
     __slots__ = ("_module", "_replaced")
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """What torch.jit.script takes it for: a function, which it leaves out where it cannot compile it. Of anything else in a
-        module it asks for the type, and stumbles."""
+        """Passes for a function to torch.jit.script, which leaves out a function that it cannot compile. For any other
+        object in a module it needs a type, and fails."""
         return FunctionType
-
 
     def __init__(self, module: Any, replaced: Callable[..., Any] | None = None) -> None:
         self._module, self._replaced = weakref.ref(module), replaced
@@ -58,13 +61,13 @@ class Standing:
     def put_on(self) -> None:
         module: Any = self._module()
         self._replaced = module.__dict__.get(CALL)
-        module.__dict__[CALL] = self  # not by setattr: torch.compile's wrapper would hand it on to the model inside
+        module.__dict__[CALL] = self  # not by setattr: torch.compile's wrapper would pass it on to the model inside
 
     def __reduce__(self) -> tuple[type[None], tuple[()]]:
         return type(None), ()
 
     def take_off(self) -> None:
-        """Unless somebody else stands there by now."""
+        """Restores the slot, unless somebody else has replaced it since."""
         module = self._module()
         if module is None or module.__dict__.get(CALL) is not self:
             return

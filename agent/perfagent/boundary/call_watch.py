@@ -1,4 +1,4 @@
-"""Replaces a function of somebody else's for a while: ours sees each call, and calls the original."""
+"""Replaces a function of another library for a while: our function sees each call, and calls the original."""
 
 from __future__ import annotations
 
@@ -12,18 +12,22 @@ from perfagent.boundary.dynamo import not_traced
 __all__ = ["replace"]
 
 _over: WeakKeyDictionary[Callable[..., Any], Callable[..., Any]] = WeakKeyDictionary()
-"""What stood there until another one of ours, which had begun meanwhile, covered it; and what it replaced."""
+"""Our ended patches that a later patch of ours still covers -> the function that each of them replaced."""
 
 
 def replace(owner: Any, name: str, first: Callable[..., Any], last: Callable[[], Any] | None = None) -> Callable[[], None]:
-    """first: is called before the original, with its arguments, and must not raise; last: after it, however it ends. Gives what
-    puts the original back, unless somebody else stands there by then."""
+    """Patches `owner.name` and returns a function that restores the original, unless somebody else has
+    patched it by then.
+
+    first: called before the original, with its arguments; must not raise. last: called after the original,
+    however that ends.
+    """
     original = getattr(owner, name)
     over = False
 
-    @functools.wraps(original)  # torch.jit.script reads the source of what it finds in a class
+    @functools.wraps(original)  # torch.jit.script reads the source of the functions in a class
     def watched(*args: Any, **kwargs: Any) -> Any:
-        if not over:  # another one of ours that began later may hold on to it, or a patch of the script's
+        if not over:  # a later patch, ours or the script's, may still call this one
             first(*args, **kwargs)
         try:
             return original(*args, **kwargs)

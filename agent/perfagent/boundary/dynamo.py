@@ -1,4 +1,4 @@
-"""What torch.compile must not trace: our functions, marked so that the compiler makes the graphs that it makes without us."""
+"""Marks our functions so that torch.compile does not trace them: it makes the same graphs as without the agent."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:
-    """Marks a function of ours as one that torch.compile must call and not trace, as torch.compiler.disable would.
+    """Marks one of our functions as one that torch.compile must call and not trace, as torch.compiler.disable would.
 
-    nor_what_it_calls: False for a patch, since below it lies what it patched. (That decorator imports torch._dynamo, which takes
-    a second that most scripts do not need.)
+    nor_what_it_calls: False for a patch, since it calls the function that it patched. (That decorator imports
+    torch._dynamo, which takes a second that most scripts do not need.)
     """
     function._torchdynamo_disable = True  # type: ignore[attr-defined]
     function._torchdynamo_disable_msg = "a hook of perfagent"  # type: ignore[attr-defined]
@@ -28,18 +28,19 @@ def not_traced(function: Hook, *, nor_what_it_calls: bool = False) -> Hook:
 
 
 def untraced(function: Hook) -> Hook:
-    """Marks a function that a patch calls, and all below it."""
+    """Marks a function that a patch calls, and all that it calls."""
     return not_traced(function, nor_what_it_calls=True)
 
 
 def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
-    """A patch in whose place torch.compile traces the original, so that it makes the graphs that it makes without us.
+    """Wraps a patch so that torch.compile traces the original in its place, and makes the same graphs as
+    without the agent.
 
-    Where it cannot trace the original either, the graph breaks as it does without us, and the patch is called. For functions that
-    can be traced, and for no others: it costs a call. (The mark `_torchdynamo_inline` costs nothing, but it loses a method's
-    self, and whoever takes it over with functools.wraps is passed by, too.)
+    Where torch.compile cannot trace the original either, the graph breaks as it does without the agent, and the patch
+    is called. Use it only for functions that can be traced: it costs one call. (The mark `_torchdynamo_inline` costs
+    nothing, but it loses a method's self, and a function that takes the mark over by functools.wraps is bypassed, too.)
     """
-    traced = sys.modules["torch"].compiler.is_dynamo_compiling  # it says False, and the compiler reads True
+    traced = sys.modules["torch"].compiler.is_dynamo_compiling  # False at run time; the compiler reads it as True
 
     def call(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **kwargs) if traced() else patch(*args, **kwargs)
@@ -49,7 +50,7 @@ def passed_by(patch: Hook, original: Callable[..., Any]) -> Hook:
 
 
 def keep_out_of_frames() -> None:
-    """The same for calls that torch.compile meets as frames of their own. Needs torch."""
+    """Marks the same functions for the calls that torch.compile meets as frames of their own. Needs torch."""
     frames: Any = getattr(sys.modules["torch"]._C._dynamo, "eval_frame", None)
     strategy, action = getattr(frames, "_FrameExecStrategy", None), getattr(frames, "_FrameAction", None)
     while _codes and strategy is not None and action is not None:

@@ -1,9 +1,9 @@
-"""The living objects of some types, found without disturbing any other thread.
+"""Finds the live objects of given types without disturbing any other thread.
 
-The garbage collector's list holds tuples that another thread is still filling; while anybody else holds such a tuple, that
-thread's `tuple(generator)` fails with a SystemError (python/cpython issue 59313). So nothing here may keep the list beyond one
-call in C, during which no other thread runs: first the types of all objects, then what refers to the wanted ones among them, as
-every instance of a class does.
+The garbage collector's list includes tuples that another thread is still filling. While anybody else holds such a
+tuple, that thread's `tuple(generator)` fails with a SystemError (python/cpython issue 59313). So nothing here may keep
+the list beyond a single call in C, during which no other thread runs: the first call collects the types of all objects;
+the second finds the objects that refer to a wanted type, as every instance of a class does.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ __all__ = ["living"]
 
 
 def living(*bases: type) -> list[Any]:
-    """All objects of these classes and of those derived from them. Objects that `gc.freeze()` hid are not found.
+    """Returns all objects of these classes and of their subclasses, except those that `gc.freeze()` hid.
 
-    Types are compared by identity and never asked: `isinstance` would run `__class__` properties of arbitrary objects.
-    100 ms of CPU at 170,000 objects.
+    Compares types by identity, since `isinstance` would run `__class__` properties of arbitrary objects. Takes 100 ms
+    of CPU with 170,000 objects.
     """
     alive = set(map(id, map(type, chain.from_iterable(map(gc.get_objects, (None,))))))
     kinds = {kind for kind in _derived(bases) if id(kind) in alive}

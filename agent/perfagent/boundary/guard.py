@@ -1,8 +1,8 @@
-"""The boundary between the agent and the training process: what a hook raises ends here.
+"""Guards the training process: an exception that a hook raises ends here.
 
-A hook that raises is counted, reported once and turned off; training goes on. `failures` shows in `perfagent doctor` and in
-the sender's counters. What a signal's handler of the script raises (a time limit by SIGALRM) may come up in the midst of a hook:
-that is the script's own, and goes on to it.
+A hook that raises is counted, reported once and turned off; training goes on. `perfagent doctor` and the sender's
+counters show `failures`. A signal handler of the script (a time limit by SIGALRM) may raise while a hook runs: that
+exception belongs to the script and passes through.
 """
 
 from __future__ import annotations
@@ -26,16 +26,17 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 
 def failed(name: str, error: Exception) -> None:
-    """Counts what went wrong in a hook and tells it; the hook is off from here on. Raises what is not the hook's."""
+    """Counts and reports an exception of a hook, and turns the hook off. Raises it again if a signal
+    handler raised it."""
     if by_signal(error):
         raise error
     failures[name] = failures.get(name, 0) + 1
-    told = "".join(traceback.format_exception_only(error)).strip()  # who keeps log records must not keep the script's frames
+    told = "".join(traceback.format_exception_only(error)).strip()  # log records must not keep the script's frames
     logger.warning("perfagent: %s failed and is turned off, training goes on: %s", name, told)
 
 
 def by_signal(error: BaseException) -> bool:
-    """Whether a handler of a signal, which Python calls between any two instructions, has raised this."""
+    """True if a signal handler, which Python may call between any two instructions, raised this exception."""
     handlers = {_code_of(signal.getsignal(number)) for number in signal.valid_signals()} - {None}
     trace = error.__traceback__
     while trace is not None and trace.tb_frame.f_code not in handlers:
@@ -50,7 +51,8 @@ def _code_of(handler: Any) -> CodeType | None:
 
 
 def guarded(hook: Hook) -> Hook:
-    """A hook that swallows its exceptions. Those that run in every step do so themselves and call `failed`: a call less."""
+    """Makes a hook swallow its exceptions. Hooks that run in every step call `failed` themselves, which
+    saves a call."""
     name = f"{hook.__module__}.{hook.__qualname__}"
 
     @functools.wraps(hook)
@@ -59,7 +61,7 @@ def guarded(hook: Hook) -> Hook:
             return None
         try:
             return hook(*args, **kwargs)
-        except Exception as error:  # noqa: BLE001 - see above: whatever it is, it must not reach the training loop
+        except Exception as error:  # noqa: BLE001 - no exception of a hook may reach the training loop
             failed(name, error)
             return None
 
@@ -67,5 +69,5 @@ def guarded(hook: Hook) -> Hook:
 
 
 def reset() -> None:
-    """Turns every hook on again; called when a run starts."""
+    """Turns every hook on again. Called when a run starts."""
     failures.clear()

@@ -1,6 +1,6 @@
-"""Calls back when a module is imported.
+"""Calls a function when a given module is imported.
 
-Light on purpose: it is loaded in processes that may never train.
+Imports little, since it is loaded in processes that may never train.
 """
 
 from __future__ import annotations
@@ -16,14 +16,16 @@ __all__ = ["Once"]
 
 
 class Once:
-    """A finder that is asked for every import until the module comes along, then is gone: it only looks, others load.
+    """A finder that Python asks for every import until the module is imported. It only observes: the other
+    finders load.
 
-    Who asks for the module's spec alone (importlib.util.find_spec) does not execute it, so it is there for the next who asks.
+    A caller that only wants the module's spec (importlib.util.find_spec) does not execute it; the finder
+    then stays in place.
     """
 
     def __init__(self, module: str, done: Callable[[], None]) -> None:
         self.module, self._done = module, done
-        self._asking: set[int] = set()  # threads that ask the other finders, of which some ask all others as we do
+        self._asking: set[int] = set()  # threads in our find_spec; other finders may ask all finders, us included
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -53,7 +55,7 @@ class Once:
         load = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            loader.__dict__.pop("exec_module", None)  # the class's own shows again; another finder of ours may have been here
+            loader.__dict__.pop("exec_module", None)  # uncovers the class's own; may be gone already
             load(module)
             if self in sys.meta_path:
                 self.forget()

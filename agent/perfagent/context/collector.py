@@ -47,6 +47,8 @@ class Context:
     ) -> None:
         self._sender, self._config, self._clock = sender, config, clock
         self._model, self._optimizer = model, optimizer
+        self.malloc: str | None = None
+        """What was done about the host's allocator (host_allocator.py); None as long as nothing was decided."""
         self._stepped = False
         self.hyperparameters = Hyperparameters()
         self._work: Iterator[bool] = iter(())
@@ -131,7 +133,7 @@ class Context:
         """What has to be sent again when it has changed."""
         from perfagent.redaction import redacted
 
-        return self._stepped, self.hyperparameters.sources(), repr(redacted(self._config))
+        return self._stepped, self.malloc, self.hyperparameters.sources(), repr(redacted(self._config))
 
     def _everything(self) -> dict[str, Any]:
         """Hyperparameters by source, with what the user handed over on top."""
@@ -146,6 +148,8 @@ class Context:
         self._told_techniques = techniques = self._techniques()
         if techniques:
             found["techniques"] = techniques
+        if self.malloc is not None:
+            found["malloc"] = self.malloc
         return found | self._config
 
     def _techniques(self) -> dict[str, Any]:

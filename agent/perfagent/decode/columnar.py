@@ -1,8 +1,9 @@
-"""Many steps of one kind are read at once, column by column.
+"""Reads many steps of one kind at once, column by column.
 
-What one of them says about the time of its phases is a difference of two columns: a fifth of the work of reading each by itself
-(reading.py), which stays for all other steps and is the measure of what is found here: the same names, the same values to the
-last bit.
+The time of a phase in each step is the difference of two columns: a fifth of the work of reading each step by itself
+(step_decoder.py). All other steps are still read one by one, and that reader is the reference: both give the same names
+and the same values to the last bit. Sending raw traces instead would take more bytes, and the server would have to read
+every agent's version of them.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ _Rare = Sequence[tuple[int, dict[str, float]]]
 
 
 class Block(NamedTuple):
-    """Rows of one shape: a column for each of the names, all as long as `steps`. times: Unix, monotonics: seconds."""
+    """Rows of one shape: one column per name, each as long as `steps`. times: Unix time; monotonics: monotonic
+    time in seconds."""
 
     names: tuple[str, ...]
     steps: Sequence[int]
@@ -37,7 +39,7 @@ class Block(NamedTuple):
 
 
 class _Stamps:
-    """The columns of a block of steps, by place of the entry in each step and place of the item in the entry."""
+    """The columns of a block of steps, addressed by the place of the entry in a step and of the item in the entry."""
 
     __slots__ = ("_shared", "_words", "layout")
 
@@ -60,8 +62,11 @@ class _Stamps:
 def read_alike(
     reader: StepReader, block: Sequence[Any], knows: Callable[[tuple[str, ...]], bool]
 ) -> tuple[Block, list[Row]] | None:
-    """What these steps say: the rows that hold nothing rare, and those that do. None where they must be read one by one; nothing
-    was learned from them then. block: the fields of layout.Steps. knows: whether series of these names may be stored."""
+    """Returns the rows of these steps: those without rare series as a block, and the others. Returns None, and learns
+    nothing, if the steps must be read one by one.
+
+    block: the fields of step_blocks.Steps. knows: returns whether series of these names may be stored.
+    """
     (kinds, is_logged, shared), data, rare = block
     layout = layout_of(tuple(kinds))
     if layout is None:
@@ -73,7 +78,7 @@ def read_alike(
     if not steps or size is None or forward is None or not math.isfinite(sum(losses)):
         return None
     if any(more.get("grad/nonfinite") for _, more in rare):
-        return None  # an inquiry may begin with such a step
+        return None  # an investigation may begin with such a step
     if reader.flops is not None and not reader.flops.is_steady(steps[0], steps[-1]):
         return None
     ends = stamps.ns(len(layout.kinds) - 1)
@@ -103,7 +108,7 @@ def read_alike(
 
 
 def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list[Row]]:
-    """Takes the rows that hold something rare out of the block."""
+    """Takes the rows with rare series out of the block."""
     names, steps, times, monotonics, columns = block
     reader.delivers(interned(names), len(steps))
     investigator = reader.investigator
@@ -125,7 +130,7 @@ def _divided(reader: StepReader, block: Block, rare: _Rare) -> tuple[Block, list
 
 
 def _newest(block: Block, rare: _Rare, most: int) -> list[tuple[int, Mapping[str, float]]]:
-    """The last steps of a block by themselves, with their values."""
+    """Returns the last steps of a block one by one, with their values."""
     begin = max(0, len(block.steps) - most)
     recent = zip(*[column[begin:] for column in block.columns], strict=True)
     more = dict(rare)
@@ -134,9 +139,9 @@ def _newest(block: Block, rare: _Rare, most: int) -> list[tuple[int, Mapping[str
 
 
 def _size(reader: StepReader, stamps: _Stamps) -> tuple[int, int] | None:
-    """Samples and tokens of each step; None where batches may have been fetched ahead."""
+    """Returns the samples and tokens of each step; None if batches may have been prefetched."""
     data = stamps.layout.data
-    size = stamps.shared(stamps.layout.forward if data is None else data, 3)  # a list where it comes from a file
+    size = stamps.shared(stamps.layout.forward if data is None else data, 3)  # a list if read from a file
     batches = reader.account.batches
     if batches.has_waiting(None if data is None else stamps.shared(data, 2)) or (data is not None and batches.parted):
         return None
@@ -151,10 +156,11 @@ def _size(reader: StepReader, stamps: _Stamps) -> tuple[int, int] | None:
 
 
 def _forward_ns(stamps: _Stamps) -> list[int] | None:
-    """As long as the model's call where it returned the loss, else until backward starts."""
+    """Returns the ns of each forward pass: the model's call if it returned the loss, otherwise until
+    backward starts."""
     layout = stamps.layout
     if not stamps.shared(layout.forward, 2):
-        return None  # in evaluation mode
+        return None  # evaluation mode
     end = layout.backward
     if layout.returned is not None and stamps.shared(layout.returned, 2):
         end = layout.returned
@@ -166,7 +172,7 @@ def _forward_ns(stamps: _Stamps) -> list[int] | None:
 
 
 def _phases(stamps: _Stamps, forward: list[int]) -> dict[str, list[float]] | None:
-    """None where a phase took no time at all: such a row has other names."""
+    """Returns the seconds of each phase; None if a phase took no time at all, since such a row has other names."""
     backward, optimizer, data = stamps.layout.backward, stamps.layout.backward + 2, stamps.layout.data
     phases: dict[str, list[float]] = {}
     if data is not None:

@@ -1,9 +1,9 @@
-"""The forward pass of a step, put together from calls of models until backward starts.
+"""Adds up the forward pass of a step from the calls of models before backward starts.
 
-Where the root returned the loss, its call is the forward pass; where it returned something else, the pass lasts until backward
-starts, since the loss is computed in between. The calls of other models before it, or instead of it, count for themselves, with
-what lies between the last of them and backward where the root is not called. Nothing counts twice: what is a wait or a phase of
-its own is none of a call that it lies in, and a call is none of a wait or phase that it lies in.
+If the root returned the loss, its call is the forward pass. If it returned something else, the pass lasts until
+backward starts, since the script computes the loss in between. Calls of other models before the root's call, or instead
+of it, add their own time; if the root is not called, so does the time between the last of them and backward. Nothing
+counts twice: waits and phases within a call are taken off the call, and a call within a wait or phase is not counted.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from typing import Any
 __all__ = ["ForwardPass", "Size"]
 
 Size = tuple[int | None, int | None, bool]
-"""Samples, tokens, and whether they are tokens only where the model has an embedding."""
+"""Samples, tokens, and whether the tokens count only for a model with an embedding."""
 
 
 class ForwardPass:
-    """Calls that wait for their backward pass. Times in ns; events: of the device clock. ignored: calls in evaluation mode that
-    have not returned."""
+    """Calls that wait for their backward pass. Times in ns; events: of the device clock. ignored: calls in evaluation
+    mode that have not returned."""
 
     __slots__ = ("_aside", "_began", "_calls", "_event", "_pairs", "_size", "_spent", "_till", "_waits", "ignored")
 
@@ -48,12 +48,12 @@ class ForwardPass:
         self._till = 0
 
     def begin_on_device(self, at: int, event: Any) -> None:
-        """The same of another model, in the device's time."""
+        """Another model is called, in device time."""
         if not self._began:
             self._began, self._event = at, event
 
     def beside(self, at: int, ended: int, *, open_end: bool) -> None:
-        """Another model was called. open_end: with gradients, so that the pass may go on until backward."""
+        """Another model was called. open_end: with gradients, so the pass may last until backward."""
         if self._began:
             return
         spent = ended - at
@@ -71,7 +71,7 @@ class ForwardPass:
         return bool(self._began)
 
     def pause(self, at: int, ended: int) -> None:
-        """Something else was done: a batch fetched, gradients cleared, a phase of its own."""
+        """The loop did something else: fetched a batch, cleared gradients, or spent time in another phase."""
         while self._aside and at <= self._aside[-1][0] and self._aside[-1][1] <= ended:
             self._spent -= self._aside.pop()[2]
         self._waits.append((at, ended - at))
@@ -93,8 +93,9 @@ class ForwardPass:
             self._pairs = [*(self._pairs or ()), (self._event, event)]
 
     def end(self, at: int, event: Any) -> tuple[int, Size | None, int, list[tuple[Any, Any]]]:
-        """Backward starts: ns of the forward passes that belong to it, the size of the largest batch (a few points of a boundary
-        beside those of the inside, both views of a pair), the number of the root's calls, and pairs of events."""
+        """Ends the pass when backward starts. Returns the ns of its forward passes, the size of the largest batch (not
+        that of a few boundary points next to the interior; both views of a pair), the number of the root's calls, and
+        pairs of events."""
         if self._began:
             self._add(at, event)
         elif self._till:
@@ -105,5 +106,5 @@ class ForwardPass:
 
 
 def _numbers(size: Size) -> tuple[int, int]:
-    """Samples and tokens, to compare."""
+    """Returns samples and tokens for comparison."""
     return size[0] or 0, size[1] or 0

@@ -1,4 +1,4 @@
-"""What a step minimized: what its backward passes started from, of which some are another optimizer's or were discarded."""
+"""Finds the loss that a step minimized: some of its backward passes belong to another optimizer or were discarded."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from perfagent.step.trace import BACKWARD, BESIDE, CLEARED, DATA, EVALUATED, FOR
 __all__ = ["roots_of", "with_divisors"]
 
 def roots_of(entries: Sequence[Entry]) -> list[Root]:
-    """What the step minimized: the roots since another optimizer stepped, or those before where there are none since.
+    """Returns the roots of the loss that the step minimized: those since another optimizer stepped, else those before.
 
-    Of passes between which the gradients were cleared the first are at the weights as they were (sharpness-aware minimization),
-    unless another batch was fetched: then the loop discarded the first ones (a window that the end of an epoch cut short). Where
-    no model was called in between, all are of one forward pass, and the loop combines what each of its losses gives (gradient
-    surgery).
+    If gradients were cleared between passes, the first passes count, since they are at the original weights
+    (sharpness-aware minimization). But if another batch was fetched in between, the loop discarded the first passes (an
+    accumulation window that the end of an epoch cut short). If no model was called in between, all passes belong to one
+    forward pass, and the loop combines the gradients of its losses (gradient surgery).
     """
     roots: list[Root] = []
     earlier: list[Root] = []
     first: list[Root] = []
     before = None
-    calls = calls_before = 0  # of models; until the gradients were cleared
-    fetched = False  # since the last of the passes
+    calls = calls_before = 0  # of models, now and when the gradients were cleared
+    fetched = False  # since the last pass
     carried_on = _carried_on(entries)
     for place, entry in enumerate(entries):
         kind = entry[0]
@@ -49,7 +49,7 @@ def roots_of(entries: Sequence[Entry]) -> list[Root]:
 
 
 def with_divisors(entries: list[Entry]) -> list[Entry]:
-    """The entries with what losses were divided by, which was on its way from a device; once, when ready."""
+    """Replaces divisors of losses that are still on a device by their values. Called once, when ready."""
     for place, entry in enumerate(entries):
         if entry[0] == BACKWARD and isinstance(entry[4], Reading):
             entries[place] = (*entry[:4], value_of(entry[4]))
@@ -57,9 +57,9 @@ def with_divisors(entries: list[Entry]) -> list[Entry]:
 
 
 def _carried_on(entries: Sequence[Entry]) -> set[int]:
-    """Places of the backward passes that have no loss of their own but carry on the gradients of another one, which is of
-    representations that were computed without a graph (cached gradients). No call with gradients led to that one, only some
-    without; and as many passes follow it, of one call each."""
+    """Returns the places of backward passes without a loss of their own (cached gradients): they continue the gradients
+    of an earlier pass, whose loss was computed from representations without a graph. No call with gradients precedes
+    that earlier pass, only some without; as many passes follow it, with one call each."""
     found: set[int] = set()
     group: list[int] = []
     left = ungraded = calls = 0
@@ -86,10 +86,11 @@ def _carried_on(entries: Sequence[Entry]) -> set[int]:
 
 
 def _discarded(roots: list[Root]) -> tuple[list[Root], list[Root]]:
-    """What is left of losses that the loop discarded, as `roots_of` goes on: one that is no number is told in any case."""
+    """Returns what `roots_of` keeps of discarded losses: none, or all of them if one is NaN or infinite, which is
+    always reported."""
     return [], [] if _are_finite(roots) else roots
 
 
 def _are_finite(roots: Sequence[Root]) -> bool:
-    """False where they are still on a device."""
+    """True if all values are finite numbers; False while they are on a device."""
     return all(isinstance(root.value, float) and math.isfinite(root.value) for root in roots)

@@ -1,5 +1,7 @@
-"""Turns the stamps of a step (trace.py) into the time of each phase and the number of samples. Runs on the sender's thread, in
-step order."""
+"""Turns the stamps of a step (step/trace.py) into the time of each phase and the number of samples.
+
+Runs on the sender's thread, in step order.
+"""
 
 from __future__ import annotations
 
@@ -32,9 +34,9 @@ _NOTHING: dict[str, Any] = {}
 
 
 class Breakdown:
-    """What one step consisted of. None is what cannot be known; device: pairs of events by phase, where a device clock runs.
+    """The parts of one step. None: not known. device: pairs of events by phase, where a device clock runs.
 
-    Most steps leave most of it as it is here, on the class: making one costs next to nothing.
+    Most steps keep most of these class-level defaults, so creating a Breakdown costs next to nothing.
     """
 
     data_ns: int | None = None
@@ -42,12 +44,13 @@ class Breakdown:
     backward_ns = optimizer_ns = 0
     batches = forwards = 0
     root: Value | None = None
-    """What the last backward pass started from that had a loss."""
+    """The loss of the last backward pass that had one."""
     samples = tokens = embedded_tokens = 0
     phases_ns: dict[str, int] = _NOTHING
     device: dict[str, list[tuple[Any, Any]]] = _NOTHING
     device_inside: tuple[tuple[str, Any, Any], ...] = ()
-    """(phase, begin, end) of what lies in a phase and is counted for itself: its time is to be taken off that phase."""
+    """(phase, begin, end) of parts that are counted separately: their time is taken off the phase that
+    contains them."""
 
     @property
     def has_size(self) -> bool:
@@ -64,7 +67,8 @@ class Breakdown:
             self.tokens += tokens or 0
 
     def pair(self, phase: str, begin: Any, end: Any, *, inside: str = "") -> None:
-        """Events of the device's clock round a part of a phase. inside: another phase that it lies in."""
+        """Adds events of the device's clock around a part of a phase. inside: the other phase that
+        contains the part."""
         if begin is not None and end is not None:
             self.device.setdefault(phase, []).append((begin, end))
             if inside:
@@ -72,26 +76,26 @@ class Breakdown:
 
 
 class Account:
-    """Reads the traces of one run, one step after the other."""
+    """Reads the traces of one run, one step after another."""
 
     def __init__(self) -> None:
         self.averages: bool | None = None
-        """Whether several undivided roots of a step are averaged; None until it is known."""
+        """True if several undivided losses of a step are averaged; None until known."""
         self.micro_batches = 0.0
-        """By how many micro-batches the losses of a full window are divided, where the script does that; 0.0: not known."""
+        """The number of micro-batches by which the script divides the losses of a full window; 0.0: not known."""
         self.divided_later = False
-        """Whether it is the gradients of a step that are divided by the number of its losses, once all are backpropagated."""
+        """True if the script divides the gradients of a step by the number of its losses, after all backward passes."""
         self.embedded = False
-        """Whether the model has an embedding, so that integer matrices are tokens."""
+        """True if the model has an embedding, so that integer matrices are tokens."""
         self.training_only = False
-        """Whether the model is trained in training mode."""
+        """True if the model is trained in training mode."""
         self.batches = Batches()
         self.forward = ForwardPass()
         self.evaluations: Any = None
-        """Finds evaluations (evaluation.py); asked where a trace may hold one."""
+        """Finds evaluations (hooks/evaluation.py); used where a trace may hold one."""
 
     def read(self, entries: Sequence[Entry], *, device: bool = False) -> Breakdown:
-        """device: the entries carry events of a device clock."""
+        """Returns the parts of a step. device: the entries carry events of a device clock."""
         reading = _Reading(self, entries, device=device)
         for place, entry in enumerate(entries):
             _READERS[entry[0]](reading, place, entry)
@@ -99,13 +103,13 @@ class Account:
         return reading.step
 
     def trains(self, entries: Sequence[Entry]) -> bool:
-        """Whether the model is trained in training mode, so that a call in evaluation mode is none of a step."""
+        """True if the model is trained in training mode, so that a call in evaluation mode belongs to no step."""
         self.training_only = self.training_only or any(entry[0] == FORWARD and entry[3] for entry in entries)
         return self.training_only
 
 
 class _Reading:
-    """One step's trace, entry by entry."""
+    """Reads one step's trace, entry by entry."""
 
     __slots__ = (
         "_account", "_backward_at", "_backward_event", "_batches", "_device", "_entries", "_forward", "_in_optimizer",
@@ -124,8 +128,8 @@ class _Reading:
         self._backward_event: Any = None
         self._optimizer_event: Any = None
         self._in_optimizer = False
-        self._inside_ns = 0  # of what is timed for itself within the optimizer's step
-        self._unseen_call = False  # within it, there was a call of a model that nobody watches
+        self._inside_ns = 0  # of parts within the optimizer's step that are timed separately
+        self._unseen_call = False  # a model that nobody watches was called within the optimizer's step
 
     def data(self, _place: int, entry: Entry) -> None:
         _, began, ended, loader, size = entry
@@ -156,7 +160,7 @@ class _Reading:
             self._forward.beside(at, ended, open_end=True)
 
     def evaluated(self, _place: int, entry: Entry) -> None:
-        """And no evaluation: a teacher, or samples of a generator."""
+        """A call without gradients that is no evaluation: a teacher, or samples of a generator."""
         _, at, ended, _, event, end_event = entry
         self._batches.asked(graded=False)
         if not self._device:
@@ -165,7 +169,7 @@ class _Reading:
             self.step.pair("forward", event, end_event)
 
     def cleared(self, _place: int, entry: Entry) -> None:
-        """Many loops clear the gradients within the forward pass, whose time that is not."""
+        """Takes clearing off the forward pass, since many loops clear the gradients within it."""
         self._forward.pause(entry[1], entry[2])
 
     def returned(self, _place: int, entry: Entry) -> None:
@@ -191,7 +195,7 @@ class _Reading:
     def backward_end(self, _place: int, entry: Entry) -> None:
         _, ended, event = entry
         if not self._backward_at:
-            return  # it began in the step before: an optimizer that steps inside of the pass ended that step
+            return  # the pass began in the step before, which an optimizer that steps inside the pass has ended
         self.step.backward_ns += ended - self._backward_at
         if self._in_optimizer:
             self._inside_ns += ended - self._backward_at
@@ -202,7 +206,7 @@ class _Reading:
     def optimizer(self, _place: int, entry: Entry) -> None:
         _, at, event = entry
         self._in_optimizer, self._optimizer_at, self._optimizer_event, self._inside_ns = True, at, event, 0
-        if self._backward_at:  # it steps inside of the pass, which goes on afterwards
+        if self._backward_at:  # the optimizer steps inside the pass, which continues afterward
             self.step.backward_ns += at - self._backward_at
             if self._device:
                 self.step.pair("backward", self._backward_event, event)
@@ -235,7 +239,7 @@ class _Reading:
             step.backward_ns -= spent
             return
         if named and not begins:
-            self._forward.pause(ended, ended + spent)  # behind the calls in it, which have a name
+            self._forward.pause(ended, ended + spent)  # after the calls within it, which are counted separately
         elif not begins:
             self._forward.pause(began, ended)
         if self._in_optimizer:
@@ -261,14 +265,15 @@ _READERS = {
 
 
 def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) -> tuple[int, bool]:
-    """Of a phase (its place) the ns that have a name of their own: waits, other phases and passes of the step that lie in it, not
-    calls without gradients alone (a rollout); and whether the forward pass that runs at its end began in it."""
+    """Returns, for the phase at this place, the ns within it that are counted separately: waits, other phases and
+    passes of the step, but not calls without gradients alone (a rollout). Also returns whether the forward pass that
+    runs at its end began in it."""
     began, ended = entries[phase][1:3]
     first = phase
-    while first and entries[first - 1][1] >= began:  # what lies in it stands before it
+    while first and entries[first - 1][1] >= began:  # entries within the phase precede it
         first -= 1
     if first == phase:
-        return 0, False  # as most
+        return 0, False  # as for most phases
     spans: list[tuple[int, int]] = []
     ungraded: list[tuple[int, int]] = []
     root = forward = backward = optimizer = 0
@@ -280,7 +285,7 @@ def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) 
             ungraded.append((at, entry[2]))
         elif kind == BESIDE:
             spans.append((at, entry[3]))
-            forward = root or entry[3]  # the pass goes on until backward
+            forward = root or entry[3]  # the pass lasts until backward
         elif kind == FORWARD and not backward and (entry[3] or not training_only):
             forward = root = root or at
         elif kind == BACKWARD or (kind == RETURNED and entry[3] and not backward):
@@ -303,7 +308,7 @@ def _named_within(entries: Sequence[Entry], phase: int, *, training_only: bool) 
 
 
 def _covered(spans: list[tuple[int, int]], since: int) -> int:
-    """What some spans cover together."""
+    """Returns the time that the spans cover together."""
     covered = 0
     for begin, end in sorted(spans):
         covered += max(0, end - max(begin, since))

@@ -1,7 +1,8 @@
-"""What was noted of a step becomes its row: names and values.
+"""Turns the note of a step into its row: names and values.
 
-A note is plain data. It can be written down as it is within 200 ms and read later, by this process once a second or by another
-one after a kill: reading a hundred notes at once costs a fifth of reading them in five times twenty, with cold caches each time.
+A note is plain data. It can be stored within 200 ms and read later, by this process once a second or by another
+process after a kill: reading a hundred notes at once costs a fifth of reading them in five batches of twenty, each
+with cold caches.
 """
 
 from __future__ import annotations
@@ -26,25 +27,25 @@ __all__ = ["StepReader", "interned"]
 
 _NAMES: dict[tuple[str, ...], tuple[str, ...]] = {}
 _SAME = 1e-3
-"""Relative difference up to which a logged loss and the one we see are the same quantity (rounding, a bf16 copy)."""
+"""Relative difference up to which a logged loss and the loss we see are the same quantity (rounding, a bf16 copy)."""
 _MOST_BEGINS = 1000
 
 
 class StepReader:
-    """Reads the notes of one run in the order of their steps; what it learns of the loop is in `account`.
+    """Reads the notes of one run in the order of their steps. `account` holds what it learns about the loop.
 
-    loss_by_user: the user logs something else under the name "loss": then that series is theirs.
+    loss_by_user: the script logs another quantity under the name "loss", so that series belongs to the script.
     """
 
     def __init__(self) -> None:
         self.account = Account()
         self.loss_by_user = False
         self.epoch = time.time() - time.perf_counter()
-        """Unix time at the beginning of the monotonic clock."""
+        """Unix time at the start of the monotonic clock."""
         self.investigator: Investigator | None = None
         self.flops: StepFlops | None = None
         self.begins: deque[int] = deque(maxlen=_MOST_BEGINS)
-        """Steps with which epochs began, the first one aside, for whoever sums over epochs and takes them out."""
+        """The first steps of all epochs but the first. A consumer that sums over epochs removes them."""
         self.delivered: set[str] = set()
         """Names of the series that steps have had so far."""
         self.steps = 0
@@ -52,7 +53,7 @@ class StepReader:
         self._names: tuple[str, ...] = ()
 
     def context(self) -> list[Any]:
-        """What a reader in another process must know besides the notes that are taken now. (The Unix clock may be set.)"""
+        """Returns what a reader in another process must know besides the current notes. (The Unix clock may be set.)"""
         self.epoch = time.time() - time.perf_counter()
         account = self.account
         return [
@@ -61,16 +62,16 @@ class StepReader:
 
     def restore(self, context: Sequence[Any]) -> None:
         self.account.embedded, self.account.averages, self.loss_by_user, self.epoch, *more = context
-        self.account.micro_batches = more[0] if more else 0.0  # the first agents told no more
+        self.account.micro_batches = more[0] if more else 0.0  # the first agents sent no more
         self.account.divided_later = len(more) > 1 and bool(more[1])
 
     def loss_is_bad(self, row: StepRow) -> bool:
-        """Whether a loss of the step is NaN or Inf on the host."""
+        """True if a loss of the step is NaN or infinite and on the host."""
         roots = roots_of(entries_of(row.trace))
         return any(isinstance(root.value, float) and not math.isfinite(root.value) for root in roots)
 
     def needs_next_step(self, row: StepRow) -> bool:
-        """Whether only the next step shows if each of the backward passes of this one had a batch of its own."""
+        """True if only the next step shows whether each backward pass of this one had its own batch."""
         if self.account.averages is not None:
             return False
         entries = entries_of(row.trace)
@@ -78,7 +79,7 @@ class StepReader:
         return len(roots) > 1 and not roots[-1].divided and not any(entry[0] in (DATA, FORWARD) for entry in entries)
 
     def row(self, note: Note, clock: DeviceClock | None = None) -> Row:
-        """clock: where the trace holds events of a device, the one that made them; they are given back to it."""
+        """Returns the row of a note. clock: made the device events in the trace, if any, and gets them back."""
         entries = entries_of(note.trace)
         if clock is not None:
             entries = with_divisors(entries)
@@ -120,7 +121,8 @@ class StepReader:
             self.delivered.update(names)
 
     def _loss(self, note: Note, parts: Breakdown, entries: Sequence[Entry]) -> float | None:
-        """The loss of the backward roots; None where there is none, or where the user's own stands for this step."""
+        """Returns the loss of the backward roots; None if there is none, or if the script's own loss
+        counts for this step."""
         if note.roots == 1 and parts.root is not None:
             loss: float | None = value_of(parts.root)
         else:
@@ -132,22 +134,22 @@ class StepReader:
         return None
 
     def compare(self, logged: Iterable[float], seen: Iterable[float]) -> None:
-        """Of the same steps: the losses that the user logged, and those that we saw."""
+        """Compares the losses that the script logged with those that we saw, for the same steps."""
         for ours, theirs in zip(seen, logged, strict=True):
             if math.isfinite(theirs) and math.isfinite(ours) and not _alike(theirs, ours):
                 self.loss_by_user = True
 
     def _combined(self, roots: Sequence[Root], parts: Breakdown, passes: int) -> float | None:
-        """One root is the loss. Several roots that the user divided (accumulation with scaling, as every framework does) add
-        up, unless each is a mean by itself. Several undivided roots are averaged when each had a batch of its own, and added
-        when they share one."""
+        """Combines several roots into one loss. Roots that the script divided (accumulation with scaling, as every
+        framework does) are summed, unless each is a mean by itself. Undivided roots are averaged if each had its own
+        batch, and summed if they share one."""
         values = [value_of(root.value) for root in roots if root.value is not None]
         if len(values) <= 1:
             return values[0] if values else None
         average = self._are_means([root.divided for root in roots if root.value is not None], parts)
         if self.account.divided_later:
             average = True
-        elif not roots[-1].divided:  # of the first it is not always asked: it could have been the only one
+        elif not roots[-1].divided:  # the first is not always checked, as it could have been the only one
             account = self.account
             batches = parts.batches or parts.forwards
             if not batches and account.averages is None:
@@ -159,15 +161,16 @@ class StepReader:
         return total / len(values) if average else total
 
     def _are_means(self, divisors: Sequence[Divided], parts: Breakdown) -> bool:
-        """Whether each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`: of a
-        window's losses each has a divisor of its own then, or one that is its share of the items. What scales a window is the
-        same for all of them, also in the last one of an epoch, which may be short, or the shares of the window add up to one."""
+        """True if each of several divided losses is the mean of its own items, as `(losses * mask).sum() / mask.sum()`.
+        Then each loss of a window has its own divisor, or the same one, its share of the items. A divisor that scales a
+        window is the same for all its losses, also in the last and perhaps short window of an epoch; or the shares of
+        the window add up to one."""
         known = [divisor for divisor in divisors if isinstance(divisor, float)]
         if len(known) < 2 or len(known) < len(divisors) - 1 or not all(map(math.isfinite, known)) or min(map(abs, known)) == 0.0:
-            return False  # of the first it is not always asked
+            return False  # the divisor of the first is not always read
         if min(known) != max(known):
             return abs(sum(1 / divisor for divisor in known) - 1) > _SAME
-        if known[0] in (len(divisors), parts.batches or parts.forwards):  # of each batch there may be several losses
+        if known[0] in (len(divisors), parts.batches or parts.forwards):  # a batch may have several losses
             self.account.micro_batches = known[0]
         items = (parts.samples, parts.tokens, parts.embedded_tokens)
         return known[0] != self.account.micro_batches and known[0] * len(divisors) in items
@@ -204,5 +207,5 @@ def _alike(a: float, b: float) -> bool:
 
 
 def interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """One tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
+    """Returns one tuple object per shape of row, so that the sender groups rows by identity and hashes only once."""
     return _NAMES.setdefault(names, names)

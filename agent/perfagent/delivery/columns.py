@@ -41,13 +41,14 @@ class Columns:
 
     max_series: how many names one run may have; samples of further names are counted in `refused["series"]` and left out.
     refused: samples that could not be stored, by reason: "kind" (no number), "name" (empty), "series" (too many), "step".
-    no_number: name and type of the first one of "kind".
+    no_number: name and type of the first one of "kind". renamed: a sentence of each kind of name that is stored under another.
     """
 
     def __init__(self, max_series: int = 2000) -> None:
         self.max_series = max_series
         self.refused: Counter[str] = Counter()
         self.no_number = ""
+        self.renamed: dict[str, str] = {}
         self._names: dict[Any, str | None] = {}
         self._series: set[str] = set()
         self._shapes: dict[tuple[str, ...], bool] = {}
@@ -160,6 +161,9 @@ class Columns:
         if not self._admits(name):
             self.refused["series"] += 1
             return None
+        if name != key:
+            kind, sentence = _change_of(key, name)
+            self.renamed.setdefault(kind, sentence)
         if isinstance(key, str) and len(self._names) < 2 * self.max_series:
             self._names[key] = name
         return name
@@ -171,6 +175,18 @@ class Columns:
                 return False
             self._series.add(name)
         return True
+
+
+def _change_of(key: Any, name: str) -> tuple[str, str]:
+    """The kind of a name that is stored under another, and what to say of it."""
+    if not isinstance(key, str):
+        kind = type(key).__name__
+        return f"name of type {kind}", f"log({{{key!r:.40}: value}}): names are text, not {kind}; it is stored as {name!r:.40}"
+    size = len(key.encode("utf-8", "replace"))
+    if size > MAX_NAME_BYTES:
+        said = f"the name {key[:40]!r}... of log() has {size} bytes, and {MAX_NAME_BYTES} are allowed; it is cut there"
+        return "long name", f"{said}: names that differ only behind are one series; shorten it"
+    return "characters of a name", f"the name {key[:80]!r} of log() has control characters; it is stored as {name[:80]!r}"
 
 
 def _described(key: Any, value: Any) -> str:

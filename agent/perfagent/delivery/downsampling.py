@@ -1,6 +1,4 @@
-"""Splits or thins the content of a frame that is too large to send or too much to keep: pure functions of groups and
-events.
-"""
+"""Splits and thins the content of a frame that is too large to send or to keep: pure functions of groups and events."""
 
 from __future__ import annotations
 
@@ -22,12 +20,16 @@ def raw_size(group: Group) -> int:
 
 
 def halves(groups: Sequence[Group], events: Sequence[Event]) -> tuple[Content, Content] | None:
-    """Half of the rows and the other half; the events by themselves once there is one row, then half of its values; None for a
-    single value or event."""
+    """Splits the content of a frame into two parts.
+
+    Several rows: half of the rows with all events, and the other half. A single row with events: the row, and the events. A
+    single row alone: half of its columns, and the other half. Events alone: half of them, and the other half. None for a single
+    value or event, which cannot be split.
+    """
     rows = sum(group.rows for group in groups)
     if rows + len(events) <= 1:
         return _halves_of_row(groups) if rows else None
-    if rows == 1 and events:  # the row by itself, then the events
+    if rows == 1 and events:
         return (list(groups), []), ([], list(events))
     goal = rows // 2
     left: list[Group] = []
@@ -57,14 +59,18 @@ def _halves_of_row(groups: Sequence[Group]) -> tuple[Content, Content] | None:
 
 
 def thin(groups: list[Group], events: list[Event]) -> Content:
-    """Of every 16 rows: the first, those with the extremes of the leading column, and all that hold a non-finite value."""
+    """Keeps a few of every 16 rows: the first, the two with the lowest and the highest finite loss (or first column, in a group
+    without a loss), and every row that holds a NaN or an infinity."""
     thinned = []
     for group in groups:
         lead = group.column("loss" if "loss" in group.values else next(iter(group.values)))
         keep: set[int] = set()
         for start in range(0, group.rows, THIN_ROWS):
             rows = range(start, min(start + THIN_ROWS, group.rows))
-            keep |= {rows[0], min(rows, key=lead.__getitem__), max(rows, key=lead.__getitem__)}
+            keep.add(rows[0])
+            finite = [row for row in rows if math.isfinite(lead[row])]  # a NaN would be both extremes: nothing is less than it
+            if finite:
+                keep |= {min(finite, key=lead.__getitem__), max(finite, key=lead.__getitem__)}
         for name in group.values:
             column = group.column(name)
             if not math.isfinite(sum(column)):

@@ -37,7 +37,7 @@ from perfagent.delivery.wakeup import Bell, start_deaf
 from perfagent.device import immortal, waiting
 
 if TYPE_CHECKING:
-    from perfagent.config import AgentConfig
+    from perfagent.agent_config import AgentConfig
     from perfagent.delivery.columns import AnyRow
     from perfagent.delivery.send_loop import Dispatcher
     from perfagent.delivery.spool import Spool

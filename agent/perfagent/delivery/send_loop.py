@@ -200,6 +200,7 @@ class Dispatcher:
             if events:  # of a later attach(), maybe: what it changed has to be on the disk before
                 self._identify()
             written = self._write(taken, events, now)
+            self._notices.alarms(events)
             if self._collector.rejoined:  # also where the disk did not take them: they are sent from memory, and once
                 self.spool.early.forget()
             self._keep_early()
@@ -526,14 +527,15 @@ class Dispatcher:
         if done and not self.sender.counters["quarantined_frames"] and not _watched():
             self.spool.remove()
         else:
-            before, left = Counter(self.spool.counters), self.sender.config.record is None and self.spool.waiting > 0
+            before, left = Counter(self.spool.counters), self.spool.waiting if self.sender.config.record is None else 0
+            size = self.spool.on_disk
             self.spool.header.followed = str(self.sender.followed) if self.sender.followed is not None else None
             self.spool.close(final=self.sender.final)
             gone = self.spool.counters - before
             if gone["dropped"] or gone["dropped_events"]:
                 self._notices.lost(gone["dropped"], gone["dropped_events"])
             elif left and (self._failures or not _watched()):  # the watcher goes on where it was only a matter of time
-                self._notices.left(by_next_run=bool(self.spool.header.run))
+                self._notices.left(left, size, by_next_run=bool(self.spool.header.run))
         self.orphans.close()
         for request in self.sender.flushes:
             request.done.set()

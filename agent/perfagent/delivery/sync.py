@@ -4,29 +4,34 @@ from __future__ import annotations
 
 import argparse
 import errno
-import os
 import random
+import shlex
+import stat
 import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.segments import numbered
 from perfagent.delivery.spool import Spool, SpoolBusyError, folders
 from perfagent.delivery.transport import HttpTransport, Transport, judge, packed
 from perfagent.delivery.user_messages import damage
 from perfagent.errors import ServerUnreachable, WireError
 from perfagent.plural import some
+from perfagent.variables import warn_of_misspelt
 from perfagent.wire import encode
 
 __all__ = ["Upload", "command", "upload"]
 
+_NAMED = 4
+"""So many sources are named in a line; of more their number is said."""
 PATIENCE_S = 60.0
 """How long it is tried without an answer of the server's."""
 _CURES = {
-    "unauthorized": "set PERFAGENT_API_KEY to a key with the ingest scope",
+    "unauthorized": "set PERFAGENT_API_KEY to a key with the ingest scope, which `perfagent keys create ingest` on the server's "
+    "machine makes; then the same command again",
     "foreign": "set PERFAGENT_SERVER to the address of a perfagent server",
 }
 """What to do about the answers that another try does not change."""
@@ -35,7 +40,7 @@ _CURES = {
 @dataclass(slots=True)
 class Upload:
     """What became of one source's frames. complete: none is left; reason: why not; cure: what to do then; away: because
-    no server answered."""
+    no server answered; hopeless: another source would get the same answer."""
 
     frames: int = 0
     samples: int = 0
@@ -43,6 +48,7 @@ class Upload:
     refused: int = 0
     complete: bool = False
     away: bool = False
+    hopeless: bool = False
     reason: str = ""
     cure: str = "the same command again sends the rest"
 
@@ -93,7 +99,7 @@ def upload(
                 continue
             result.reason, pause = answer.reason, answer.pause_s
             if answer.kind in _CURES:
-                result.cure = _CURES[answer.kind]
+                result.cure, result.hopeless = _CURES[answer.kind], True
                 return result
         failures += 1
         if waits is not None and failures == 1:
@@ -109,17 +115,18 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "folders", nargs="*", metavar="DIR", help="folder of PERFAGENT_RECORD, attach(record=...) or run --record"
     )
-    parser.add_argument("--all", action="store_true", help="of the spool, also what was meant for another server")
+    parser.add_argument("--all", action="store_true", help="of the spool, also what was recorded for another server")
     parser.set_defaults(run=_sync)
 
 
 def _sync(arguments: argparse.Namespace) -> int:
     config = AgentConfig.from_env()
     given = [Path(folder) for folder in arguments.folders]
-    missing = [folder for folder in given if not os.path.isdir(folder)]  # noqa: PTH112 - Path's raises where it may not look
-    if missing:
-        _say(f"perfagent sync: {missing[0]} is no folder, or may not be looked at")
-        return 2
+    for folder in given:
+        if wrong := _no_folder(folder):
+            _say(f"perfagent sync: {wrong}")
+            return 2
+    warn_of_misspelt(lambda sentence: _say(f"perfagent sync: {sentence}"))
     roots = given or [config.state_dir / "spool"]
     closed = [told for root in roots for told in _closed(root)]
     for told in closed:
@@ -133,6 +140,7 @@ def _sync(arguments: argparse.Namespace) -> int:
     try:
         for folder in sources:
             round_.send(folder)
+        round_.sum_up()
     except KeyboardInterrupt:
         _say("perfagent sync: interrupted; what was sent stays sent, and the same command again sends the rest")
         return 130
@@ -150,6 +158,11 @@ class _Round:
         self.config, self.transport, self.recordings, self.every = config, transport, recordings, every
         self.failed = False
         self._away = False
+        self._refused: Upload | None = None
+        """The answer that every further source would get as well: it is not asked for again."""
+        self._unsent: list[str] = []
+        self._foreign: dict[str, list[Path]] = {}
+        """Server -> folders of the spool that were recorded for it."""
 
     def send(self, folder: Path) -> None:
         """All of one source, and a line about it."""
@@ -165,8 +178,12 @@ class _Round:
             self.failed = True
             return
         server = spool.header.server
-        if not self.recordings and server not in (None, self.config.server) and not self.every:
-            _say(f"{folder.name}: recorded for {server}, skipped (--all sends it to {self.config.server})")
+        if server is not None and not self.recordings and server != self.config.server and not self.every:
+            self._foreign.setdefault(server, []).append(folder)
+            spool.close()
+            return
+        if self._refused is not None and spool.waiting:
+            self._unsent.append(_who(spool))
             spool.close()
             return
         if not spool.header.run and spool.waiting:
@@ -182,12 +199,27 @@ class _Round:
             raise
         self._away = result.away or (self._away and not result.frames)
         lost = damage(spool)
-        _say(_told(spool, result, self.config.server) + _torn(spool) + lost)
+        if result.hopeless:
+            self._refused = result
+            self._unsent.append(_who(spool))
+        if not result.hopeless or result.frames or lost:
+            _say(_told(spool, result, self.config.server) + _torn(spool) + lost)
         self.failed = self.failed or bool(lost) or not result.complete
         if result.complete and not self.recordings and not result.refused:
             spool.remove()
         else:
             spool.close()
+
+    def sum_up(self) -> None:
+        """What holds for several sources, once."""
+        if self._refused is not None:
+            runs = sorted(set(self._unsent))
+            more = f" and {len(runs) - _NAMED} more" if len(runs) > _NAMED else ""
+            _say(f"not sent: {', '.join(runs[:_NAMED])}{more}: server {self.config.server}: {self._refused.reason}")
+            _say(self._refused.cure)
+        for server, left in self._foreign.items():
+            what = f"{some(len(left), 'folder')} of the spool recorded for {server}, skipped"
+            _say(f"{what}. To send: PERFAGENT_SERVER={shlex.quote(server)} perfagent sync. To drop: rm -r {_shell(left)}")
 
     def _waits(self, reason: str) -> None:
         """A minute of silence looks like a command that hangs."""
@@ -201,8 +233,30 @@ def _trouble(error: OSError) -> str:
     return str(error)
 
 
+def _no_folder(folder: Path) -> str | None:
+    """What is wrong with a folder that was named; None where it is one."""
+    try:
+        mode = folder.stat().st_mode
+    except FileNotFoundError:
+        return f"there is no folder {folder}; give the one of PERFAGENT_RECORD, attach(record=...) or run --record"
+    except OSError as error:
+        return f"{folder} cannot be read ({error.strerror or error}); run this as the user who recorded it"
+    if not stat.S_ISDIR(mode):
+        return f"{folder} is a file; give the folder of the recording"
+    return None
+
+
+def _shell(folders: list[Path]) -> str:
+    shown = " ".join(shlex.quote(str(folder)) for folder in folders[:_NAMED])
+    return f"{shown} ..." if len(folders) > _NAMED else shown
+
+
+def _who(spool: Spool) -> str:
+    return f"{spool.header.run} rank {spool.header.rank}" if spool.header.run else str(spool.folder)
+
+
 def _told(spool: Spool, result: Upload, server: str) -> str:
-    who = f"{spool.header.run} rank {spool.header.rank}" if spool.header.run else str(spool.folder)
+    who = _who(spool)
     frames = some(result.frames, "frame")
     if result.complete and result.duplicate and not result.samples:
         text = f"{who}: nothing new for this server: {frames}, {some(result.duplicate, 'sample')} there already"

@@ -5,11 +5,13 @@ meanwhile, what to do.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from perfagent.boundary.agent_log import logger
+from perfagent.delivery import console_alarms
+from perfagent.plural import some
 
 if TYPE_CHECKING:
     from collections import Counter
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from perfagent.delivery.handoff import Sender
     from perfagent.delivery.spool import Spool
     from perfagent.delivery.transport import Answer
+    from perfagent.wire import Event
 
 __all__ = ["Notices", "damage"]
 
@@ -63,8 +66,10 @@ class Notices:
         if refused["step"]:
             self._warn("step", "some logged steps are beyond 64 bits; what was logged for them is left out")
         if refused["name"]:
-            self._warn("name", "some logged values have no name (empty, or no text) and were left out")
+            self._warn("name", "some logged values have no name and were left out; a name is text of 1 to 256 bytes")
         refused.clear()
+        for kind, sentence in columns.renamed.items():
+            self._warn(kind, sentence)
 
     def rejected(self, item: Mapping[str, Any], *, ours: bool) -> None:
         """The first reason for which the server left out samples of a frame that it took otherwise; the rest is counted. ours:
@@ -85,17 +90,29 @@ class Notices:
         what = " and ".join(f"{count} {kind}" for count, kind in ((samples, "samples"), (events, "events")) if count)
         self._warn("lost", f"{what} are lost: {self._what()} cannot be written")
 
-    def left(self, *, by_next_run: bool) -> None:
-        """At the end, when not all was delivered; a warning where none has said so before. by_next_run: whether another process
-        may send it, which it may not for a rank that never learned which run it is of."""
-        new = self._sender.told.isdisjoint(("unreachable", "busy", "foreign", "unauthorized"))
+    def left(self, frames: int, size: int, *, by_next_run: bool) -> None:
+        """At the end, when not all was delivered: frames that wait, of so many bytes on the disk. by_next_run: whether another
+        process may send it, which it may not for a rank that never learned which run it is of."""
+        much = f"{some(frames, 'frame')} ({max(1, size >> 10):,} KiB)"
         self._warn(
             "left",
-            f"not all of this run has reached server {self._sender.config.server}; the rest is kept in {self._folder}; "
-            + ("the next run on this machine that starts within a week sends it, and so does " if by_next_run else "to send it: ")
-            + "`perfagent sync`",
-            logging.WARNING if new else logging.INFO,
+            f"not all of this run has reached server {self._sender.config.server}: {much} kept in {self._folder}. "
+            "`perfagent sync` sends it" + ("; so does the next run here within a week" if by_next_run else ""),
         )
+
+    # ---- the training
+
+    def alarms(self, events: Iterable[Event]) -> None:
+        """A NaN, memory that ran out, a crash: in the job's own console, with the place to look at."""
+        p, identity, record = self._sender.progress, self._sender.identity, self._sender.config.record
+        for event in events:
+            found = console_alarms.alarm(event.kind, event.data, p.completed if p is not None else 0)
+            if found is None:
+                continue
+            rank = f"rank {identity.rank}: " if identity.world_size > 1 else ""
+            where = f"{self._sender.config.server}/run/{identity.run}" if identity.run else f"server {self._sender.config.server}"
+            see = f"See {where}" if record is None else f"Recorded in {record}; `perfagent sync {record}` sends it"
+            self._warn(f"alarm {found[0]}", f"{rank}{found[1]} {see}", logging.ERROR)
 
     # ---- disk and threads
 

@@ -16,9 +16,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import IO, Any
 
+from perfagent.command_line.option_types import port, positive
 from perfagent.demo import faults
 from perfagent.demo.server import DemoServer
-from perfagent.errors import ConfigError
+from perfagent.errors import ResourceError
 
 __all__ = ["command"]
 
@@ -28,11 +29,11 @@ _PROGRESS = re.compile(r"step (\d+)/(\d+) loss (\S+)")
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Start a server, train a small GPT on the sources of Python's standard library, and watch it."
-    parser.add_argument("--steps", type=int, default=400, help="optimizer steps (default 400)")
+    parser.add_argument("--steps", type=positive, default=400, help="optimizer steps (default 400)")
     names = f"what goes wrong: {', '.join(faults.FAULTS)}; in a later version: {', '.join(faults.LATER)}"
     parser.add_argument("--fault", default="none", metavar="NAME", help=names)
     parser.add_argument("--exit", action="store_true", help="end by itself: 0 if the demo did what it should, 1 otherwise")
-    parser.add_argument("--port", type=int, help="where to start the server (default 8420; 0 for any free port)")
+    parser.add_argument("--port", type=port, help="where to start the server (default 8420; 0 for any free port)")
     parser.add_argument("--data", type=Path, help="folder for the server's data (default: the server's own)")
     parser.add_argument("--no-browser", action="store_true", help="print the dashboard's address only")
     parser.set_defaults(run=demo)
@@ -41,16 +42,12 @@ def command(parser: argparse.ArgumentParser) -> None:
 def demo(arguments: argparse.Namespace) -> int:
     """0 when the run ended as the fault says and the verdict is the one that it must have; 1 otherwise."""
     fault = faults.named(arguments.fault)
-    if arguments.steps < 1:
-        raise ConfigError(f"--steps is {arguments.steps}; a demo needs at least 1")
-    if arguments.port is not None and not 0 <= arguments.port <= 65535:
-        raise ConfigError(f"--port is {arguments.port}; allowed are 0 (any free one) to 65535")
     if find_spec("torch") is None:
-        raise ConfigError("the demo trains with torch, and torch is missing here; pip install torch")
+        raise ResourceError("the demo trains with torch, and torch is missing here; pip install torch")
     steps = arguments.steps
     if steps < fault.min_steps and fault.name != "none":
         steps = fault.min_steps
-        print(f"{fault.name} cannot be told from noise in {arguments.steps} steps: training {steps}")
+        print(f"{fault.name} does not stand out from noise in {arguments.steps} steps: training {steps}")
     run = f"demo-{fault.name}-{secrets.token_hex(4)}"
 
     with DemoServer(data=arguments.data, port=arguments.port, log=_state_folder() / "demo-server.log") as server:
@@ -142,7 +139,7 @@ class _Screen:
         with self._lock:
             if not self._terminal:
                 tenth = 10 * self.step // self.steps
-                if tenth > self._shown:
+                if self.step and tenth > self._shown:
                     self._shown = tenth
                     self._line(f"step {self.step}/{self.steps}  loss {self.loss}")
                 return
@@ -154,11 +151,11 @@ class _Screen:
             self._out.flush()
 
     def verdict(self, finding: dict[str, Any]) -> None:
-        """Prints the verdict when its rule is a new one."""
+        """Prints the verdict when its rule is a new one. Its sentence names the step that it rests on."""
         if finding["rule"] == self._rule:
             return
         self._rule = finding["rule"]
-        self.print(f"verdict at step {self.step}: {_sentence(finding)}")
+        self.print(f"verdict: {_sentence(finding)}")
 
     def print(self, text: str) -> None:
         with self._lock:

@@ -91,7 +91,10 @@ def named(name: str) -> Fault:
     """The fault of that name. Raises ConfigError for one that is not there yet."""
     if name in FAULTS:
         return FAULTS[name]
-    raise ConfigError(f"the fault {name!r} is not in this version of the demo; these are: {', '.join(FAULTS)}")
+    known = f"there are: {', '.join(FAULTS)}"
+    if name in LATER:
+        raise ConfigError(f"the fault {name!r} comes in a later version of the demo; {known}")
+    raise ConfigError(f"there is no fault {name!r}; {known}")
 
 
 def stall(fault: Fault) -> None:

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 import httpx
 
-from perfagent.errors import ConfigError, PerfagentError
+from perfagent.errors import PerfagentError, ResourceError
 
 __all__ = ["DemoServer"]
 
@@ -86,7 +86,7 @@ class DemoServer:
             return self.log.open("wb")
         except OSError as error:
             why = error.strerror or str(error)
-            raise ConfigError(
+            raise ResourceError(
                 f"the log of the demo's server, {self.log}, cannot be written ({why}); set XDG_STATE_HOME to a folder that can be"
             ) from error
 

@@ -1,10 +1,14 @@
-"""Models that the loop calls beside the one whose calls are watched: a teacher, a discriminator, the other tower of two.
+"""Watches the models that the loop calls besides the root model: a teacher, a discriminator, the other tower of two.
 
-Their calls belong to the forward pass; many at once without gradients are an evaluation, as those of the root (evaluation.py).
+Their calls belong to the forward pass. Many calls in a row without gradients are an evaluation, as for the root
+(evaluation.py).
 
-Which they are is seen in one step, by torch's hooks for all modules: those that no other module has called, that have parameters
-of their own and share none with the root. It is looked at again now and then, since a discriminator may join late. Processes
-that compile anything are left alone: what is traced while those hooks are on is never compiled.
+One step with torch's hooks for all modules shows which models these are: they are not called by another module, have
+parameters of their own and share none with the root. The search is repeated now and then, since a discriminator may
+join late. Processes that compile anything are left alone: code traced while those hooks are on is never compiled.
+
+Without these models, two thirds of the forward pass of a distillation, and a third of a GAN's, were `other`. A search
+of all live modules takes 0.1 s and does not show which are called.
 """
 
 from __future__ import annotations
@@ -27,13 +31,14 @@ __all__ = ["Beside"]
 
 _MOST_MODELS = 16
 _MOST_CALLS = 500
-"""By the loop itself, in the step that is looked at: an evaluation may be in it."""
+"""Most calls by the loop itself in the step that is searched, since that step may hold an evaluation."""
 
 
 class Beside:
-    """A task between two steps (rootcause/investigator.py): it sees who is called from the end of one to the end of the next.
+    """A task that runs between two steps (rootcause/investigator.py): it records which models are called from the end
+    of one step to the end of the next.
 
-    Those that are found stay watched until `remove`.
+    The models that it finds stay watched until `remove`.
     """
 
     def __init__(self, p: Progress, root: Any) -> None:
@@ -60,7 +65,7 @@ class Beside:
         return not compiled
 
     def has_lost_one(self) -> bool:
-        """Whether one that was watched is no more: another may have taken its place. Any thread."""
+        """True if a watched model is gone, since another may have taken its place. Any thread."""
         return any(each.is_gone() for each in self._watched)
 
     def remove(self) -> None:
@@ -71,7 +76,7 @@ class Beside:
             each.take_off()
         self._watched = []
 
-    # ---- the step that is looked at
+    # ---- the step that is searched
 
     def _start(self) -> None:
         torch = sys.modules["torch"]
@@ -122,7 +127,7 @@ class Beside:
         if self._depth and self._counts():
             self._depth -= 1
 
-    # ---- what was found
+    # ---- the models that were found
 
     def _watch(self) -> None:
         self._watched = [each for each in self._watched if not each.is_gone()]
@@ -144,8 +149,8 @@ class Beside:
 
 
 def _ids(module: Any, of: str) -> Iterator[int]:
-    """By id() its "parameters" or "modules", as torch gives them: a script's own function of that name may want arguments, answer
-    a list, or raise."""
+    """Yields the ids of its "parameters" or "modules". Calls torch's own functions, since a script may define a
+    function of that name that needs arguments, returns a list, or raises."""
     with contextlib.suppress(Exception):
         yield from map(id, getattr(sys.modules["torch"].nn.Module, of)(module))
 
@@ -157,14 +162,14 @@ def _may_be_watched(module: Any) -> bool:
 
 
 class Companion(Standing):
-    """Stands in the call of such a model, as `Watched` stands in that of a root."""
+    """Replaces the call of an auxiliary model, as `Watched` does for the root."""
 
     __slots__ = ("_grad_enabled", "_mode")
 
     def __init__(self, module: Any) -> None:
         super().__init__(module)
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
-        self._mode = bool(module.training)  # that it has in training; in the other it is evaluated
+        self._mode = bool(module.training)  # its mode in training; in the other mode it is evaluated
 
     def is_gone(self) -> bool:
         return self._module() is None
@@ -174,7 +179,7 @@ class Companion(Standing):
         copy = copy_that_calls(sys._getframe(1), module)
         if copy is not None:
             return copy._call_impl(*args, **kwargs)
-        call = self._replaced or module._call_impl  # it lives: it is calling us
+        call = self._replaced or module._call_impl  # the module is alive, since it is calling us
         p = state.current
         if p is None or p.backward_depth or p.phase_depth or p.thread != get_ident():
             return call(*args, **kwargs)

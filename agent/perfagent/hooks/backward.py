@@ -1,8 +1,8 @@
-"""Backward time and the loss: one patch of `torch.autograd.backward`, which `Tensor.backward` calls by its module attribute.
+"""Times backward passes and reads the loss, by a patch of `torch.autograd.backward`, which `Tensor.backward` calls.
 
-Only the outermost call counts (activation checkpointing calls it again inside). The tensor it starts from is what the
-optimizer minimizes. `GradScaler.scale` is watched so that the unscaled tensor is what we keep: dividing again would turn a
-loss of 3.0 in half precision, scaled by 65536, into infinity.
+Only the outermost call counts (activation checkpointing calls backward again inside). The tensor that it starts from is
+the loss that the optimizer minimizes. `GradScaler.scale` is watched so that we keep the tensor before scaling: dividing
+afterward would turn a loss of 3.0 in half precision, scaled by 65536, into infinity.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["begin_pass", "remember", "watch_backward"]
 
 
 def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.autograd.backward, watched."""
+    """Wraps torch.autograd.backward."""
     plain_tensor = sys.modules["torch"].Tensor
 
     @functools.wraps(original)
@@ -52,7 +52,8 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
             if not failures or _NAME not in failures:
                 try:
                     if p.plain and type(tensors) is plain_tensor and tensors.is_cpu and tensors.numel() == 1:
-                        # the step's first and probably only backward pass, of one number: what `_begin` would do, in one call
+                        # usually the only backward pass of the step, of a single number: does what `_begin` does,
+                        # inline
                         p.plain = False
                         p.opened = True
                         value = tensors.item()
@@ -78,14 +79,15 @@ def watch_backward(original: Callable[..., Any]) -> Callable[..., Any]:
 
 _NAME = f"{__name__}.backward"
 _MOST_LOSSES = 2**16
-"""Of one vector: so many take 20 µs to add up."""
+"""Most losses in one vector: adding up so many takes 20 µs."""
 _SCALINGS, _MOST_SCALINGS = ("DivBackward0", "MulBackward0"), 3
-"""By the number of micro-batches, and by a GradScaler."""
+"""Operators that scale a loss: by the number of micro-batches, and by a GradScaler."""
 
 
 @untraced
 def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
-    """weights: of the numbers of a root that holds several, the `gradient` that Tensor.backward takes."""
+    """Records the start of a backward pass. weights: the `gradient` argument of Tensor.backward, for a root with
+    several numbers."""
     single = hasattr(tensors, "requires_grad")
     if p.proof is not None:
         proof, p.proof = p.proof, None
@@ -94,7 +96,7 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
         _fold_parts(p)
     event = begin_pass(p, tensors if single else None)
     root = None
-    if not p.inside_roots:  # LBFGS evaluates several times; the first is the loss at the current weights
+    if not p.inside_roots:  # LBFGS evaluates several times; only the first is the loss at the current weights
         if p.entered:  # called by the optimizer's own step, through a closure
             p.inside_roots = p.unusual = True
         root = _root(p, tensors) if single else _sum(p, tensors)
@@ -105,13 +107,13 @@ def _begin(p: Progress, tensors: Any, began: int, weights: Any = None) -> None:
     else:
         p.trace.extend((began, event, *root, BACKWARD))
         p.roots += 1
-    if len(p.trace) > MOST_ITEMS:  # gradients without an optimizer: nothing of it will be a step
+    if len(p.trace) > MOST_ITEMS:  # backward passes without an optimizer: this will never be a step
         p.trace, p.roots = [], 0
 
 
 def _is_whole(tensor: Any) -> bool:
-    """Whether it is a loss of which parts were backpropagated while it was computed (cached gradients): a number without a graph,
-    but for what scales it, whose hook does the rest of the pass."""
+    """True if parts of this loss were backpropagated while it was computed (cached gradients). Such a loss is a number
+    without a graph, apart from its scaling, and a hook on it does the rest of the pass."""
     node = tensor.grad_fn
     for _ in range(_MOST_SCALINGS):
         if node is None or type(node).__name__ not in _SCALINGS:
@@ -122,9 +124,9 @@ def _is_whole(tensor: Any) -> bool:
 
 
 def _fold_parts(p: Progress) -> None:
-    """The passes since the last whole loss are time of the backward phase, and have neither a loss nor a batch of their own."""
+    """Counts the passes since the last whole loss as time of the backward phase, without a loss or batch."""
     step, at = p.whole_loss
-    since = at if step == p.completed and begins_entry(p.trace, at) else 0  # it may have been shortened
+    since = at if step == p.completed and begins_entry(p.trace, at) else 0  # the trace may have been shortened
     folded: list[Entry] = []
     begun: Entry | None = None
     for entry in entries_of(p.trace[since:]):
@@ -141,7 +143,7 @@ def _fold_parts(p: Progress) -> None:
 
 
 def begin_pass(p: Progress, tensor: Any) -> Any:
-    """A backward pass from this tensor begins the next step, if it has not begun; the answer is its mark on the device."""
+    """Begins the next step if it has not begun, and returns the mark of this backward pass on the device."""
     p.plain = False
     if p.clock is None and tensor is not None and tensor.is_cuda:
         p.clock = DeviceClock(tensor.device)
@@ -158,11 +160,11 @@ def _root(p: Progress, tensor: Any) -> Root | None:
         if unscaled is not None:
             return unscaled
     if tensor.numel() != 1:
-        return None  # a pipeline stage passes gradients on: it has no loss
+        return None  # a pipeline stage passes gradients on and has no loss
     local = getattr(tensor, "_local_tensor", tensor)
     if local.is_cpu:
         value = float(local.item())
-        if value - value != 0.0:  # NaN or infinite: say at once how many gradients are
+        if value - value != 0.0:  # NaN or infinite: measure the gradients of this step
             _suspect(p, tensor)
         return Root(value, _divided(tensor) if p.accumulates or p.roots else False)
     later = take(local)
@@ -170,8 +172,8 @@ def _root(p: Progress, tensor: Any) -> Root | None:
 
 
 def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
-    """A vector of losses with the weight of each: what is minimized is their weighted sum. (With more dimensions it is what a
-    pipeline stage passed on.)"""
+    """Returns the weighted sum of a vector of losses, which is what the optimizer minimizes. (With more dimensions it
+    is the output of a pipeline stage.)"""
     tensors = sys.modules["torch"].Tensor
     weights = weights[0] if isinstance(weights, (list, tuple)) and len(weights) == 1 else weights
     if type(weights) is not tensors or type(tensor) is not tensors or not (tensor.is_cpu and weights.is_cpu):
@@ -185,7 +187,7 @@ def _weighted(p: Progress, tensor: Any, weights: Any) -> Root | None:
 
 
 def _suspect(p: Progress, tensor: Any) -> None:
-    """A loss that is no number: how many gradients are is measured in this very step, and the cause is looked into."""
+    """Has the gradients of this very step measured and the cause investigated, since the loss is NaN or infinite."""
     p.measure_at = p.completed
     p.unusual = True
     if p.investigator is not None:
@@ -193,7 +195,7 @@ def _suspect(p: Progress, tensor: Any) -> None:
 
 
 def _sum(p: Progress, tensors: Any) -> Root | None:
-    """Several roots in one call: their gradients add up, so their values do."""
+    """Returns the sum of several roots in one call, since their gradients add up."""
     if not isinstance(tensors, (list, tuple)):
         return None
     roots = [_root(p, tensor) for tensor in tensors if hasattr(tensor, "requires_grad")]
@@ -204,9 +206,9 @@ def _sum(p: Progress, tensors: Any) -> Root | None:
 
 
 def _divided(tensor: Any) -> Divided:
-    """By what a division made the loss; True where that is not known, or where a product did.
+    """Returns the divisor if a division made the loss; True for a product or an unknown divisor; else False.
 
-    What hooks hold for the backward pass is not asked for: activation checkpointing would run the model again.
+    Never runs the hooks that hold tensors for the backward pass: activation checkpointing would run the model again.
     """
     node = tensor.grad_fn
     kind = type(node).__name__
@@ -217,7 +219,7 @@ def _divided(tensor: Any) -> Divided:
             return True
         other = node._saved_other
         value = None if other.numel() != 1 or hasattr(other, "_local_tensor") else take(other)
-    except (RuntimeError, TypeError, AttributeError):  # already freed, complex, or not kept by this torch
+    except (RuntimeError, TypeError, AttributeError):  # already freed, complex, or not kept by this version of torch
         return True
     return True if value is None else value
 

@@ -1,13 +1,19 @@
-"""Letting go of a batch is part of waiting for the next one.
+"""Adds to the wait for the next batch the time that the loop takes to free the old one.
 
-A loop lets go of a batch where it takes the next: `for x, y in loader` drops the old x and y when the iterator has returned the
-new ones. A timer round the loader sees what that takes, a hook in the iterator does not, and it is much: the memory of a large
-tensor goes back to the system. Measured on a machine with two cores, 0.2 to 0.3 ms a MiB, an eighth of what a loader without
-workers took to make the batch; from a worker, in shared memory, 40 µs for any tensor and 6 ms for a batch of 19 MiB.
+A loop frees a batch when it takes the next: `for x, y in loader` drops the old x and y when the iterator has returned
+the new ones. A timer around the loader includes that time, a hook in the iterator does not, and it can be long, since
+the memory of a large tensor goes back to the system. Measured on a machine with two cores: 0.2 to 0.3 ms per MiB, an
+eighth of the time in which a loader without workers makes the batch; from a worker, in shared memory, 40 µs for any
+tensor and 6 ms for a batch of 19 MiB.
 
-Nothing runs when that is over: Python tells of the end of a tensor just before its memory goes. So a few tensors are measured.
-Their memory is held until the next batch is asked for, and goes there, between two reads of the clock; for those after them the
-wait is longer by what it took. A loader whose batches cost nothing to drop is looked at once in a thousand batches.
+No hook runs when that is over: Python reports the end of a tensor just before its memory is freed. So a few tensors are
+measured: their memory is held until the next batch is requested, and is freed then between two reads of the clock. For
+later tensors the wait is extended by the measured time. A loader whose batches cost nothing to free is checked once in
+a thousand batches.
+
+Timed until the iterator returned, 40 % of the wait was missing with 5 MiB a batch from a worker, an eighth with a
+loader without workers. Not every batch is held, since the workers need the room; and none until the model is called,
+since the loop's own work on the batch would count as waiting.
 """
 
 from __future__ import annotations
@@ -30,32 +36,32 @@ from perfagent.step.trace import DATA, FIELDS
 __all__ = ["Release"]
 
 _AT_ONCE_NS = 50_000
-"""So soon after the iterator has returned, or after the tensor before: later it is the loop's own doing."""
+"""Longest time after the iterator returned, or after the tensor before: a tensor freed later is the loop's own work."""
 _MOST_TENSORS = 16
 _DEPTH = 2
 _CALLERS = 3
-"""The loop, and what may lie between it and the iterator: a progress bar's generator, a framework's."""
+"""Frames to check: the loop's, and those between it and the iterator, such as a progress bar's generator."""
 _MOST_LOADERS = 4
 _LOOKS = 4
-"""Batches of a loader by which it is known whether letting go of them costs anything."""
+"""Batches of a loader that decide whether freeing them costs anything."""
 _FIRST_MEASURED = 3
 _MEASURED_EVERY = 32
 _LATEST = 5
 _NEGLIGIBLE_NS = 3_000
-"""As much as looking costs."""
+"""About the cost of checking."""
 _REST_BATCHES = 1000
 _MOST_HELD_BYTES = 256 << 20
 _MOST_HELD_NS = 5 * 10**9
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - looked at, not written to
 _SPARE = 4
-"""So many times what is held must be free where the workers put their batches."""
+"""So many times the size of the held memory must be free where the workers put their batches."""
 
 _Held = dict[int, tuple[Any, Any]]
-"""id of a weak reference to a tensor -> that reference, and the tensor's storage."""
+"""id of a weak reference to a tensor -> (that reference, the tensor's storage)"""
 
 
 class _Loader:
-    """What one loader's iterator gave: the newest batch, which the loop has, and the one before, which it is about to drop."""
+    """The batches of one loader's iterator: the newest, in use, and the one before, about to be dropped."""
 
     __slots__ = ("before", "looks", "newest", "rest", "shared")
 
@@ -67,7 +73,7 @@ class _Loader:
 
 
 class Release:
-    """What a run's loop lets go of. held: storages that are measured when the next batch is asked for."""
+    """Measures how long a run's loop takes to free its batches. held: storages to free at the next request."""
 
     __slots__ = ("__weakref__", "_callers", "_costs", "_expected_ns", "_held_since", "_lines", "_loaders", "_progress", "held")
 
@@ -82,14 +88,14 @@ class Release:
 
     @guarded
     def settle(self) -> None:
-        """A batch is asked for: what was held goes, and what that took is noted."""
+        """Frees the held storages when a batch is requested, and records how long that took."""
         held, self.held = self.held, []
         for size, ns in _let_go_of(held):
             self._costs.note(size, ns)
 
     def expire(self) -> None:
-        """Lets go of what has been held for long: the loop has ended, or a step takes so long that it does not matter. Any
-        thread."""
+        """Frees storages that were held for long: the loop has ended, or a step takes so long that the time does not
+        matter. Any thread."""
         if self.held and now() - self._held_since > _MOST_HELD_NS:
             held, self.held = self.held, []
             for _ in _let_go_of(held):
@@ -97,13 +103,13 @@ class Release:
 
     @untraced
     def watch(self, iterator: Any, batch: Any, caller: FrameType | None) -> None:
-        """The iterator is about to return this one to its caller; the one before is let go of next."""
+        """Registers the batch that the iterator is about to return to its caller, who then frees the one before."""
         loader = self._loaders.get(id(iterator)) or self._loader(id(iterator))
         if loader.rest:
             loader.rest -= 1
             return
         loader.before, loader.newest = loader.newest, {}
-        if getattr(iterator, "_pin_memory", False):  # torch keeps such memory for the next batch
+        if getattr(iterator, "_pin_memory", False):  # torch keeps pinned memory for the next batch
             loader.rest = _REST_BATCHES
             return
         loader.shared = bool(getattr(iterator, "_num_workers", 0))
@@ -125,7 +131,7 @@ class Release:
             caller = caller.f_back
 
     def let_go(self, loader: _Loader, reference: Any, frame: FrameType) -> None:
-        """A tensor is no more. On whatever thread that happens. frame: which runs."""
+        """Called when a tensor is freed, on whatever thread. frame: the frame that was running."""
         if loader.newest.pop(id(reference), None) is not None:
             return
         _, storage = loader.before.pop(id(reference), (None, None))
@@ -146,7 +152,7 @@ class Release:
             p.trace[-4] = now() + self._expected_ns
 
     def _loader(self, number: int) -> _Loader:
-        if len(self._loaders) >= _MOST_LOADERS:  # each epoch has an iterator of its own
+        if len(self._loaders) >= _MOST_LOADERS:  # each epoch has a new iterator
             del self._loaders[next(iter(self._loaders))]
         self._loaders[number] = made = _Loader()
         return made
@@ -155,7 +161,7 @@ class Release:
         return sum(self._costs.ns(storage.nbytes()) for _, storage in loader.newest.values()) < _NEGLIGIBLE_NS
 
     def _may_hold(self, size: int, *, shared: bool) -> bool:
-        """The workers' next batch must fit beside it."""
+        """True if the workers' next batch still fits into shared memory."""
         size += sum(storage.nbytes() for storage in self.held)
         if not shared or size > _MOST_HELD_BYTES:
             return size <= _MOST_HELD_BYTES
@@ -166,8 +172,8 @@ class Release:
         return space.f_bavail * space.f_frsize > _SPARE * size
 
     def _fetches(self, frame: FrameType) -> bool:
-        """Whether it happens in the line that asked for the batch: the head of a loop, `x, y = next(batches)`. A line further
-        down lets go of it where a timer round the loader has been read."""
+        """True if the frame runs the line that requested the batch: the head of a loop, `x, y = next(batches)`. A later
+        line frees it after a timer around the loader has stopped."""
         asked = self._callers.get(id(frame))
         if asked is None:
             return False
@@ -175,14 +181,14 @@ class Release:
         key = id(code), asked, frame.f_lasti
         known = self._lines.get(key)
         if known is None or known[0] is not code:
-            if len(self._lines) > 64:  # code that is made anew all the time
+            if len(self._lines) > 64:  # a script that keeps creating code
                 self._lines.clear()
             known = self._lines[key] = code, _line(code, asked) == _line(code, frame.f_lasti)
         return known[1]
 
 
 def _let_go_of(held: list[Any]) -> Iterator[tuple[int, int]]:
-    """Bytes and ns of each. Two threads may ask for the same list."""
+    """Frees each storage; yields its bytes and the ns that took. Two threads may share one list."""
     while True:
         try:
             storage = held.pop()
@@ -190,12 +196,12 @@ def _let_go_of(held: list[Any]) -> Iterator[tuple[int, int]]:
             return
         size = storage.nbytes()
         began = now()
-        del storage  # here the memory is given back
+        del storage  # frees the memory
         yield size, now() - began
 
 
 class _Costs:
-    """ns to give back the memory of a storage, by its size: the median of the latest few."""
+    """The ns that it takes to free a storage of a given size: the median of the latest few."""
 
     __slots__ = ("_asked", "_latest", "_medians")
 
@@ -205,7 +211,7 @@ class _Costs:
         self._asked: dict[int, int] = {}
 
     def wants(self, size: int) -> bool:
-        """Whether one of this size is to be measured: the first few, then now and then."""
+        """True if a storage of this size should be measured: the first few, then one now and then."""
         key = _about(size)
         self._asked[key] = asked = self._asked.get(key, 0) + 1
         return asked % _MEASURED_EVERY == 0 or len(self._latest.get(key, ())) < _FIRST_MEASURED
@@ -221,19 +227,19 @@ class _Costs:
 
 
 def _about(size: int) -> int:
-    """One number for sizes of about the same number of pages, within an eighth of it."""
+    """Returns one number for all sizes with about the same number of pages, within an eighth."""
     pages = size >> 12
     exponent = max(pages.bit_length() - 4, 0)
     return exponent * 16 + (pages >> exponent)
 
 
 def _line(code: CodeType, instruction: int) -> int | None:
-    """The line of the source to which an instruction belongs, by the offset of it."""
+    """Returns the source line of the instruction at this offset."""
     return next(islice(code.co_positions(), instruction // 2, None), (None,))[0]
 
 
 def _method_of(release: Release, loader: _Loader) -> Any:
-    """Its `let_go`, without keeping it alive."""
+    """Returns `release.let_go` as a callback that does not keep `release` alive."""
     mine = weakref.ref(release)
 
     def let_go(reference: Any) -> None:
@@ -245,7 +251,7 @@ def _method_of(release: Release, loader: _Loader) -> Any:
 
 
 def _tensors(batch: Any, depth: int) -> Iterator[Any]:
-    """The plain tensors of a batch in host memory: itself, or in tuples, lists and mappings."""
+    """Yields the plain tensors of a batch in host memory: the batch itself, or those in tuples, lists and mappings."""
     torch: Any = sys.modules["torch"]
     if type(batch) is torch.Tensor:
         if batch.is_cpu and batch.layout is torch.strided:

@@ -1,7 +1,7 @@
-"""Checkpoints, recognised where they are written: by torch, by its distributed checkpointing, and by the frameworks.
+"""Times checkpoints where they are written: by torch, by its distributed checkpointing, and by the frameworks.
 
-Each of these functions is replaced by one that times it when its module is imported, and put back when the run ends. A save on
-another thread (an asynchronous one, after its staging) keeps nobody waiting and is not counted; where it goes is noted.
+Each of these functions is wrapped when its module is imported, and restored when the run ends. A save on another thread
+(an asynchronous one, after its staging) blocks nobody and is not counted; only its path is recorded.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["SAVERS", "install"]
 
 SAVERS: dict[str, tuple[str, ...]] = {
     "torch": ("save",),
-    # an inner function is what whoever imported the outer one by name, before us, calls in the end
+    # scripts that imported the outer function by name before us still call this inner function
     "torch.serialization": ("save", "_save", "_legacy_save"),
     "torch.distributed.checkpoint": ("save", "async_save", "save_state_dict"),
     "torch.distributed.checkpoint.state_dict_saver": ("save", "async_save", "save_state_dict", "_save_state_dict"),
@@ -41,7 +41,7 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Watches what is imported now, and the rest once it is."""
+    """Watches the modules that are imported now, and the others once they are."""
     replace_when_imported(SAVERS, watch_phase("checkpoint", _note_path), patch, when_imported)
 
 
@@ -51,7 +51,7 @@ def replace_when_imported(
     patch: Patch,
     when_imported: Callable[[str, Callable[[], None]], None],
 ) -> None:
-    """Has functions (`name`) and methods (`Class.name`) of modules watched; what a version does not have is left out."""
+    """Watches functions (`name`) and methods (`Class.name`) of modules. Skips those that a version does not have."""
     for module, names in functions.items():
 
         def replace(module: str = module, names: tuple[str, ...] = names) -> None:
@@ -69,13 +69,13 @@ def replace_when_imported(
 
 @guarded
 def _note_path(args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Tells the disk sampler where checkpoints go."""
+    """Gives the path of the checkpoint to the disk sampler."""
     for value in (*args[:3], *(kwargs.get(name) for name in _PATHS)):
         if isinstance(value, (str, os.PathLike, io.IOBase)):
             path = getattr(value, "name", "") if isinstance(value, io.IOBase) else os.fspath(value)
             if isinstance(path, str) and path:
                 if "://" not in path:
-                    path = os.path.abspath(path)  # noqa: PTH100 - half the time; a relative one would move with a later chdir
+                    path = os.path.abspath(path)  # noqa: PTH100 - twice as fast; absolute, as a chdir may follow
                 if not saved_to or saved_to[-1] != path:
                     saved_to.append(path)
             return

@@ -1,16 +1,17 @@
-"""Exposed communication: the time for which nothing but a collective held up the training, `phase/comm_s`.
+"""Times exposed communication, `phase/comm_s`: the time for which training waited only for a collective.
 
-Three places where training can wait are watched, only in a process that is one of several ranks, from its first step on:
+It watches three places where training can wait, in a job of several ranks and from the first step on:
 
-- a collective that the script or a framework calls and that returns when it is done, and `Work.wait()` of one begun before;
+- a collective that the script or a framework calls and that returns when done, and `Work.wait()` of an earlier one;
 - FSDP2's wait for the parameters of a module;
-- the end of a backward pass, where DDP and FSDP2 wait for the gradients still on their way. Those waits are in C++, in callbacks
-  of the autograd engine. It runs its callbacks in the order in which they were queued: one of ours, queued by the first gradient
-  of all, runs when the local work is done, and one queued by that one when the exchange is. In between is what was exposed.
+- the end of a backward pass, where DDP and FSDP2 wait for gradients that are still in transit. They wait in C++, in
+  callbacks of the autograd engine, which runs its callbacks in the order in which they were queued. Our first callback,
+  queued by the very first gradient, runs when the local work is done. It queues a second, which runs when the exchange
+  is done. The time between them is exposed.
 
-On the CPU that is the host's time. On CUDA a wait puts the stream on hold, not the host: the time between two events on the
-stream that computes is the time for which that stream had nothing else to do. Waits on another stream hold up no computation
-and are left out. Work that overlaps with computation is not communication by this measure, which is the point of it.
+On the CPU that is the host's time. On CUDA a wait holds up the stream, not the host: the time between two events on the
+computing stream is the time for which that stream had nothing else to do. Waits on another stream hold up no
+computation and are left out. Communication that overlaps with computation is left out on purpose.
 """
 
 from __future__ import annotations
@@ -37,17 +38,17 @@ COLLECTIVES = (
     "gather_object", "monitored_barrier", "recv", "reduce", "reduce_scatter", "reduce_scatter_single", "reduce_scatter_tensor",
     "scatter", "scatter_object_list", "send", "_broadcast_coalesced",
 )  # fmt: skip
-"""Functions of torch.distributed; with async_op=True they keep nobody waiting and are not counted."""
+"""Functions of torch.distributed. With async_op=True they do not wait and are not counted."""
 _WARNS = "barrier"
-"""It warns in its caller's name, so nothing of ours may call it from inside of torch; torch.compile cannot trace it."""
+"""Its warning names its caller, so no frame of ours may call it within torch; torch.compile cannot trace it."""
 _FSDP2 = "torch.distributed.fsdp._fully_shard._fsdp_param_group"
 
 Patch = Callable[..., None]
-"""Takes an owner, the name of its attribute and what watches that; traced: where torch.compile traces it."""
+"""Takes an owner, the name of its attribute and the watching function. traced: torch.compile traces the original."""
 
 
 def install(patch: Patch) -> None:
-    """Watches the waits of a process that is one of several; does nothing in another."""
+    """Watches the waits of a process that is one of several ranks; does nothing in any other."""
     dist = sys.modules.get("torch.distributed")
     if dist is None or not dist.is_available() or not dist.is_initialized() or dist.get_world_size() < 2:
         return
@@ -69,10 +70,11 @@ def install(patch: Patch) -> None:
 
 
 def _cell_of(collective: Any) -> Any:
-    """Where torch's own wrappers of a collective keep the function that does the work; None if there are none.
+    """Returns the cell in which torch's wrappers of a collective keep the function that does the work, or None.
 
-    Patched there, the collective stays the object by which torch.compile knows what to put into a graph in its place, also under
-    the names by which other modules have imported it. And the wrapper that warns of its use warns in its caller's name.
+    With the patch in the cell, the collective stays the same object. By it torch.compile knows the collective's
+    replacement in a graph, also under names by which other modules have imported it. And the wrapper that warns about
+    its use still names its caller.
     """
     cell = None
     while isinstance(collective, FunctionType):
@@ -96,7 +98,7 @@ def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:
             result = original(*args, **kwargs)
         finally:
             p.phase_depth -= 1
-        if not hasattr(result, "wait"):  # else it was only begun
+        if not hasattr(result, "wait"):  # otherwise the collective has only begun
             _note(p, began, event)
         return result
 
@@ -104,7 +106,7 @@ def _watch_wait(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _trains(p: Progress) -> bool:
-    """Whether this thread is the training's: that of the loop, or one of the autograd engine's, which Python does not know."""
+    """True on the training's threads: the loop's, and the autograd engine's, which Python does not know."""
     me = get_ident()
     return p.thread == me or bool(p.clock is not None and p.backward_depth and me not in threading._active)  # type: ignore[attr-defined]
 
@@ -119,7 +121,7 @@ def _note(p: Progress, began: int, event: Any) -> None:
 
 
 def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
-    """torch.autograd.backward, whose last part is the wait for the other ranks."""
+    """Wraps torch.autograd.backward, whose last part is the wait for the other ranks."""
 
     @functools.wraps(original)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
@@ -134,7 +136,7 @@ def _watch_end_of_backward(original: Callable[..., Any]) -> Callable[..., Any]:
         try:
             return original(tensors, *args, **kwargs)
         finally:
-            p.phase_depth = depth  # whatever was raised on the way
+            p.phase_depth = depth  # whatever was raised meanwhile
             if handle is not None:
                 handle.remove()
 
@@ -145,10 +147,11 @@ _NAME = f"{__name__}.backward"
 
 
 def _listen(p: Progress, tensors: Any) -> Any:
-    """Has the engine tell when the local part of this backward pass is over, and when all of it is; the answer ends it."""
+    """Has the engine report the end of this backward pass and of its local part. Returns a handle to
+    remove the hook."""
     compiled = sys.modules.get("torch._dynamo.compiled_autograd")
     if compiled is not None and compiled.compiled_autograd_enabled:
-        return None  # there the hook would become part of the graph
+        return None  # the hook would become part of the compiled graph
     if hasattr(tensors, "requires_grad"):
         root = tensors if tensors.requires_grad else None
     else:
@@ -157,7 +160,7 @@ def _listen(p: Progress, tensors: Any) -> Any:
 
 
 class _End:
-    """The end of one backward pass. What these three methods raise would end up in the autograd engine."""
+    """Times the end of one backward pass. An exception from these three methods would reach the autograd engine."""
 
     __slots__ = ("_began", "_event", "_progress", "_queue")
 
@@ -175,7 +178,7 @@ class _End:
         try:
             self._event, self._began = device_mark(self._progress), now()
             self._queue(self.all_is_done)
-            self._progress.phase_depth += 1  # what is waited for in between counts once
+            self._progress.phase_depth += 1  # waits within this time count only once
         except Exception as error:  # noqa: BLE001
             failed(_NAME, error)
 

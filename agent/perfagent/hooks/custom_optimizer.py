@@ -1,8 +1,8 @@
-"""Optimizers that are none of torch's: classes of their own with a `step`, such as fastai's, which torch's hooks know nothing of.
+"""Watches optimizers that do not come from torch, such as fastai's: classes whose `step` torch's hooks do not see.
 
-A class that derives from torch's without calling its `__init__` is one, too. What such a class is cannot be told from outside
-(one that holds another optimizer may step it now and then only), so it is watched where a framework's adapter or the user
-names it.
+A class that derives from torch's without calling its `__init__` is one of them, too. Nothing marks such a class (if
+it holds another optimizer, it may step that one only now and then), so it is watched where a framework's adapter or
+the user names it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ __all__ = ["is_foreign", "watch_foreign", "watch_step"]
 
 
 def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """`step` of such a class, with what torch's hooks do round that of an optimizer of its own."""
+    """Wraps `step` of such a class with what torch's hooks do around its own optimizers."""
 
     @functools.wraps(original)
     def step(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
-        if p is None or p.entered:  # an optimizer inside an optimizer, or one that is timed from outside already
+        if p is None or p.entered:  # an optimizer inside another, or one that is timed from outside already
             return original(self, *args, **kwargs)
         args, kwargs = before_step(self, args, kwargs) or (args, kwargs)
         try:
             result = original(self, *args, **kwargs)
         except BaseException:
             if p.entered == id(self):
-                p.entered = 0  # else none of its later steps would be seen
+                p.entered = 0  # otherwise no later step of it would be seen
             raise
         after_step(self, args, kwargs)
         return result
@@ -42,7 +42,7 @@ def watch_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def is_foreign(optimizer: Any) -> bool:
-    """Whether torch's hooks will not see its steps, nor those of an optimizer that it holds."""
+    """True if torch's hooks see neither its steps nor those of an optimizer that it holds."""
     own = getattr(optimizer, "__dict__", {})
     if not hasattr(type(optimizer), "step") or hasattr(type(optimizer).step, "hooked") or "step" in own:
         return False
@@ -51,7 +51,7 @@ def is_foreign(optimizer: Any) -> bool:
 
 
 def watch_foreign(optimizer: Any) -> Callable[[], None]:
-    """Watches the steps of one that the user named, and of others of its class; the answer undoes that."""
+    """Watches the steps of an optimizer that the user named, and of others of its class; returns the undo function."""
     owner = type(optimizer)
     inherited = "step" not in owner.__dict__
     original = owner.step
@@ -63,7 +63,7 @@ def watch_foreign(optimizer: Any) -> Callable[[], None]:
     def undo() -> None:
         patched: Any = where()
         if patched is None or patched.__dict__.get("step") is not patch:
-            return  # gone, or patched on top of us: ours stays below, and passes through
+            return  # the class is gone, or somebody patched over our patch, which then passes through
         if inherited:
             del patched.step
         else:

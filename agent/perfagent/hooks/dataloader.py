@@ -1,8 +1,8 @@
-"""Data wait: the time the stepping thread spends inside a DataLoader's iterator, and how many samples come out of it.
+"""Times data waits, the time that the training thread spends inside a DataLoader's iterator, and counts samples.
 
-`_BaseDataLoaderIter.__next__` and `DataLoader.__iter__` (which starts the workers) are patched on their classes. Subclasses
-that call super() are counted once. The call that ends an epoch counts as wait too. A plain generator is not seen here:
-`run.batches(iterable)` times it, or its time stays in `other`, never in `forward`.
+`_BaseDataLoaderIter.__next__` and `DataLoader.__iter__` (which starts the workers) are patched on their classes.
+Subclasses that call super() are counted once. The call that ends an epoch counts as a wait, too. A plain generator is
+not seen here: `run.batches(iterable)` times it; otherwise its time stays in `other`, never in `forward`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Item = TypeVar("Item")
 
 
 def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
-    """_BaseDataLoaderIter.__next__, watched."""
+    """Wraps _BaseDataLoaderIter.__next__."""
 
     @functools.wraps(original)
     def __next__(self: Any) -> Any:  # noqa: N807 - the name that tracebacks show
@@ -39,7 +39,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
         began = now()
         was_open = p.opened
         p.data_depth = 1
-        p.opened = True  # what is logged from now on belongs to the next step
+        p.opened = True  # log() calls from now on belong to the next step
         if not p.seen_backward:
             _fetch_before_training(p)
         release = p.release
@@ -48,7 +48,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
                 release.settle()
             batch = original(self)
         except BaseException as error:
-            p.opened = was_open  # the epoch is over, and what is logged now belongs to the last step: no next one has started
+            p.opened = was_open  # the epoch is over: no next step has started, and log() belongs to the last one
             _ended(p, id(self), began, error)
             raise
         finally:
@@ -62,7 +62,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
             if release is None:
                 release = p.release = Release(p)
             release.watch(self, batch, sys._getframe(1))
-            p.trace.extend((began, now(), loader, size, DATA))  # our share is in the wait, as in a timer round the loader
+            p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
             failed(_GOT, error)
         return batch
@@ -71,7 +71,7 @@ def watch_next(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
-    """DataLoader.__iter__, watched: starting workers is waiting for data."""
+    """Wraps DataLoader.__iter__: starting workers counts as a wait for data."""
 
     @functools.wraps(original)
     def __iter__(self: Any) -> Any:  # noqa: N807
@@ -83,7 +83,7 @@ def watch_iter(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _fetch_before_training(p: Progress) -> None:
     p.fetched = True
-    if p.early:  # a whole round without a backward pass: this process does not train, at least not yet
+    if p.early:  # a whole iteration without a backward pass: this process does not train, at least not yet
         p.settle_early(None)
 
 
@@ -101,14 +101,14 @@ def _got(p: Progress, loader: int, batch: Any, began: int, iterator: Any = None)
     sampler = getattr(iterator, "_index_sampler", None)
     measure = p.readers.get(loader) or measure_of(p, loader, batch, getattr(sampler, "batch_size", None))
     size = measure(batch)
-    p.trace.extend((began, now(), loader, size, DATA))  # our own share is in the wait, as it is in a timer round the loader
-    if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never steps an optimizer must not grow
+    p.trace.extend((began, now(), loader, size, DATA))  # includes our share, as a timer around the loader would
+    if len(p.trace) > MOST_ITEMS:  # a process that loads or evaluates and never trains must not use ever more memory
         shorten(p.trace)
 
 
 @untraced
 def measure_of(p: Progress, loader: int, batch: Any, batch_size: Any = None) -> Measure:
-    """What tells the size of this loader's batches from now on."""
+    """Chooses how to read the size of this loader's batches from now on."""
     if len(p.readers) > 64:
         p.readers.clear()
     measure = reader(batch, batch_size)
@@ -124,11 +124,11 @@ _GOT = f"{__name__}._got"
 
 
 _numbers = count(1)
-"""Of what `timed` has begun, and no object's id. (That of a generator was often that of the one before, which is gone.)"""
+"""Numbers of the iterations that `timed` has begun. (A generator's id was often that of the one before, now gone.)"""
 
 
 def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
-    """The items of any iterable, with the wait for each counted as data wait."""
+    """Yields the items of any iterable, and counts the wait for each as a data wait."""
     loader = next(_numbers)
     iterator = _begun(p, iter, iterable)
     while True:
@@ -140,7 +140,7 @@ def timed(p: Progress, iterable: Iterable[Item]) -> Iterator[Item]:
             yield item
             continue
         was_open = p.opened
-        p.data_depth = 1  # a DataLoader below is not counted a second time
+        p.data_depth = 1  # a DataLoader inside is not counted a second time
         began = now()
         p.opened = True
         if not p.seen_backward:
@@ -164,7 +164,7 @@ def _counts(p: Progress) -> bool:
 
 
 def _begun(p: Progress, begin: Callable[[Any], Any], iterable: Any) -> Any:
-    """An iterator of it; starting the workers of a loader is data wait."""
+    """Returns an iterator of it. Starting the workers of a loader counts as a data wait."""
     if not _counts(p):
         return begin(iterable)
     p.data_depth = 1

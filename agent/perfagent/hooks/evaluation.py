@@ -1,15 +1,16 @@
-"""Evaluation between steps: by a framework's own loop, or seen from calls of the root model that no backward pass can follow.
+"""Recognizes evaluations between steps, by a framework's own loop or by calls of the root model without backward.
 
-A plain loop is recognised afterwards, on the sender's thread, from the order of what was noted: calls of the root model without
-gradients, and calls in evaluation mode, together with the fetches from the loader that feeds them, are one span from the first
-of them to the last. Calls without gradients in training mode count only as an interruption: what every step does (a rollout,
-a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its forward pass. What a model
-is asked that nobody watches is told by its loader (unseen.py).
+A plain loop is recognized later, on the sender's thread, from the order of the trace: calls of the root model without
+gradients, and calls in evaluation mode, together with the fetches from the loader that feeds them, are one span from
+the first to the last of them. Calls without gradients in training mode count only as an interruption: what every step
+does (a rollout, a teacher's answer, the generator's samples for a discriminator) is part of the training, and of its
+forward pass. Calls of a model that nobody watches are recognized by its loader (decode/evaluations.py).
 
-Where an environment was stepped meanwhile, the model was asked what to do there: that is a rollout, a phase of its own. So
-is what a language model writes in training mode.
+If an environment was stepped in the same span, the model chose actions there: that is a rollout, a phase of its own. So
+is the text that a language model generates in training mode.
 
-An evaluation is part of the step that follows it. What follows the last step is told when the run ends, in a row of its own.
+An evaluation is part of the step that follows it. An evaluation after the last step is reported when the run ends, in
+a row of its own.
 """
 
 from __future__ import annotations
@@ -62,27 +63,28 @@ EVALUATORS: dict[str, tuple[str, ...]] = {
     "ultralytics.engine.validator": ("BaseValidator.__call__",),
 }
 ENVIRONMENTS: dict[str, tuple[str, ...]] = {
-    "gymnasium.wrappers.common": ("OrderEnforcing.step",),  # which `gymnasium.make` puts round nearly everything
+    "gymnasium.wrappers.common": ("OrderEnforcing.step",),  # `gymnasium.make` wraps nearly every environment in it
     "gymnasium.vector.sync_vector_env": ("SyncVectorEnv.step",),
     "gymnasium.vector.async_vector_env": ("AsyncVectorEnv.step",),
     "gym.wrappers.order_enforcing": ("OrderEnforcing.step",),
     "stable_baselines3.common.vec_env.base_vec_env": ("VecEnv.step",),
 }
-"""What steps an environment: a model that is asked there acts in it, and is not evaluated."""
+"""Methods that step an environment: a model called there acts in it and is not evaluated."""
 GENERATORS: dict[str, tuple[str, ...]] = {"transformers.generation.utils": ("GenerationMixin.generate",)}
-"""What asks a model for one token after the other. In training mode it writes what the next steps learn from: a rollout."""
+"""Methods that ask a model for one token after another. In training mode the text is training data: a rollout."""
 _QUIET_STEPS = 2
 _STANDS_OUT = 3
-"""So many times what the steps of a training do is something else."""
+"""Calls are no part of the step if they are more than so many times as many as in other steps."""
 _MOST_OUTPUTS = 8
 _TRAINS = (BACKWARD, BACKWARD_END, BESIDE, OPTIMIZER, OPTIMIZER_END)
 _MOST_TIMED = 400
-"""Items of a trace up to which the device's clock times such calls: an evaluation is timed by the host."""
+"""Items of a trace up to which the device's clock times such calls; later ones (an evaluation) are timed
+by the host."""
 _APART_NS = 60 * 10**9
 
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Watches the frameworks' evaluation loops, each when it is imported."""
+    """Watches the frameworks' evaluation loops, each one when it is imported."""
     replace_when_imported(EVALUATORS, watch_phase("eval"), patch, when_imported)
     replace_when_imported(ENVIRONMENTS, _watch_environment, patch, when_imported)
     replace_when_imported(GENERATORS, _watch_generation, patch, when_imported)
@@ -93,18 +95,18 @@ def _watch_generation(original: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(original)
     def generate(self: Any, *args: Any, **kwargs: Any) -> Any:
-        writes = getattr(self, "training", False)  # others than torch's models have this method, too
+        writes = getattr(self, "training", False)  # models that are not torch's have this method, too
         return (rollout if writes else original)(self, *args, **kwargs)
 
     return generate
 
 
 class Interrupted(list[Any]):
-    """A trace that may hold an evaluation: its type says so, since no trace of an ordinary step is to be searched for one."""
+    """A trace that may hold an evaluation. The type marks it, so that traces of ordinary steps are not searched."""
 
 
 class Acted(Interrupted):
-    """One in which an environment was stepped: what would be an evaluation without a loader is a rollout."""
+    """A trace in which an environment was stepped: an evaluation without a loader is then a rollout."""
 
 
 def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
@@ -119,16 +121,16 @@ def _watch_environment(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def interrupted(p: Progress) -> None:
-    """The step in progress may hold an evaluation."""
+    """Marks the step in progress as one that may hold an evaluation."""
     if type(p.trace) is list:
         p.trace = Interrupted(p.trace)
 
 
 def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, kwargs: Any, *, graded: bool = False) -> Any:
-    """A call of a model without gradients, noted when it returns; what happens in it is part of it.
+    """Calls a model and records the call as one without gradients. Whatever happens inside belongs to this call.
 
-    training: the root is in that mode, or another model in the one that it has in training. graded: another model with gradients:
-    it is such a call all the same in another mode, or where nothing that it returns has any.
+    training: the model is in the mode in which it is trained. graded: a call of another model with gradients; it counts
+    as a call without gradients in the other mode, or where no backward pass can start from what it returns.
     """
     if p.data_depth:
         return call(*args, **kwargs)
@@ -148,14 +150,14 @@ def evaluated(p: Progress, training: bool, call: Callable[..., Any], args: Any, 
         return output
     interrupted(p)
     p.trace.extend((began, now(), training, event, device_mark(p) if timed else None, EVALUATED))
-    if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: nothing of this will be a step
+    if len(p.trace) > MOST_ITEMS:  # it evaluates and never trains again: this will never be a step
         shorten(p.trace)
     return output
 
 
 @guarded
 def _has_gradients(output: Any) -> bool:
-    """Whether a backward pass can start from it: of what is no tensor, list or dict it is believed."""
+    """True if a backward pass can start from the output; assumed for one that is no tensor, list, tuple or dict."""
     tensor = sys.modules["torch"].Tensor
     if isinstance(output, tensor):
         return bool(output.requires_grad)
@@ -169,10 +171,12 @@ not_traced(evaluated)
 
 
 class _Habit:
-    """How many calls without gradients, in training mode and one after the other, the steps of a training make.
+    """Learns how many calls without gradients, in training mode and one after another, the steps of a training make.
 
-    A step's own are as many as in the steps before, give or take; the many of an evaluation stand out, and so do those of a step
-    where there are none else.
+    A step's own calls are about as many as in the steps before. The many calls of an evaluation stand out, and so do
+    those of a step if other steps have none. Up to three times as many as in the steps before count as the step's own
+    (at the beginning: three). The model's mode says too little: a teacher is in evaluation mode in every step, and some
+    scripts evaluate in training mode.
     """
 
     __slots__ = ("_over_at", "_seen_at", "_usual")
@@ -182,11 +186,11 @@ class _Habit:
         self._usual = 1
 
     def begins(self, step: int) -> None:
-        """From here on such calls are seen: what begins now is the training's own."""
+        """Sets the step from which such calls are seen: those that begin now are part of the training."""
         self._seen_at = step
 
     def own_calls(self, step: int, entries: list[Entry]) -> set[int]:
-        """Places of the calls that are the step's own."""
+        """Returns the positions of the calls that are the step's own."""
         runs = list(_runs(entries))
         if not runs:
             return set()
@@ -195,7 +199,7 @@ class _Habit:
         if longest > _STANDS_OUT * self._usual:
             again, self._over_at = step - self._over_at <= _QUIET_STEPS, step
             if again:
-                self._usual = longest  # in every step: a rollout
+                self._usual = longest  # it happens in every step: a rollout
         elif seen:
             self._usual = max(self._usual, longest)
         usual = _STANDS_OUT * self._usual if seen else 0
@@ -204,8 +208,8 @@ class _Habit:
 
 
 def _runs(entries: list[Entry]) -> Iterator[list[int]]:
-    """Places of the calls without gradients in training mode, and of rollouts, together where no training lies in between, and no
-    end of a loader: behind that of an evaluation, what a teacher is asked is for the next step."""
+    """Yields runs of calls without gradients in training mode, and of rollouts, as positions. A run ends at training,
+    and at the end of a loader: after an evaluation's loader has ended, a call of a teacher is for the next step."""
     run: list[int] = []
     for place, entry in enumerate(entries):
         if (entry[0] == EVALUATED and entry[3]) or (entry[0] == PHASE and entry[3] == "rollout"):
@@ -222,39 +226,40 @@ def _ends_loader(entry: Entry) -> bool:
 
 
 def _is_of_another(fed: int, before: list[Entry], fetches: list[Entry]) -> bool:
-    """Whether the first of these fetches is of the loader that fed an evaluation, while another one feeds the training."""
+    """True if the first fetch is from the loader that fed an evaluation, and another loader feeds the training."""
     if not fed or not fetches or fetches[0][3] != fed:
         return False
     return any(entry[0] == DATA and entry[4] is not None and entry[3] != fed for entry in (*before, *fetches))
 
 
 def _feeds_another(fed: int, waiting: list[Entry]) -> bool:
-    """Whether the newest of these fetches is of another loader than the one that fed an evaluation, also where that one is gone
-    and its id is the new one's: what it feeds may be the next step's."""
+    """True if the newest fetch is from another loader than the one that fed an evaluation, even if that one is gone and
+    the new one has its id: that fetch may feed the next step."""
     fetches = [entry for entry in waiting if entry[0] == DATA]
     return bool(fetches) and fetches[-1][4] is not None and any(entry[4] is None or entry[3] != fed for entry in fetches)
 
 
 class Evaluations:
-    """Finds the evaluations in the traces of one run, step after step. On the sender's thread."""
+    """Finds the evaluations in the traces of one run, step after step. Runs on the sender's thread."""
 
     __slots__ = ("_acted", "_acts_in_training", "_found", "_habit", "_unseen_at")
 
     def __init__(self) -> None:
         self._habit = _Habit()
         self._found: list[tuple[str, float]] = []
-        self._acted = False  # an environment was stepped in the trace that is read
-        self._acts_in_training = False  # the model acts in training mode: in the other one it is evaluated
+        self._acted = False  # an environment was stepped in the current trace
+        self._acts_in_training = False  # the model acts in training mode; in the other mode it is evaluated
         self._unseen_at = -_QUIET_STEPS - 1
 
     def usual_from(self, step: int) -> None:
-        """From here on calls without gradients are seen: few that begin now are what each step does. Any thread."""
+        """Sets the step from which calls without gradients are seen: a few that begin now are the step's
+        own. Any thread."""
         self._habit.begins(step)
 
     def fold(self, p: Progress, step: int, trace: Trace, *, first: bool) -> Trace:
-        """The trace with each evaluation as one PHASE entry of the name "eval", and without what it consists of.
+        """Returns the trace with each evaluation as one PHASE entry named "eval" in place of its entries.
 
-        first: it is the run's first step, before which data is read for all kinds of reasons.
+        first: it is the run's first step, before which scripts read data for all kinds of reasons.
         """
         self._acted = type(trace) is Acted
         folded = self._folded(p.account, step, self._with_unseen(step, entries_of(trace), first=first))
@@ -262,10 +267,10 @@ class Evaluations:
         return trace_of(folded)
 
     def after(self, p: Progress, step: int, trace: Trace) -> float:
-        """Seconds of the evaluations in what follows the last step. A notebook may go on for hours then, asking the model now and
-        again: what is far apart is not one evaluation."""
+        """Returns the seconds of evaluation after the last step. A notebook may go on for hours and call the model now
+        and then: calls far apart are not one evaluation."""
         if p.last is not None:
-            p.account.trains(entries_of(p.last.trace))  # nothing in this trace tells how the model was trained
+            p.account.trains(entries_of(p.last.trace))  # this trace does not show in which mode the model was trained
         self._acted = type(trace) is Acted
         folded = self._folded(p.account, step + 1, self._with_unseen(step + 1, entries_of(trace)), apart_ns=_APART_NS)
         self._tell(p, step, step)
@@ -273,7 +278,8 @@ class Evaluations:
         return spent_ns / 1e9
 
     def _with_unseen(self, step: int, entries: list[Entry], *, first: bool = False) -> list[Entry]:
-        """What each step does, or nearly, is part of the training: the samples that an episode is given to learn from."""
+        """Folds evaluations by models that nobody watches. Those in nearly every step are part of the training: the
+        samples of an episode to learn from."""
         found = unseen_evaluations(entries)
         if not found:
             return entries
@@ -290,17 +296,17 @@ class Evaluations:
         if self._acted and not self._acts_in_training:
             self._acts_in_training = any(entry[0] == EVALUATED and entry[3] for entry in entries)
         folded: list[Entry] = []
-        fetches: list[Entry] = []  # since the last call that told what they were for, and calls of each step's own behind them
+        fetches: list[Entry] = []  # since the last call that showed their purpose, with the step's own calls after them
         span: list[int] = []  # began, ended
-        fed = 0  # the loader that fed it
+        fed = 0  # the loader that fed the span
         inside = 0  # calls in evaluation mode with gradients that have not returned
-        graded: list[Entry] | None = []  # those calls of the span; None where not all of it are such
+        graded: list[Entry] | None = []  # those calls of the span; None if the span has other calls
         trained = False  # one of the span's calls was in training mode
         for place, entry in enumerate(entries):
             kind = entry[0]
             feeds = kind == DATA and entry[3] == (account.batches.feeding or None)
             if kind == DATA and entry[4] is None:
-                account.batches.feeding = 0  # an iterator that ended; the next one may get its id
+                account.batches.feeding = 0  # the iterator ended; the next one may get its id
             if kind == DATA and not feeds:
                 fetches.append(entry)
             elif kind == RETURNED and inside:
@@ -316,7 +322,7 @@ class Evaluations:
                     folded += self._closed(span, [], self._name(fed, trained=trained))
                     span, graded, trained = [], [], False
                 while folded and folded[-1][0] == EVALUATED and folded[-1][1] >= began:
-                    folded.pop()  # another model's, of the same batch
+                    folded.pop()  # a call of another model with the same batch
                 span = span or [began, began]
                 span[1] = entry[2] if kind == EVALUATED else entry[1]
                 inside += kind == FORWARD
@@ -327,7 +333,7 @@ class Evaluations:
                 fed = next((fetch[3] for fetch in reversed(fetches) if fetch[0] == DATA), fed)
                 fetches = []
             else:
-                if kind == BACKWARD and span and graded is not None:  # a critic in that mode, through which its actor learns
+                if kind == BACKWARD and span and graded is not None:  # a critic through which its actor learns
                     folded += [*graded, *fetches, entry]
                 else:
                     name, broke_off = self._name(fed, trained=trained), _is_of_another(fed, folded, fetches)
@@ -337,15 +343,18 @@ class Evaluations:
         return folded
 
     def _name(self, fed: int, *, trained: bool) -> str:
-        """Of what is folded. fed: the loader that fed it, or 0."""
+        """Returns the name of a folded span. fed: the loader that fed it, or 0."""
         return "rollout" if self._acted and not fed and (trained or not self._acts_in_training) else "eval"
 
     def _closed(self, span: list[int], fetches: list[Entry], name: str, *, broke_off: bool = False) -> list[Entry]:
-        """An evaluation that is over, and the fetches behind it. broke_off: the first of those was one too many of its loader."""
+        """Returns a finished evaluation and the fetches after it. broke_off: the loop stopped the evaluation early, and
+        the first fetch was one too many from its loader. A fetch that a call without gradients used up before another
+        loader was asked belongs to the evaluation: with all that was fetched before a backward pass, a loop that
+        evaluates after each step had 13 samples of 8."""
         if not span:
             return fetches
         if fetches and (broke_off or (fetches[0][3] and fetches[0][4] is None)):
-            span[1] = fetches.pop(0)[2]  # the one that found the evaluation's loader at its end; 0: another one begins
+            span[1] = fetches.pop(0)[2]  # this fetch met the end of the evaluation's loader; loader 0: a new one begins
         self._found.append((name, (span[1] - span[0]) / 1e9))
         return [(PHASE, span[0], span[1], name, None, None), *fetches]
 
@@ -356,26 +365,27 @@ class Evaluations:
 
 
 class _AfterLast(StepRow):
-    """What came after the last step: read like a step's row, once all steps were read."""
+    """The trace after the last step, which is read like a step's row once all steps have been read."""
 
     __slots__ = ()
 
-    def ready(self, p: Progress) -> bool:  # noqa: ARG002 - as that of a step
+    def ready(self, p: Progress) -> bool:  # noqa: ARG002 - the signature of a step's
         return True
 
-    def plain(self, p: Progress) -> bool:  # noqa: ARG002 - as that of a step
+    def plain(self, p: Progress) -> bool:  # noqa: ARG002 - the signature of a step's
         return False
 
     def row(self, p: Progress) -> Any:
-        """`phase/eval_s` under the last step's number. As a row of log(): of those, one without a value is stored nowhere."""
+        """Returns `phase/eval_s` under the last step's number, as a row of log(): without a value it is not stored."""
         seconds = p.account.evaluations.after(p, self.step, self.trace)
         return self.step, self.wall, self.began / 1e9, {"phase/eval_s": seconds} if seconds else {}
 
 
 def after_last_step(p: Progress) -> None:
-    """The run ends: an evaluation since its last step becomes a row. On the thread that ends it; a second time does nothing.
+    """Adds a row for an evaluation since the last step, when the run ends. Called on the thread that ends the run; a
+    second call does nothing.
 
-    A trace so long that its beginning may be gone says nothing.
+    A trace so long that its beginning may be gone is ignored.
     """
     trace, p.trace = p.trace, []
     may_hold = isinstance(trace, Interrupted) or any(entry[0] == PHASE and entry[3] == "eval" for entry in entries_of(trace))

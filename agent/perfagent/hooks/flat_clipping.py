@@ -1,7 +1,7 @@
-"""Clipping with FSDP's first version, whose wrapper has a method of its own for it and whose gradients are pieces.
+"""Watches clipping with FSDP1, whose wrapper has its own method for it and whose gradients are shards.
 
-The method's norm is that of all gradients of all ranks. torch's own functions, called with those pieces, know this rank's only:
-what they say is no norm of anything (clipping.py leaves it out).
+The norm of that method covers all gradients of all ranks. torch's own functions, called with those shards, return a
+norm of this rank's shards only, which means nothing (grad_clipping.py leaves it out).
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _MODULE = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def install(patch: Callable[..., None], when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Watches the method once the wrapper's module is there."""
+    """Watches the method once the wrapper's module is imported."""
 
     def loaded() -> None:
         patch(sys.modules[_MODULE].FullyShardedDataParallel, "clip_grad_norm_", _watch)
@@ -48,7 +48,7 @@ def _watch(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _begin(p: Progress, model: Any) -> Clip | None:
-    """(The method itself goes through all parameters as well, in Python and more than once.)"""
+    """Registers the clipping. (The method itself also walks all parameters, in Python and more than once.)"""
     gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
     return about_to_clip(p, gradients)
 

@@ -1,13 +1,16 @@
-"""Forward time: from the root model's first call to the start of backward, and batch shapes for loops without a DataLoader.
+"""Times the forward pass, from the root model's first call to the start of backward.
 
-Only the root is watched, and only after the first step; the wrapper when the model is compiled. Not by forward hooks: they cost
-the module its fast path (2 µs a call), would be copied and pickled along with it (a closure cannot be), and become part of the
-graph where torch.compile traces them.
+Also reads batch shapes in loops without a DataLoader.
 
-Where the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
-the model's call and backward does not have that time in `forward`; not so where backward passes start from something else than
-that loss (preference optimization), which is looked at a few times. (What was returned before is let go of later: outputs.py.)
-A call counts only when a backward pass follows; calls in evaluation mode of a model that is trained in training mode never do.
+Only the root is watched, and only after the first step; for a compiled model, its wrapper. Forward hooks are not used:
+they cost the module its fast path (2 µs a call), would be copied and pickled along with it (a closure cannot be), and
+become part of the graph where torch.compile traces them.
+
+If the model returns the loss, the forward pass is over when it returns: a trainer that fetches its next batch between
+the model's call and backward does not have that time in `forward`. That does not hold where backward passes start from
+something else than that loss (preference optimization), which is checked a few times. (Older outputs are freed later:
+output_lifetime.py.) A call counts only if a backward pass follows; calls in evaluation mode of a model that is trained
+in training mode never do.
 """
 
 from __future__ import annotations
@@ -34,14 +37,14 @@ __all__ = ["Watched", "size_of_call", "watch_forward"]
 logger = logging.getLogger("perfagent")
 
 _PARTS_FOR = 16
-"""Calls after one without a fetch in which the size of what the model is called with is looked at, too: it may be a part of the
-batch that was fetched."""
+"""After a call without a fetch, the sizes of the model's inputs are read for so many calls more: an input may be a part
+of the fetched batch."""
 _ENOUGH = 3
-"""So many training calls whose output held no loss, and outputs are no longer looked at."""
+"""Outputs are no longer searched after so many training calls whose output held no loss."""
 
 
 def watch_forward(model: Any) -> Watched | None:
-    """Watches the calls of a root model until `take_off`; None where this torch does not let us."""
+    """Watches the calls of a root model until `take_off`. Returns None if this version of torch does not allow it."""
     root = _outermost(model)
     if not hasattr(root, CALL):
         logger.warning("perfagent: this torch has no Module.%s: the forward pass cannot be timed", CALL)
@@ -52,16 +55,17 @@ def watch_forward(model: Any) -> Watched | None:
 
 
 _PROOFS, _UNUSED = 3, -1
-"""So many backward passes from something else than the loss that the model had returned, and it is not the one trained on."""
+"""After so many backward passes from something else, the loss that the model returns is not the one trained on."""
+# With 16 nodes, a penalty that is added for each parameter hides the loss.
 _MOST_NODES = 4096
-"""Of a graph that are looked at, nearest first: a loss is scaled, and others are added, one for each layer in some loops. 1 µs
-each, and only in so many passes."""
+"""Most nodes of a graph to search, nearest first: a loss may be scaled, and some loops add another one for each layer.
+1 µs per node, and only in those few passes."""
 _MOST_RETURNED = 256
 _DATA = FIELDS[DATA]
 
 
 class Watched(Standing):
-    """Stands in a root's call. called: in the course of a training step."""
+    """Replaces the root's call. called: it was called in the course of a training step."""
 
     __slots__ = ("_grad_enabled", "_looks", "_returned", "_tracing", "_unproven", "called")
 
@@ -70,8 +74,8 @@ class Watched(Standing):
         self._grad_enabled = sys.modules["torch"].is_grad_enabled
         self._tracing = sys.modules["torch"]._C._get_tracing_state
         self._looks = _ENOUGH
-        self._unproven = _PROOFS  # 0: the loss that it returns is the one trained on
-        self._returned: set[int] = set()  # the numbers of the nodes that made the losses since the last backward pass
+        self._unproven = _PROOFS  # 0: the loss that the model returns is the one trained on
+        self._returned: set[int] = set()  # numbers of the nodes that made the losses since the last backward pass
         self.called = False
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -79,15 +83,15 @@ class Watched(Standing):
         copy = copy_that_calls(sys._getframe(1), root)
         if copy is not None:
             return copy._call_impl(*args, **kwargs)
-        call = self._replaced or root._call_impl  # it lives: it is calling us
+        call = self._replaced or root._call_impl  # the root is alive, since it is calling us
         p = state.current
         if p is None or p.backward_depth or p.phase_depth or _NAME in failures or p.thread != get_ident():
             return call(*args, **kwargs)
-        if self._tracing() is not None:  # torch.jit.trace warns of each size that is looked at
+        if self._tracing() is not None:  # torch.jit.trace warns about each size that is read
             return call(*args, **kwargs)
         if not self._grad_enabled():
             return evaluated(p, root.training, call, args, kwargs)
-        outputs = p.outputs  # another thread may end the run meanwhile
+        outputs = p.outputs  # another thread may end the run in the meantime
         try:
             began = now()
             p.opened = True
@@ -101,15 +105,15 @@ class Watched(Standing):
                     outputs.called()
             trace = p.trace
             size = None
-            if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no loader: the model is called with the batch
+            if len(trace) < _DATA or trace[_DATA - 1] != DATA:  # no fetch just before: the input is the batch
                 size = size_of_call(p, args, kwargs)
                 if p.parts_for < _PARTS_FOR:
-                    p.parts_for = _PARTS_FOR  # ... or with another part of the one before
+                    p.parts_for = _PARTS_FOR  # ... or another part of the batch before
             elif p.parts_for:
                 p.parts_for -= 1
                 size = size_of_call(p, args, kwargs)
             trace.extend((began, None if p.clock is None else p.clock.mark(), training, size, FORWARD))
-            probe = p.probe  # threads that take turns in a training may be here at once
+            probe = p.probe  # several threads of one training may be here at once
             if probe is not None and training:
                 call, p.probe = functools.partial(_probed, probe, call), None
         except Exception as error:  # noqa: BLE001 - it must not reach the training loop
@@ -118,7 +122,7 @@ class Watched(Standing):
             output = call(*args, **kwargs)
         except BaseException as error:
             if outputs is not None:
-                outputs.held = None  # who has run out of memory drops all that there is
+                outputs.held = None  # a script that has run out of memory frees all it can
             if p.investigator is not None and isinstance(error, (RuntimeError, MemoryError)):
                 p.investigator.passing(error)
             raise
@@ -132,7 +136,7 @@ class Watched(Standing):
                     self._returned.clear()  # no backward pass ever follows
                 self._returned.update(loss.grad_fn._sequence_nr() for loss in _losses(output) if loss.grad_fn is not None)
                 p.proof = self._prove
-                p.plain = False  # the backward pass is to ask for it
+                p.plain = False  # so that the backward pass calls `proof`
             p.trace.extend((now(), None if p.clock is None else p.clock.mark(), holds_loss, RETURNED))
             if holds_loss:
                 self._looks = _ENOUGH
@@ -148,12 +152,12 @@ class Watched(Standing):
 
     @guarded
     def _prove(self, roots: Any) -> None:
-        """A backward pass starts, from these."""
+        """Checks that a backward pass from these roots starts from a loss that the model returned."""
         returned, self._returned = self._returned, set()
         if not returned:
             return
         several = roots if isinstance(roots, (list, tuple)) else [roots]
-        made = [getattr(root, "grad_fn", None) for root in several]  # torch also takes edges of a graph
+        made = [getattr(root, "grad_fn", None) for root in several]  # torch also accepts edges of a graph
         if _leads_to(returned, [node for node in made if node is not None]):
             self._unproven = 0
         else:
@@ -161,7 +165,7 @@ class Watched(Standing):
 
 
 def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
-    """Whether one of the nodes with these numbers is among the nearest to these."""
+    """True if a node with one of these numbers is among the nearest ancestors of `nodes`."""
     seen = set(nodes)
     for node in nodes:
         if node._sequence_nr() in numbers:
@@ -174,7 +178,7 @@ def _leads_to(numbers: set[int], nodes: list[Any]) -> bool:
 
 
 def size_of_call(p: Progress, args: Any, kwargs: Any) -> Any:
-    """Samples and tokens of the batch that a model is called with. Beside tokens there may be a state, or a mask."""
+    """Returns the samples and tokens of a model's input batch. Besides tokens, the input may hold a state or a mask."""
     batch = args[0] if args and ((len(args) == 1 and not kwargs) or are_tokens(args[0])) else (args or kwargs)
     measure = p.readers.get(0)
     if measure is None:
@@ -197,10 +201,10 @@ not_traced(_probed)
 
 
 def _outermost(model: Any) -> Any:
-    """What the training loop calls: the torch.compile wrapper of a model, its DataParallel wrapper, or the model itself.
+    """Returns what the training loop calls: the model's torch.compile wrapper or DataParallel wrapper, or the model.
 
-    DataParallel copies the `__dict__` of what it wraps to other devices: nothing of ours may be in it. Looks only if something
-    was compiled in this process, or if there are several devices.
+    DataParallel copies the `__dict__` of what it wraps to other devices, so that must hold nothing of ours. Searches
+    only if this process compiled something, or if there are several devices.
     """
     torch = sys.modules["torch"]
     compiled = getattr(sys.modules.get("torch._dynamo.eval_frame"), "OptimizedModule", None)
@@ -217,7 +221,7 @@ def _outermost(model: Any) -> Any:
 
 @untraced
 def _holds_loss(output: Any) -> bool:
-    """Whether the loss is already in what the model returned: a scalar that gradients can start from."""
+    """True if the model's output holds the loss: a scalar from which gradients can start."""
     return any(True for _ in _losses(output))
 
 

@@ -1,9 +1,9 @@
-"""Clipping: the norm that it computes is ours for nothing, and it is the last moment at which gradients are what they were.
+"""Watches gradient clipping: it computes a norm anyway, and it is the last moment before the gradients change.
 
-A loop clips all that its optimizer takes, or a part of it, or the gradients of several optimizers at once; it asks for the norm
-with an infinite limit and clips then, or it clips after every micro-batch. So each call is remembered by the identity of its
-gradients, and what the calls say together is asked when the optimizer that counts steps. Nothing here holds a gradient: the
-loop may let go of them before that.
+A loop may clip all gradients of its optimizer, a part of them, or those of several optimizers at once. It may first ask
+for the norm with an infinite limit and clip afterward, or clip after every micro-batch. So each call is remembered by
+the identities of its gradients, and the calls are combined when the optimizer that counts steps. Nothing here holds a
+gradient: the loop may free them before that.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from perfagent.step.trace import Trace, backward_since
 __all__ = ["Clip", "Clips", "about_to_clip", "install", "watch_grouping", "watch_norm"]
 
 Patch = Callable[..., None]
-"""Takes an owner, the name of its attribute and what watches that; traced: torch.compile traces what it was before."""
+"""Takes an owner, the name of its attribute and the watching function. traced: torch.compile traces the original."""
 
 _MOST = 100_000
-"""Gradients that are remembered: a loop that clips and never steps an optimizer has new ones in every iteration."""
+"""Most gradients to remember: a loop that clips and never steps an optimizer has new ones in every iteration."""
 
 
 def install(patch: Patch) -> None:
-    """Needs torch. What a version does not have is left out."""
+    """Patches torch's clipping functions, except those that a version does not have. Needs torch."""
     import torch.nn.utils as utils
     import torch.nn.utils.clip_grad as clip_grad
 
@@ -46,11 +46,12 @@ def install(patch: Patch) -> None:
 
 
 class Clip:
-    """One call.
+    """One call that clips.
 
-    norm: of its gradients before it; None where that is not known. at, size: length of the trace and number of gradients then.
-    round: how often gradients of it have been clipped in this step, with a backward pass in between. whole: the norm is of all
-    ranks' gradients, wherever they are sharded.
+    norm: of its gradients before clipping; None where not known.
+    at, size: length of the trace and number of gradients at the call.
+    round: how many times its gradients have been clipped in this step, with a backward pass between the times.
+    whole: the norm covers the gradients of all ranks, wherever they are sharded.
     """
 
     __slots__ = ("at", "norm", "round", "size", "whole")
@@ -64,15 +65,16 @@ class Clip:
 
 _NONE = id(None)
 _ABSENT = Clip(0, 0)
-"""Stands for the gradients that parameters do not have: no look at each of them is needed then, which took half of the time."""
+"""Stands for the gradients that parameters do not have. It saves checking each of them, which took half of the time."""
 _gradient = operator.attrgetter("grad")
 
 
 class Clips:
     """The calls since the last step of the optimizer that counts, by the ids of their gradients.
 
-    measured: the round whose gradients were measured, 0 for none. unnamed: the call whose gradients were measured before any
-    optimizer was known. newest: by what `key_of` knows the call that was added last.
+    measured: the round whose gradients were measured; 0 for none.
+    unnamed: the call whose gradients were measured before any optimizer was known.
+    newest: the key (`key_of`) of the newest call.
     """
 
     __slots__ = ("_of", "_only", "_seen", "_touched", "measured", "newest", "unnamed")
@@ -80,8 +82,8 @@ class Clips:
     def __init__(self) -> None:
         self._of = {_NONE: _ABSENT}
         self._only: tuple[list[int], Clip] | None = None
-        """The first call, while it is the only one: mostly it held what the optimizer takes, in the same order, and comparing two
-        lists takes half of what looking each up does."""
+        """The first call, while it is the only one. Mostly it held the optimizer's gradients in the same order, and
+        comparing two lists takes half the time of looking up each gradient."""
         self._seen = 0
         self._touched: bool | None = None
         self.measured = 0
@@ -93,7 +95,7 @@ class Clips:
         return id(gradients[0]), len(gradients), len(trace)
 
     def add(self, gradients: Sequence[Any], trace: Trace) -> Clip | None:
-        """A call that is about to begin; None where it has nothing new to say: these gradients are clipped ones by now."""
+        """Adds a call that is about to begin. Returns None if its gradients are already clipped."""
         of, at = self._of, len(trace)
         self.newest = self.key_of(gradients, trace)
         if self._only is not None:
@@ -104,7 +106,7 @@ class Clips:
         last = of.get(id(gradients[0]))
         if last is not None and last.at == at and last.size == len(gradients):
             return None
-        if at < self._seen or len(of) > _MOST:  # the trace has begun anew: no step has come of it
+        if at < self._seen or len(of) > _MOST:  # the trace was restarted without a step
             of.clear()
             of[_NONE] = _ABSENT
         self._seen, self._touched = at, None
@@ -115,7 +117,7 @@ class Clips:
             return clip
         known = of.keys() & ids
         if known and not self._outdated(known, clip, trace):
-            # of some of these the norm is that of clipped gradients: for the rest, there is none
+            # some of these gradients are already clipped, so the norm of this call is not the norm of the others
             of.update(dict.fromkeys(set(ids).difference(known), clip))
             return None
         of.update(dict.fromkeys(ids, clip))
@@ -129,20 +131,20 @@ class Clips:
             self._only = None
 
     def _outdated(self, known: set[int], clip: Clip, trace: Trace) -> bool:
-        """Whether a backward pass has added to these since they were clipped: then this call takes the place of those."""
+        """True if a backward pass has added to these gradients since: this call then replaces the earlier ones."""
         before = {self._of[one] for one in known}
         if not backward_since(trace, max(one.at for one in before)):
             return False
         clip.round += max(one.round for one in before)
         for one in before:
-            one.norm = None  # of gradients that only it held
+                one.norm = None  # it covered gradients that only the earlier call held
         return True
 
     def touches(self, clip: Clip, optimizer: Any) -> bool:
         return clip in self.holding(optimizer)
 
     def holding(self, optimizer: Any) -> set[Clip | None]:
-        """The calls that held the gradients it takes; None among them where one was in no call."""
+        """Returns the calls that held the optimizer's gradients, with None among them if a gradient was in no call."""
         taken = list(map(id, map(_gradient, parameters_of(optimizer))))
         if self._only is not None:
             ids, clip = self._only
@@ -154,15 +156,18 @@ class Clips:
         return found
 
     def norms(self, held: set[Clip | None], optimizer: Any) -> list[Value]:
-        """What the calls that held an optimizer's gradients say; empty where one does not know, or there was none for some."""
+        """Returns the norms of the calls that held an optimizer's gradients; empty if one of these norms is not known
+        or a gradient was in no call."""
         pieces = _takes_pieces(optimizer)
         told = [clip.norm for clip in held if clip is not None and clip.norm is not None and (clip.whole or not pieces)]
         return told if len(told) == len(held) else []
 
     def settle(self, p: Progress, optimizer: Any) -> bool:
-        """Before the optimizer that counts steps: whether gradients of its own were clipped. Says their norm, where all were.
+        """Called before the step of the optimizer that counts. Records the norm if all its gradients were clipped;
+        returns whether any were.
 
-        One optimizer's part of the gradients of a call is not known: the norm is then that of all of them, as the loop sees it.
+        One optimizer's share of a call's gradients is not known: the norm is that of the whole call, as
+        the loop sees it.
         """
         if self._touched is None:
             found = self.holding(optimizer)
@@ -177,7 +182,7 @@ class Clips:
         return self._touched
 
     def forget(self, p: Progress, stepped: Any) -> None:
-        """Another optimizer than the one that counts has stepped, and its gradients may be let go of: others get their ids."""
+        """Forgets an optimizer that has stepped and is not the one that counts: its gradients' ids may be reused."""
         self._enter()
         for gradient in map(id, map(_gradient, parameters_of(stepped))):
             self._of.pop(gradient, None)
@@ -186,7 +191,7 @@ class Clips:
             self._forget_pass(p)
 
     def _forget_pass(self, p: Progress) -> None:
-        """It was made over other gradients, or over a part of them."""
+        """Discards a measurement of other gradients, or of only a part of them."""
         p.gradients = self.unnamed = None
         self.measured = 0
 
@@ -195,7 +200,7 @@ _pieces: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def _takes_pieces(optimizer: Any) -> bool:
-    """Whether it trains pieces that look like whole tensors. (Those of a DTensor do not: no norm of theirs was taken.)"""
+    """True if the optimizer trains shards that look like whole tensors. (DTensors do not.)"""
     known = _pieces.get(optimizer)
     if known is None:
         known = _pieces[optimizer] = any(map(is_flat, parameters_of(optimizer)))
@@ -203,7 +208,7 @@ def _takes_pieces(optimizer: Any) -> bool:
 
 
 def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
-    """clip_grad._get_total_norm, watched: the norm that clipping computes anyway."""
+    """Wraps clip_grad._get_total_norm: reads the norm that clipping computes anyway."""
 
     @functools.wraps(original)
     def _get_total_norm(tensors: Any, norm_type: float = 2.0, *args: Any, **kwargs: Any) -> Any:
@@ -220,9 +225,9 @@ def watch_norm(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_grouping(original: Callable[..., Any]) -> Callable[..., Any]:
-    """clip_grad._group_tensors_by_device_and_dtype, watched: all clipping begins with it, `clip_grad_value_` included.
+    """Wraps clip_grad._group_tensors_by_device_and_dtype, with which all clipping begins, `clip_grad_value_` included.
 
-    (That function itself many scripts have imported by name before there is a run.)
+    (Many scripts import the clipping functions themselves by name before a run begins.)
     """
 
     @functools.wraps(original)
@@ -263,12 +268,12 @@ def _tell(p: Progress, clip: Clip, tensors: Any, norm_type: float, total: Any) -
 def _about_to_clip(p: Progress, tensors: Any) -> None:
     gradients = tensors[0]
     if gradients and p.clips is not None and p.clips.newest == Clips.key_of(gradients, p.trace):
-        return  # `watch_norm` has seen them, and most calls come by here twice
+        return  # `watch_norm` has seen them already, and most calls pass here twice
     about_to_clip(p, gradients)
 
 
 def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
-    """A call is about to change these: measures them first, where that is due."""
+    """Registers a call that is about to change these gradients, and measures them first if that is due."""
     clip: Clip | None = _add(p, gradients)
     if clip is not None and _is_due(p, clip) and not is_captured(gradients[0]):
         _measure(p, clip, gradients)
@@ -276,14 +281,15 @@ def about_to_clip(p: Progress, gradients: Any) -> Clip | None:
 
 
 def _is_due(p: Progress, clip: Clip) -> bool:
-    """Where a loop clips after every micro-batch, the last one's turn is the one to measure: the others are parts of it."""
+    """True if these gradients should be measured. Where a loop clips after every micro-batch, only the last of them
+    counts: the gradients before are parts of it."""
     if p.completed < p.measure_at or clip.round < p.clip_rounds:
         return False
-    return p.clip_rounds > 0 or not clip.round & (clip.round - 1)  # none is known yet: the 1st, the 2nd, the 4th, ...
+    return p.clip_rounds > 0 or not clip.round & (clip.round - 1)  # no step is known yet: the 1st, 2nd, 4th, ...
 
 
 def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
-    """Clipping is about to change the gradients: what we want to know of them is to be had now."""
+    """Measures the gradients now, since clipping is about to change them."""
     clips = p.clips
     if p.looked:
         return  # a closure that is called again, at other weights
@@ -297,5 +303,5 @@ def _measure(p: Progress, clip: Clip, gradients: Sequence[Any]) -> None:
     elif clips.touches(clip, primary):
         p.health.measure(p, primary, after=bool(p.entered))  # inside of a closure the weights may have moved already
     else:
-        return  # of another optimizer
+        return  # gradients of another optimizer
     clips.measured = clip.round

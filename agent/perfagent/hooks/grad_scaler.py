@@ -1,4 +1,4 @@
-"""torch.amp.GradScaler: what it scaled, its unscaling, and its step, which may skip the optimizer's."""
+"""Watches torch.amp.GradScaler: its scaling, its unscaling, and its step, which may skip the optimizer's step."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["watch_scale", "watch_scaler_step", "watch_unscale"]
 
 
 def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.scale, watched: remembers what each scaled tensor was before."""
+    """Wraps GradScaler.scale: remembers each scaled tensor's value before scaling."""
 
     @functools.wraps(original)
     def scale(self: Any, outputs: Any) -> Any:
@@ -33,7 +33,7 @@ def watch_scale(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def watch_scaler_step(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.step, watched: a step that it skips is a step all the same."""
+    """Wraps GradScaler.step: a step that it skips still counts as a step."""
 
     @functools.wraps(original)
     def step(self: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -78,7 +78,7 @@ def _end_scaled(p: Progress, optimizer: Any, stepped: bool) -> None:
 
 
 def watch_unscale(original: Callable[..., Any]) -> Callable[..., Any]:
-    """GradScaler.unscale_, watched: from here on the gradients are true ones."""
+    """Wraps GradScaler.unscale_: from here on the gradients are unscaled."""
 
     @functools.wraps(original)
     def unscale_(self: Any, optimizer: Any) -> Any:

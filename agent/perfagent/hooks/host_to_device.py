@@ -1,7 +1,7 @@
-"""Copies from the host to the device, `phase/h2d_s`: `Tensor.to` and `Tensor.cuda`, from the first step on, where CUDA is used.
+"""Times copies from the host to a CUDA device, `phase/h2d_s`: `Tensor.to` and `Tensor.cuda`, after the first step.
 
-A process that does not use CUDA is left alone. What counts is the time of the copy on the stream that computes, between two
-events: a copy on a stream of its own (a prefetcher) overlaps, and moving a module before the first step is no part of a step.
+A process that does not use CUDA is left alone. The time is that of the copy on the computing stream, between two
+events. A copy on another stream (a prefetcher) overlaps, and moving a module before the first step belongs to no step.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]],
 
 
 def install(patch: Patch) -> None:
-    """Watches the copies of a process that uses CUDA; does nothing in another."""
+    """Watches the copies of a process that uses CUDA; does nothing in any other."""
     torch = sys.modules["torch"]
     if torch.cuda.is_initialized():
         patch(torch.Tensor, "to", watch_copy)
@@ -33,14 +33,14 @@ def install(patch: Patch) -> None:
 
 
 def watch_copy(original: Callable[..., Any]) -> Callable[..., Any]:
-    """A method of Tensor that may copy it to a device."""
+    """Wraps a method of Tensor that may copy it to a device."""
 
     @functools.wraps(original)
     def copy(self: Any, *args: Any, **kwargs: Any) -> Any:
         p = state.current
         if p is None or p.clock is None or not self.is_cpu or __name__ in failures or p.thread != get_ident():
             return original(self, *args, **kwargs)
-        if p.phase_depth or p.data_depth:  # part of what is timed already
+        if p.phase_depth or p.data_depth:  # already timed as part of something else
             return original(self, *args, **kwargs)
         began, event = now(), _mark(p)
         copied = original(self, *args, **kwargs)

@@ -1,7 +1,7 @@
-"""Which model an optimizer trains, and which other optimizers there are, found without being told.
+"""Finds which model an optimizer trains and which other optimizers exist, where the script did not name them.
 
-One look at the living objects (100 ms at 170,000 of them), once, after the first step, and only where `attach(model)` did not
-say. Only weak references are kept.
+It searches the live objects once (100 ms for 170,000 of them), after the first step, and only where `attach(model)` did
+not name a model. It keeps weak references only.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ __all__ = ["has_optimizer", "owned", "parameters_of", "root_of", "search"]
 
 
 def parameters_of(optimizer: Any) -> dict[int, Any]:
-    """The optimizer's parameters by identity."""
+    """Returns the optimizer's parameters by id."""
     return {id(p): p for group in optimizer.param_groups for p in group["params"]}
 
 
 def owned(optimizer: Any) -> int:
-    """How many numbers an optimizer trains."""
+    """Returns how many numbers an optimizer trains."""
     return sum(map(numbers_in, parameters_of(optimizer).values()))
 
 
 def search(*, models: bool) -> tuple[list[Any], list[Any]]:
-    """The modules (models: False leaves them out) and the optimizers of the process. Objects that `gc.freeze()` hid are not
-    found."""
+    """Returns the modules and the optimizers of the process, except objects that `gc.freeze()` hid. models: False
+    leaves out the modules."""
     torch = sys.modules["torch"]
     optimizer_type = torch.optim.Optimizer
     modules: list[Any] = []
@@ -43,13 +43,13 @@ def search(*, models: bool) -> tuple[list[Any], list[Any]]:
 
 
 def has_optimizer() -> bool:
-    """Whether the process has any of torch's optimizers; slow (living.py)."""
+    """True if the process has any of torch's optimizers. Slow (boundary/gc_instances.py)."""
     return any("param_groups" in thing.__dict__ for thing in living(sys.modules["torch"].optim.Optimizer))
 
 
 def root_of(optimizer: Any, modules: Sequence[Any]) -> Any:
-    """The root module that holds most of the optimizer's parameters; None when none does. Where several hold as many, as losses
-    that share a model do, it is what they have in common."""
+    """Returns the root module that holds most of the optimizer's parameters, or None. If several hold equally many, as
+    losses that share a model do, returns the module that they share."""
     children = {id(child) for module in modules for child in _children(module)}
     wanted = set(parameters_of(optimizer))
     best: list[Any] = []
@@ -65,7 +65,7 @@ def root_of(optimizer: Any, modules: Sequence[Any]) -> Any:
 
 
 def _in_common(roots: list[Any], wanted: set[int], covered: int) -> Any:
-    """The outermost module in all of these roots that holds as many of the parameters; the first root where there is none."""
+    """Returns the outermost module in all of these roots that holds as many of the parameters, else the first root."""
     inner = set.intersection(*({id(module) for module in _modules(root)} for root in roots))
     shared = (module for module in _modules(roots[0]) if id(module) in inner)
     return next((module for module in shared if len(wanted & set(_parameters(module))) == covered), roots[0])
@@ -82,7 +82,7 @@ def _parameters(module: Any) -> Iterator[int]:
 
 
 def _modules(module: Any) -> Iterator[Any]:
-    """It and all in it, each before what it holds."""
+    """Yields the module and all modules in it, each before those that it holds."""
     seen, waiting = set(), deque([module])
     while waiting:
         current = waiting.popleft()

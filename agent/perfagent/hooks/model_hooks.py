@@ -1,5 +1,8 @@
-"""What is watched of a run's models and optimizers: from the first step on, since torch.compile would trace it before, and until
-the run ends or goes on with another model."""
+"""Installs and removes the hooks on a run's models and optimizers.
+
+They are in place from the first step on, since torch.compile would trace them before, until the run ends or goes on
+with another model.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ _LEAST_PAUSE_S, _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 15.0, 3600.0
 
 
 class Watching:
-    """add: has a task called between two steps (rootcause/investigator.py)."""
+    """The hooks of one run. add: registers a task to call between two steps (rootcause/investigator.py)."""
 
     def __init__(self, progress: Progress, add: Callable[[Any], None]) -> None:
         self._progress, self._add = progress, add
@@ -38,7 +41,7 @@ class Watching:
         self._pause_s, self._due, self._looked = _FIRST_PAUSE_S, 0.0, 0.0
 
     def put_on(self, model: Any, optimizer: Any) -> None:
-        """Either may be None: it is not known yet. Nothing that is on already is put on again."""
+        """Watches the model and the optimizer; either may be None (not known yet). Hooks already in place stay."""
         if model is not None and self._undo_forward is None:
             self._progress.account.embedded = has_embedding(model)
             watched = watch_forward(model)
@@ -55,7 +58,7 @@ class Watching:
 
     @guarded
     def named(self, optimizer: Any) -> None:
-        """The user said that this is what trains: its steps are seen where torch's hooks know nothing of its class, too."""
+        """Watches an optimizer that the user named, even where torch's hooks do not see its class."""
         if is_foreign(optimizer):
             self._undo_foreign.append(watch_foreign(optimizer))
 
@@ -70,7 +73,7 @@ class Watching:
             self._undo_steps[id(owner)] = weakref.ref(owner), watch_whole_step(optimizer)
 
     def poll(self) -> None:
-        """Now and then it is looked again which other models are called, and for a model that is gone. On the sender's thread."""
+        """Now and then repeats the search for auxiliary models and for a lost model. Called on the sender's thread."""
         if self._lost.is_due():
             self._add(self._lost)
         beside, at = self._beside, time.monotonic()
@@ -95,7 +98,7 @@ class Watching:
         self._undo_steps.clear()
 
     def close(self) -> None:
-        """The run ends."""
+        """Removes all hooks when the run ends."""
         self.take_off()
         while self._undo_foreign:
             self._undo_foreign.pop()()

@@ -1,4 +1,4 @@
-"""Makes the state of a step in progress with the parts that hooks, signals and decoding keep in it."""
+"""Creates the state of a step in progress, with the parts that hooks, signals and decoding keep in it."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Which optimizer's steps are the run's steps: the primary one, which owns most parameters; and the model that it trains.
+"""Selects the primary optimizer, whose steps are the run's steps, and finds the model that it trains.
 
-It is chosen when the first optimizer steps. Later it may be gone (the next fold, the next trial of a search), be smaller than one
-that comes, or rest while another one trains (a second stage). Loops that make an optimizer for an inner loop and drop it again
-(meta-learning) have their outer one to count by.
+The primary optimizer owns most parameters. It is chosen when the first optimizer steps. Later it may be gone (the next
+fold, the next trial of a search), be smaller than a new one, or rest while another one trains (a second stage). Loops
+that create an optimizer for an inner loop and drop it again (meta-learning) are counted by their outer optimizer.
 """
 
 from __future__ import annotations
@@ -19,22 +19,25 @@ from perfagent.step.trace import OPTIMIZER_END, entries_of, trace_of
 __all__ = ["Lost", "appoint", "follow", "make_primary", "takes_over"]
 
 _PATIENCE = 64
-"""Steps without one of the primary optimizer after which a smaller one takes its place (a second stage of training)."""
+"""Steps of a smaller optimizer, without one of the primary, after which the smaller one takes over (a second stage)."""
 _UNPROVEN = 10
-"""The same where the primary one has never stepped: a GAN's critic takes 5 steps to one of the generator (Arjovsky 2017). And of
-one as large that comes when the primary one has stepped so often alone: another member of an ensemble, all of which are kept."""
+"""The same if the primary one has never stepped: a GAN's critic takes 5 steps for each step of the generator (Arjovsky
+2017). Also the same for an optimizer of equal size that appears after so many steps of the primary one alone: another
+member of an ensemble, all of which are kept."""
 _SAME = 0.9
-"""Share of the primary's numbers that another one must train to be taken for the next stage of the same training at once: an
-encoder's optimizer beside that of the whole autoencoder steps in turn with it."""
+"""Share of the primary's parameters that another one must train to count at once as the next stage of the same
+training: an encoder's optimizer next to that of the whole autoencoder steps in turn with it."""
 _LOOKS = 8
-"""So many models are looked for at once (the folds of a cross-validation)."""
+# A search takes 0.15 s: for each fold, trial or task that was 100 times the training's time in meta-learning.
+"""The first so many models are searched for at once (the folds of a cross-validation)."""
 _PAUSES = 100
-"""From then on, so many times as long as a look took there is no other: loops of meta-learning begin anew hundreds of times."""
+"""After those, the next search waits so many times as long as the last one took: loops of meta-learning restart
+hundreds of times."""
 
 
 def appoint(p: Progress, optimizer: Any) -> None:
-    """There is no primary optimizer, or it is gone, and this one is about to step. (With a closure its gradients are to be looked
-    at in the midst of the step.)"""
+    """Selects a primary optimizer when this one is about to step and there is none, or it is gone. (With a closure, its
+    gradients are measured within the step.)"""
     if p.primary is None:
         _choose(p, optimizer)
     else:
@@ -42,20 +45,20 @@ def appoint(p: Progress, optimizer: Any) -> None:
 
 
 def _choose(p: Progress, optimizer: Any) -> None:
-    """The first optimizer steps: is there one that owns more, and none of the same parameters?"""
+    """When the first optimizer steps, looks for a larger one that shares no parameter with it."""
     mine, size = parameters_of(optimizer), owned(optimizer)
     larger: list[tuple[Any, Any]] = []
     found = None
-    if not p.model_size or size < p.model_size:  # else it owns all of the model that the user named
+    if not p.model_size or size < p.model_size:  # otherwise it owns all of the model that the user named
         modules, others = search(models=not p.model_size)
-        # one that has stepped, while this one has not, is left over from an earlier training
+        # an optimizer that has stepped, while this one has not, is left over from an earlier training
         others = [other for other in others if other is not optimizer and (optimizer.state or not other.state)]
         others = [other for other in others if owned(other) > size and not mine.keys() & parameters_of(other).keys()]
         larger = [(weakref.ref(other), _root_in(modules, other)) for other in others]
         found = _root_in(modules, optimizer)
         del modules, others
     if larger:
-        gc.collect()  # one of a training that is over may live on in a cycle: 0.2 s, once, and only where it can be of use
+        gc.collect()  # an optimizer of a finished training may live on in a cycle: 0.2 s, once, only where useful
     alive = [(other, root) for one, root in larger if (other := one()) is not None]
     chosen, found = max(alive, key=lambda pair: owned(pair[0]), default=(optimizer, found))
     make_primary(p, chosen)
@@ -64,7 +67,7 @@ def _choose(p: Progress, optimizer: Any) -> None:
 
 
 def _root_in(modules: list[Any], optimizer: Any) -> Any:
-    """A weak reference to the model that it trains; None where none of them is."""
+    """Returns a weak reference to the model that the optimizer trains; None if it is none of these."""
     root = root_of(optimizer, modules)
     return None if root is None else weakref.ref(root)
 
@@ -80,8 +83,8 @@ def make_primary(p: Progress, optimizer: Any) -> None:
 
 
 def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
-    """Whether an optimizer that is not the primary becomes it: the old one is gone, smaller or replaced, or has not stepped for
-    long. rate: where the optimizer no longer has that of its step."""
+    """Decides whether another optimizer becomes the primary one: the old one is gone, smaller or replaced, or has not
+    stepped for long. rate: the learning rate of this step, if the optimizer no longer has it."""
     primary, before = p.primary() if p.primary is not None else None, p.completed
     if primary is None:
         primary = _heir(p, owned(optimizer))
@@ -112,20 +115,21 @@ def takes_over(p: Progress, optimizer: Any, rate: Any = None) -> bool:
 
 
 def _heir(p: Progress, size: int) -> Any:
-    """The primary one is gone, and one of this size is about to step: another one that stepped in between, trains as much and is
-    still there was the outer one of two loops, and what is gone belonged to the inner."""
+    """Called when the primary one is gone and one with `size` parameters is about to step. Returns an optimizer that
+    stepped in between, trains as many and still exists: it was the outer one of two loops, and the lost one belonged
+    to the inner loop."""
     beside = [one for key in p.steppers if key in p.beside and (one := p.beside[key]()) is not None]
     return max((one for one in beside if owned(one) >= size), key=owned, default=None)
 
 
 def _is_gone(p: Progress, optimizer: Any) -> bool:
-    """Whether what is known under its id is of another one, which is no more."""
+    """True if the records under this optimizer's id are those of another one that is gone."""
     seen = p.beside.get(id(optimizer))
     return seen is not None and seen() is not optimizer
 
 
 def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: bool) -> int:
-    """How many steps in a row this one must make to take over. steps: that it has made. new: it is not among the steppers."""
+    """Returns how many steps in a row this optimizer must make to take over. steps: so far. new: not in `steppers`."""
     if p.last is None:
         return _UNPROVEN
     me = id(optimizer)
@@ -140,17 +144,17 @@ def _patience(p: Progress, optimizer: Any, primary: Any, steps: int, *, new: boo
 
 
 def _remember(p: Progress, optimizer: Any) -> None:
-    """An optimizer beside the primary one: its state takes memory too."""
+    """Records an optimizer besides the primary one: its state takes memory, too."""
     gone = {key for key, one in p.beside.items() if one() is None}
-    p.beside = {key: one for key, one in p.beside.items() if key not in gone}  # another thread may be reading the old one
+    p.beside = {key: one for key, one in p.beside.items() if key not in gone}  # a new dict, for other threads
     p.steppers = {key: seen for key, seen in p.steppers.items() if key not in gone}
     if len(p.beside) < _PATIENCE:
         p.beside[id(optimizer)] = weakref.ref(optimizer)
 
 
 def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
-    """Whether it trains what the primary one trained: the next stage. Where the two step in turn, they are no stages, and the
-    one that was there first goes on counting."""
+    """True if it trains the primary one's parameters: the next stage. If the two step in turn, there are no stages, and
+    the first one keeps counting."""
     before, after = parameters_of(primary), parameters_of(optimizer)
     shared = sum(numbers_in(before[one]) for one in before.keys() & after.keys())
     if p.take_turns or shared < _SAME * owned(primary):
@@ -162,15 +166,16 @@ def _replaces(p: Progress, optimizer: Any, primary: Any) -> bool:
 
 
 def _rate(optimizer: Any, rate: Any) -> float | None:
-    """None where it may be on a device: it is asked for in case that the step turns out to be one of the run's."""
+    """Returns the learning rate for a step that may turn out to be one of the run's; None if it may be on a device."""
     if rate is None and optimizer.param_groups:
         rate = optimizer.param_groups[0].get("lr")
     return rate if isinstance(rate, float) else None
 
 
 def _was_alone(p: Progress, rates: list[float | None]) -> None:
-    """The steps that it made beside the primary one, which made none, were steps of their own: a linear probe, the next model of
-    several. rates: theirs, but for the one that is about to end. Where others stepped in between, they go without a row."""
+    """Turns the steps that an optimizer made while the primary one made none into the run's steps: a linear probe, the
+    next model of several. rates: their learning rates, without the step that is about to end. If others stepped in
+    between, these steps have no rows."""
     kind, entries = type(p.trace), entries_of(p.trace)
     ends = [at + 1 for at, entry in enumerate(entries) if entry[0] == OPTIMIZER_END]
     if len(ends) == len(rates):
@@ -183,18 +188,18 @@ def _was_alone(p: Progress, rates: list[float | None]) -> None:
         p.trace = kind(trace_of(entries[ends[-1] :]))
 
 
-# the model -------------------------------------------------------------------------------------------------------------------
+# ---- the model
 
 
 def follow(p: Progress, optimizer: Any) -> None:
-    """Another optimizer counts from the step on that is over now: finds its model where that is not the known one, as in the next
-    fold or trial of a search. Not where a look took place just now: some loops begin anew again and again."""
+    """Finds the model of an optimizer that begins to count with the step that just ended, if the model is not known, as
+    in the next fold or trial of a search. Does nothing right after another search, since some loops restart often."""
     if not _is_known(p, optimizer) and now() >= p.look_at:
         _find_model(p, optimizer)
 
 
 def _is_known(p: Progress, optimizer: Any) -> bool:
-    """Whether the model is there, and is the one that the user named, or has parameters that this optimizer trains."""
+    """True if the model still exists, and the user named it or this optimizer trains some of its parameters."""
     model = p.found() if p.found is not None else None
     if model is None:
         return False
@@ -208,7 +213,7 @@ def _find_model(p: Progress, optimizer: Any) -> None:
     p.looks += 1
     if p.looks >= _LOOKS:
         p.look_at = now() + _PAUSES * (now() - began)
-    p.found = found  # None: it is in no model, and need not be looked for again while this optimizer counts
+    p.found = found  # None: in no model; no search is needed while this optimizer counts
     if found is None:
         return
     p.health.found_model()
@@ -217,13 +222,14 @@ def _find_model(p: Progress, optimizer: Any) -> None:
 
 
 class Lost:
-    """A task between two steps (rootcause/investigator.py): finds a model that was not looked for when its training began."""
+    """A task that runs between two steps (rootcause/investigator.py): finds a model that was not searched for when
+    its training began."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
 
     def is_due(self) -> bool:
-        """Any thread."""
+        """True if the model is gone and a search is allowed. Any thread."""
         p = self._progress
         return p.found is not None and p.found() is None and bool(p.primary_id) and now() >= p.look_at
 

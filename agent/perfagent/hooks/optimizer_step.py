@@ -1,7 +1,7 @@
-"""Step boundaries: the global optimizer hooks.
+"""Finds the step boundaries, by torch's global optimizer hooks and a wrapper around whole steps.
 
-Step n is the n-th step of the optimizer that owns most parameters; steps of smaller ones (a discriminator, a second group)
-belong to the step in progress. Here, once a step, the row goes to the sender: one append.
+Step n is the n-th step of the optimizer that owns most parameters; steps of smaller ones (a discriminator, a second
+group) belong to the step in progress. Once a step, the row goes to the sender: one append.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["after_step", "before_step", "finish_step", "make_primary", "watch_cl
 _IN_FORWARD = (FORWARD, RETURNED)
 _CLEARED_AFTER = (*_IN_FORWARD, BACKWARD_END)
 _RAISED = 64
-"""Steps of other optimizers after which one that began its step and never ended it has raised."""
+"""Steps of other optimizers after which an optimizer that began a step and never ended it is assumed to have raised."""
 
 
 @untraced
 def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
-    """Global pre-hook of every optimizer. The answer, where there is one, is what the step is given instead."""
+    """Global pre-hook of every optimizer. If it returns arguments, the step gets them in place of its own."""
     p = state.current
     if p is None or p.whole or _BEFORE in failures:
         return None
@@ -57,13 +57,13 @@ def before_step(optimizer: Any, args: Any, kwargs: Any) -> Any:
 
 
 def _closure(args: Any, kwargs: Any) -> bool:
-    """Whether the step is given a function that backpropagates: then the gradients are complete only after it."""
+    """True if the step gets a function that backpropagates: the gradients are complete only after that."""
     return kwargs.get("closure") is not None or any(map(callable, args))
 
 
 def _with_closure_watched(p: Progress, optimizer: Any, args: Any, kwargs: Any) -> tuple[Any, Any]:
-    """The gradients of a step are those that its loss has: of the closure's first call, where it is called several times.
-    (Lightning gives closures that do nothing, too.)"""
+    """Wraps the closure of a step. The step's gradients are those of its loss: of the closure's first call, if it is
+    called several times. (Lightning also passes closures that do nothing.)"""
     if kwargs.get("closure") is not None:
         return args, {**kwargs, "closure": _watched(p, optimizer, kwargs["closure"])}
     at = [callable(arg) for arg in args].index(True)
@@ -92,7 +92,7 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
             if p.primary_id == me:
                 p.looked = True
                 _look_safely(p, optimizer)
-            elif not backward_since(p.trace, at):  # else its gradients are of a pass of its own
+            elif not backward_since(p.trace, at):  # otherwise its gradients are from a backward pass of its own
                 p.together.steps(p, optimizer)
         if p.entered == me:
             _closed(p, began, here)
@@ -103,16 +103,16 @@ def _watched(p: Progress, optimizer: Any, closure: Callable[..., Any]) -> Callab
 
 @guarded
 def _closed(p: Progress, began: int, at: int) -> None:
-    """A closure has returned. Its forward pass is none of the optimizer's time, also where no model is known, or not yet."""
+    """Records that a closure has returned. Its forward pass is not optimizer time, even if no model is known (yet)."""
     if only_backward_since(p.trace, at):
         p.trace.extend((began, now(), UNNAMED, None, None, PHASE))
 
 
 @guarded
 def _forget_attempt(p: Progress, at: int, roots: int, *, counts: bool) -> None:
-    """A step's closure has raised: its losses and gradients are not those of the step that comes of the next attempt. at: behind
-    the entry by which the step began."""
-    if p.trace[at - 1 : at] == [OPTIMIZER]:  # else an evaluation has folded what came before
+    """Discards a step whose closure raised: its losses and gradients do not belong to the step of the next attempt. at:
+    the trace's length after the entry that began the step."""
+    if p.trace[at - 1 : at] == [OPTIMIZER]:  # otherwise an evaluation has folded the entries before
         del p.trace[at:]
         p.roots, p.inside_roots = roots, False
     if counts:
@@ -128,7 +128,7 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
     if p.entered and p.entered != me:  # an optimizer inside an optimizer: the outermost counts
         p.blocked += 1
         if p.blocked < _RAISED:
-            return  # ... unless that one raised in its step and will never be heard of again
+            return  # ... unless that one raised in its step and will never return
     p.entered = me
     p.plain = False
     if not p.primary_id:
@@ -143,11 +143,11 @@ def _before(p: Progress, optimizer: Any, *, closure: bool) -> None:
 
 
 def _look(p: Progress, optimizer: Any) -> None:
-    """Measures the gradients, unless they were clipped: then it is too late for that."""
+    """Measures the gradients, unless they were clipped: then it is too late."""
     if p.clips is not None and p.clips.settle(p, optimizer):
         return
     if p.completed >= p.measure_at and p.gradients is None and not p.clip_norm and has_gradients(optimizer):
-        p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused optimizer unscales inside its kernel
+        p.amp.grad_scale = take_if_any(getattr(optimizer, "grad_scale", None))  # a fused kernel unscales by it
         p.health.measure(p, optimizer)
 
 
@@ -159,13 +159,13 @@ def after_step(optimizer: Any, args: Any, kwargs: Any) -> None:  # noqa: ARG001
         return
     p.entered = p.blocked = 0
     if p.scaler_depth:
-        p.scaler_depth = 2  # GradScaler.step ends the step: it did not skip
-        p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; afterwards it is taken back
+        p.scaler_depth = 2  # GradScaler.step did not skip, and ends the step
+        p.amp.found_inf = getattr(optimizer, "found_inf", None)  # ... but a fused optimizer may have; it is reset later
         return
     try:
         finish_step(p, optimizer, None, None if p.clock is None else p.clock.mark())
         if p.last is not None and p.on_next_optimizer is not None:
-            p.on_next_optimizer(optimizer)  # the next step of this one is timed from outside
+            p.on_next_optimizer(optimizer)  # from the next step on, it is timed from outside
     except Exception as error:  # noqa: BLE001 - it must not reach the training loop
         failed(_AFTER, error)
 
@@ -175,7 +175,8 @@ _BEFORE, _AFTER = f"{__name__}.before_step", f"{__name__}.after_step"
 
 @untraced
 def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any = None) -> None:
-    """event: of the device clock, at the end of the optimizer's step. lr: where the optimizer no longer has the step's own."""
+    """Ends a step. event: of the device clock, at the end of the optimizer's step. lr: of this step, if the optimizer
+    no longer has it."""
     if p.primary_id != id(optimizer) and (not takes_over(p, optimizer, lr) or _belongs_to_last(p)):
         p.roots = 0
         p.trace.extend((now(), event, OPTIMIZER_END))
@@ -200,7 +201,7 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
     if p.gradients is not None:
         p.health.finish(p, optimizer, now() - (p.step_end or p.trace[0]))
     first, began = p.last is None, p.began
-    p.seen_backward = True  # with torch.func.grad or autograd.grad none is seen, and it trains all the same
+    p.seen_backward = True  # with torch.func.grad or autograd.grad no backward call is seen, but it trains
     p.complete(lr, skipped, event)
     if clipped:
         p.looked = False
@@ -213,18 +214,18 @@ def finish_step(p: Progress, optimizer: Any, skipped: Any, event: Any, lr: Any =
                 p.on_first_step(optimizer)
         finally:
             p.pausing = False
-            p.step_end = now()  # what finding the model took is ours, not the next step's
+            p.step_end = now()  # the next step does not include the search for the model
 
 
 def _belongs_to_last(p: Progress) -> bool:
-    """Whether it took gradients of the backward pass of the step that is over, which a smaller optimizer has ended: some
-    libraries make one for each parameter, when it is to step for the first time."""
+    """True if this optimizer used gradients of the backward pass of the last step, which a smaller optimizer has ended:
+    some libraries create an optimizer for each parameter when it steps for the first time."""
     return p.last is not None and p.last.roots > 0 and not p.opened and only_optimizers(p.trace)
 
 
 def _look_late(p: Progress, optimizer: Any) -> None:
     if has_gradients(optimizer):
-        p.health.measure(p, optimizer, after=True)  # through a closure the gradients exist only now
+        p.health.measure(p, optimizer, after=True)  # the closure computed the gradients during the step
 
 
 @guarded
@@ -239,7 +240,8 @@ def _appoint_safely(p: Progress, optimizer: Any) -> None:
 
 @guarded
 def _step_beside(p: Progress, optimizer: Any) -> None:
-    """One that is not the primary is about to step, timed from outside: unless the primary one is gone, and this is the next."""
+    """Handles the step of an optimizer that is not the primary one and is timed from outside. If the primary one is
+    gone, this one takes its place."""
     if not p.primary_id:
         appoint(p, optimizer)
     if p.primary_id != id(optimizer):
@@ -248,21 +250,23 @@ def _step_beside(p: Progress, optimizer: Any) -> None:
         _look(p, optimizer)
 
 
-# the whole call --------------------------------------------------------------------------------------------------------------
+# ---- the whole call
 
 
 def watch_whole_step(optimizer: Any) -> Callable[[], None]:
-    """Times the steps of an optimizer, and of others of its class, from outside of torch's own wrapper; the answer undoes that.
+    """Times the steps of an optimizer, and of others of its class, from outside of torch's own wrapper. Returns a
+    function that undoes this.
 
-    The global hooks lie inside that wrapper: with cold caches 0.1 ms of the call passes before the first of them and 0.04 ms
-    after the last, a fifth of a small optimizer's step. Patched is what the loop calls: the instance's own `step` where a
-    scheduler put one, else the class's.
+    The global hooks run inside that wrapper: with cold caches, 0.1 ms of the call passes before the first of them and
+    0.04 ms after the last, a fifth of a small optimizer's step. The patch replaces the function that the loop calls:
+    the instance's own `step` where a scheduler put one, otherwise the class's. The hooks inside the wrapper do nothing
+    meanwhile: noting both would take 2 µs a step more.
     """
     kept = weakref.ref(optimizer) if "step" in optimizer.__dict__ else None
     owner = type(optimizer) if kept is None else optimizer
     inherited = "step" not in owner.__dict__
     original = owner.step
-    alone = 1 if kept is None else 0  # arguments of a step that is given nothing
+    alone = 1 if kept is None else 0  # number of arguments of a step that is called without any
 
     @functools.wraps(original)
     def step(*args: Any, **kwargs: Any) -> Any:
@@ -298,13 +302,13 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
     owner.step = not_traced(step)
     keep_out_of_frames()
 
-    where, ours = weakref.ref(owner), weakref.ref(step)  # a run must not keep an optimizer that its loop has dropped
+    where, ours = weakref.ref(owner), weakref.ref(step)  # a run must not keep an optimizer that its loop dropped
 
     def undo() -> None:
         patched: Any = where()
         patch: Any = ours()
         if patched is None or patch is None or patched.__dict__.get("step") is not patch:
-            return  # gone, or patched on top of us: ours stays below, and passes through
+            return  # the owner is gone, or somebody patched over our patch, which then passes through
         if inherited:
             del patched.step
         else:
@@ -314,8 +318,8 @@ def watch_whole_step(optimizer: Any) -> Callable[[], None]:
 
 
 def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
-    """zero_grad, watched where it stands between the model's call and backward, or discards what backward passes have left: at
-    once, or where the next epoch begins with a window of its own."""
+    """Wraps zero_grad. Records calls between the model's call and backward, and calls that discard the gradients of
+    backward passes: at once, or when the next epoch begins with a new accumulation window."""
 
     @functools.wraps(original)
     def zero_grad(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -336,7 +340,7 @@ def watch_clear(original: Callable[..., Any]) -> Callable[..., Any]:
 
 @guarded
 def _holds_gradients(p: Progress, cleared: Any) -> bool:
-    """Whether what is trained has any gradient. cleared: what is asked where that is not known, before the first step."""
+    """True if any trained parameter has a gradient. cleared: checked if those are not known, before the first step."""
     known = p.primary() if p.primary is not None else None
     if known is None:
         known = p.found() if p.found is not None else None

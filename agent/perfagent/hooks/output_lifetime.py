@@ -1,14 +1,14 @@
-"""What a model returned is let go of when backward starts, where the model's call is taken for the forward pass.
+"""Frees a model's outputs when backward starts, where the time of the model's call counts as the forward pass.
 
-A loop drops the outputs of one step where it takes those of the next: `logits, loss = model(x, y)` gives the old logits' memory
-back, and the nodes of the old loss's graph, when the model has returned. A timer round the model's call sees what that takes, a
-hook in the call does not, and it is much where outputs are large: logits of GPT-2's vocabulary take 6 to 10 % of a small model's
-forward pass to drop. (`loss = model(x).loss` drops the new logits there.)
+A loop drops the outputs of one step when it takes those of the next: `logits, loss = model(x, y)` frees the old logits'
+memory, and the nodes of the old loss's graph, when the model has returned. A timer around the model's call includes
+that time, a hook in the call does not, and it is long for large outputs: dropping logits of GPT-2's vocabulary takes 6
+to 10 % of a small model's forward pass. (`loss = model(x).loss` drops the new logits there.)
 
-So what the loop still has of the last outputs when the model is called again, and the new outputs, are held from the model's
-return until backward begins: a timer round backward and ours both see it. No memory lives longer than the loop's own names would
-let it, but for what lies between the two calls, and for five seconds where backward never comes. Not where a device's clock runs:
-it does not see the host's memory.
+So the last outputs that the loop still has when it calls the model again, and the new outputs, are held from the
+model's return until backward begins: a timer around backward and ours both include the time. Memory lives no longer
+than the loop's own names would keep it, except for the time between the two calls, and for five seconds if backward
+never comes. Nothing is held where a device's clock runs, since that clock does not see the host's memory.
 """
 
 from __future__ import annotations
@@ -27,31 +27,34 @@ __all__ = ["Outputs"]
 _MOST_ITEMS = 16
 _MOST_HELD_S = 5.0
 _NEGLIGIBLE_NS = 5_000
-"""About what holding costs with cold caches."""
+"""About the cost of holding with cold caches."""
 _LOOKS = 8
 _REST_CALLS = 1000
 
 
 class Outputs:
-    """Of one root model. held: what lives until backward begins. waits: no backward pass has begun since the model returned.
+    """The outputs of one root model.
 
-    Where it costs next to nothing to drop what the model returns, that is looked at once in a thousand calls. rest: so many are
-    left to come, counted down by whoever would call the methods, since a hook's every call costs.
+    held: the objects that live until backward begins.
+    waits: no backward pass has begun since the model returned.
+    rest: calls to skip. If dropping the outputs costs next to nothing, it is checked once in a thousand calls. The
+        callers count this down, since every call of a hook costs time.
     """
 
     __slots__ = ("_cheap", "_last", "_since", "held", "rest", "waits")
 
     def __init__(self) -> None:
         self._cheap = self.rest = 0
-        self._last: list[Any] = []  # weak references to what the model returned last
+        self._last: list[Any] = []  # weak references to the model's last outputs
         self.held: Any = None
         self.waits = True
         self._since = 0.0
 
     def called(self) -> None:
-        """The model is called: what the loop still has of the last call it will drop when this one returns.
+        """Called with the model: holds the outputs of its last call that the loop still has and will drop when
+        this call returns.
 
-        Nothing is held where no backward pass came after that call: it might not come after this one.
+        Holds nothing if no backward pass came after the last call: none might come after this one.
         """
         self.held = None
         if not self.waits:
@@ -59,13 +62,13 @@ class Outputs:
 
     @guarded
     def returned(self, output: Any) -> None:
-        """The model returns this, and in it the loss."""
+        """Called when the model returns an output that holds the loss."""
         self._last = [*map(weakref.ref, _parts(output))]
         self.held = None if self.waits else (self.held, output)
         self.waits, self._since = True, monotonic()
 
     def let_go(self) -> None:
-        """Backward begins."""
+        """Called when backward begins: frees the outputs."""
         self.waits = False
         if self.held is None:
             return
@@ -76,13 +79,13 @@ class Outputs:
             self._cheap, self.rest, self._last = 0, _REST_CALLS, []
 
     def expire(self) -> None:
-        """What has been held for long goes: no backward pass came. Any thread."""
+        """Frees outputs that were held for long, since no backward pass came. Any thread."""
         if self.held and monotonic() - self._since > _MOST_HELD_S:
             self.held = None
 
 
 def _parts(output: Any) -> Iterator[Any]:
-    """What of an output holds memory and can be referred to weakly."""
+    """Yields the parts of an output that hold memory and support weak references."""
     if isinstance(output, sys.modules["torch"].Tensor):
         yield output
         return

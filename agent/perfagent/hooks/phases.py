@@ -1,8 +1,8 @@
-"""Parts of the loop that are no part of a training step's own work: timed here, named by the user or recognised.
+"""Times parts of the loop that are not a training step's own work, named by the user or recognized by the agent.
 
-A span becomes an entry of the trace, so that its time is `phase/NAME_s` and neither `other` nor the phase it lies in, and an
-event, so that it is known although it is not part of every step. The outermost span counts: a framework's save that calls
-torch.save is one checkpoint.
+A span becomes an entry of the trace, so that its time is `phase/NAME_s` and neither `other` nor the phase that contains
+it. It also becomes an event, so that it is shown although not every step has it. Only the outermost span counts: a
+framework's save that calls torch.save is one checkpoint.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ from perfagent.step.trace import PHASE
 __all__ = ["COUNTED", "Span", "device_mark", "tell", "watch_phase"]
 
 COUNTED = ("checkpoint", "eval", "comm", "h2d")
-"""Phases in which data waits and forward passes are part of the phase, not of the training step."""
+"""Phases that include their data waits and forward passes, which are then not part of the training step."""
 _EVENT_EVERY_S = 1.0
 _LONG_S = 0.1
 
 
 class Span:
-    """One timed part of the loop; entered and left on one thread.
+    """One timed part of the loop, entered and left on one thread.
 
-    tells: False for what happens many times a step and is no event.
+    tells: False for parts that happen many times a step and make no event.
     """
 
     __slots__ = ("_begin_step", "_counts", "_name", "_progress", "_started", "_tells")
@@ -49,14 +49,15 @@ class Span:
         p, ended = self._progress, now()
         if self._counts:
             p.phase_depth -= 1
-        if not p.phase_depth and self._begin_step >= p.completed:  # within one step: part of its breakdown
+        if not p.phase_depth and self._begin_step >= p.completed and not p.off:  # within one step: part of its breakdown
             p.trace.extend((self._started, ended, self._name, None, None, PHASE))
         if self._tells:
             tell(p, self._name, self._begin_step, (ended - self._started) / 1e9, p.in_progress())
 
 
 def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, *, always: bool = True) -> None:
-    """The event of a phase. always: False where short ones may follow in every step; then one a second is enough."""
+    """Sends the event of a phase. always: False for phases that may be short and in every step; one event a
+    second is then enough."""
     if p.on_event is None:
         return
     if not always and duration_s < _LONG_S:
@@ -70,7 +71,7 @@ def tell(p: Progress, name: str, begin_step: int, duration_s: float, step: int, 
 
 
 def device_mark(p: Progress) -> Any:
-    """A mark of the device clock, where work on the current stream holds up the computation; None on other streams."""
+    """Returns a mark of the device clock if the current stream is the one that computes; else None."""
     if p.clock is None or p.stream is None:
         return None
     if current_stream(p.clock.device).cuda_stream != p.stream:
@@ -79,9 +80,9 @@ def device_mark(p: Progress) -> Any:
 
 
 def watch_phase(name: str, look: Callable[[tuple[Any, ...], dict[str, Any]], None] | None = None) -> Any:
-    """What watches a function whose calls on the stepping thread are a phase of that name.
+    """Returns a wrapper for a function whose calls on the training thread are a phase of that name.
 
-    look: is shown the arguments of every call, also of those inside of another and on other threads.
+    look: gets the arguments of every call, even within another one and on other threads.
     """
 
     def watch(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -1,7 +1,8 @@
-"""Forward time where nobody calls the model itself: `model.loss(x)`, a method that calls the model's parts one after the other.
+"""Times the forward pass where the script never calls the model itself: `model.loss(x)`, a method that calls
+the model's parts.
 
-The first call of a part begins the forward pass, which then lasts until backward starts. The parts are watched only once whole
-steps have passed in which the root was not called, and not where anything was compiled: inside of a compiled method they would
+The first call of a part begins the forward pass, which then lasts until backward starts. The parts are watched only
+after whole steps without a call of the root, and not where anything was compiled: inside a compiled method they would
 break its graph.
 """
 
@@ -25,21 +26,22 @@ from perfagent.step.trace import DATA, FIELDS, FORWARD, backward_since
 __all__ = ["Uncalled"]
 
 _PATIENCE = 2
-"""Whole steps without a call of the root."""
+"""Whole steps without a call of the root before its parts are watched."""
 _MOST_PARTS = 256
 _NAME = f"{__name__}.Part"
 _FETCH = FIELDS[DATA]
 
 
 class Uncalled:
-    """A task between two steps (rootcause/investigator.py): watches the parts of a model that is trained and not called."""
+    """A task that runs between two steps (rootcause/investigator.py): watches the parts of a model that is
+    trained and not called."""
 
     def __init__(self, root: Any, watched: Watched) -> None:
         self._root, self.watched = weakref.ref(root), watched
         self._left = _PATIENCE
         self._parts: list[Part] = []
         self._off = False
-        self._step, self._at, self._training = -1, 0, False  # of the newest call: the step, the trace's length, the mode
+        self._step, self._at, self._training = -1, 0, False  # at the newest call: step, length of the trace, mode
 
     def at_boundary(self) -> bool:
         root = self._root()
@@ -50,7 +52,7 @@ class Uncalled:
         if self._left <= 0 and compiled is None:
             return True
         if self._left <= 0 and not compiled:
-            found = {id(part): part for part in islice(_parts(root), _MOST_PARTS)}  # one that has two names once
+            found = {id(part): part for part in islice(_parts(root), _MOST_PARTS)}  # a part with two names only once
             self._parts = [Part(self, part) for part in found.values()]
             for each in self._parts:
                 each.put_on()
@@ -68,7 +70,7 @@ class Uncalled:
         return root is not None and bool(root.training)
 
     def begins(self, p: Progress) -> bool:
-        """Whether this is the first call since the last backward pass."""
+        """True for the first call since the last backward pass."""
         at, training = len(p.trace), self.is_training()
         same = p.completed == self._step and training == self._training and at >= self._at
         first = not same or (at > self._at and backward_since(p.trace, self._at))
@@ -77,7 +79,7 @@ class Uncalled:
 
 
 class Part(Standing):
-    """Stands in the call of one part, as `Watched` stands in that of a root."""
+    """Replaces the call of one part, as `Watched` does for a root."""
 
     __slots__ = ("_grad_enabled", "_owner")
 
@@ -90,7 +92,7 @@ class Part(Standing):
         copy = copy_that_calls(sys._getframe(1), part)
         if copy is not None:
             return copy._call_impl(*args, **kwargs)
-        call = self._replaced or part._call_impl  # it lives: it is calling us
+        call = self._replaced or part._call_impl  # the part is alive, since it is calling us
         p, owner = state.current, self._owner
         if p is None or p.backward_depth or p.phase_depth or owner.watched.called or p.thread != get_ident():
             return call(*args, **kwargs)
@@ -120,7 +122,7 @@ def _size(p: Progress, args: Any, kwargs: Any) -> Any:
 
 
 def _parts(module: Any) -> Iterator[Any]:
-    """What the methods of a module can call: its children, and those of containers, which cannot be called."""
+    """Yields what the methods of a module can call: its children, and those of containers, which cannot be called."""
     torch = sys.modules["torch"]
     for child in module.__dict__.get("_modules", {}).values():
         if type(child) in (torch.nn.ModuleList, torch.nn.ModuleDict):

@@ -7,11 +7,23 @@ from pathlib import Path
 __all__ = ["owner_line", "process_start"]
 
 
-def process_start(pid: int) -> int:
-    """Start of a process in clock ticks after boot, 0 when it is gone: with the pid, a name that is never reused."""
+def process_start(pid: int, proc: Path = Path("/proc")) -> int:
+    """Start of a process in clock ticks after boot, 0 when it is gone: with the pid, a name that is never reused.
+
+    Where there is no /proc: in milliseconds since 1970, from psutil.
+    """
     try:
-        return int(Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[19])
+        return int((proc / str(pid) / "stat").read_bytes().rpartition(b")")[2].split()[19])
     except (OSError, ValueError, IndexError):
+        return 0 if (proc / "self").exists() else _start_by_psutil(pid)
+
+
+def _start_by_psutil(pid: int) -> int:
+    import psutil
+
+    try:
+        return int(1000 * psutil.Process(pid).create_time())
+    except (psutil.Error, OSError, ValueError):
         return 0
 
 

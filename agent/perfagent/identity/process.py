@@ -18,7 +18,7 @@ from perfagent.launch_options import parents_run
 from perfagent.naming import draw_id
 
 if TYPE_CHECKING:
-    from perfagent.config import AgentConfig
+    from perfagent.agent_config import AgentConfig
 
 __all__ = ["Identity"]
 

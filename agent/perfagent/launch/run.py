@@ -12,8 +12,8 @@ import os
 import sys
 from pathlib import Path
 
-from perfagent.config import AgentConfig
-from perfagent.errors import ConfigError
+from perfagent.agent_config import AgentConfig
+from perfagent.errors import ConfigError, ResourceError
 from perfagent.identity import Identity
 from perfagent.launch.words import as_python_takes_them, is_launcher, leading_options
 from perfagent.launch_options import VARIABLE, LaunchOptions
@@ -33,7 +33,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--run-id", metavar="ID", help="id of the run: the same id again is a new attempt of the same run")
     parser.add_argument("-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="run a module, as python -m does")
     parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="the script and its arguments")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=_run, usage=parser.format_help)
 
 
 def _run(arguments: argparse.Namespace) -> int:
@@ -41,7 +41,7 @@ def _run(arguments: argparse.Namespace) -> int:
     if words[:1] == ["--"]:
         words = words[1:]
     if not words or words == ["-m"]:
-        sys.stderr.write("perfagent run: a script, or -m and a module, must follow\n")
+        sys.stderr.write(f"{arguments.usage()}\nperfagent run: a script, or -m and a module, must follow\n")
         return 2
     local_rank = getattr(arguments, "local_rank_argument", None)
     if local_rank:  # deepspeed and torch.distributed.launch put it in front of the script's own arguments
@@ -108,7 +108,7 @@ def start(
     try:
         os.execve(sys.executable, [sys.executable, *flags, *words], environment)  # noqa: S606
     except OSError as error:
-        raise ConfigError(f"python at {sys.executable!r} cannot be started: {error}") from error
+        raise ResourceError(f"python at {sys.executable!r} cannot be started: {error}") from error
 
 
 def _drawn_name(config: AgentConfig, identity: Identity, words: list[str]) -> str | None:

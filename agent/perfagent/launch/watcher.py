@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity.pids import owner_line, process_start
 from perfagent.redaction import redacted, redacted_arguments, redacted_text
 from perfagent.samplers import cgroup

@@ -12,7 +12,7 @@ import math
 import sys
 from collections import UserDict
 from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from types import FrameType, MemberDescriptorType
 from typing import Any
 
@@ -182,25 +182,35 @@ def _hash(tensor: Any) -> str:
 def in_callers(samples: int | None, frame: FrameType | None) -> tuple[str, list[tuple[str, Any]]]:
     """The batch among the local variables of whoever called backward: tensors without gradients whose first dimension is the
     batch's. Answers where it was found and the named tensors; ("", []) where nothing looks like it."""
-    torch = sys.modules["torch"]
     left = iter(range(_MOST_IN_ALL))
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
         if not frame.f_globals.get("__name__", "").startswith(("torch.", "perfagent.")):
             with variables_of(frame) as variables:
-                walks = (
-                    _tensors_in(value, name, 0, islice(left, MOST_OBJECTS))
-                    for name, value in variables
-                    if not issubclass(type(value), torch.nn.Module)
-                )
-                every = chain.from_iterable(walks)
-                found = [*islice((one for one in every if _is_batch(one[1], samples)), MOST_TENSORS)]
+                found = _batch_among(variables, samples, left)
             if found:
                 where = f"local variables of {frame.f_code.co_name} ({frame.f_code.co_filename}:{frame.f_lineno})"
                 return where, found
         frame = frame.f_back
     return "", []
+
+
+def _batch_among(
+    variables: Iterable[tuple[str, Any]], samples: int | None, left: Iterator[int]
+) -> list[tuple[str, Any]]:
+    """The tensors that may be the batch's. Variables that hold more of them than a batch has come last: a list of all batches
+    that the loop iterates over is not the batch of this step."""
+    torch = sys.modules["torch"]
+    batches: list[tuple[str, Any]] = []
+    datasets: list[tuple[str, Any]] = []
+    for name, value in variables:
+        if issubclass(type(value), torch.nn.Module):
+            continue
+        tensors = _tensors_in(value, name, 0, islice(left, MOST_OBJECTS))
+        alike = [*islice((named for named in tensors if _is_batch(named[1], samples)), MOST_TENSORS + 1)]
+        (batches if len(alike) <= MOST_TENSORS else datasets).extend(alike)
+    return [*batches, *datasets][:MOST_TENSORS]
 
 
 def _is_batch(tensor: Any, samples: int | None) -> bool:

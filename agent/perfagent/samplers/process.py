@@ -1,23 +1,21 @@
 """This process and the processes it started: CPU, memory, threads, disk; the DataLoader's workers.
 
-CPU comes from the processes' own clocks (exact to the nanosecond, 1.4 µs), not from /proc's ticks of 10 ms. Workers are those
-that multiprocessing started, whichever start method the loader uses; `multiprocessing.active_children()` would reap them, so
-its list is only looked at. Resident memory of forked workers counts pages they share with us once per process.
+Workers are those that multiprocessing started, whichever start method the loader uses; `multiprocessing.active_children()` would
+reap them, so its list is only looked at. Resident memory of forked workers counts pages they share with us once per process.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from perfagent.samplers.kernel_file import KernelFile
+from perfagent.samplers.counters import ProcessCounters, WorkerCounters
+from perfagent.samplers.proc_counters import ProcProcess, ProcWorkers
 
 __all__ = ["ProcessReader", "WorkerReader"]
 
-_PAGE = os.sysconf("SC_PAGE_SIZE")
 _RARE_S = 10.0
 _IO_S = 5.0
 _WORKERS_S = 5.0
@@ -27,9 +25,8 @@ _EARLY_S = 0.25
 class ProcessReader:
     """`read(now)` gives `process/*` values of this process; now: monotonic seconds."""
 
-    def __init__(self, proc: Path = Path("/proc/self")) -> None:
-        self._statm, self._status = KernelFile(proc / "statm", 128), KernelFile(proc / "stat", 1024)
-        self._io = KernelFile(proc / "io")
+    def __init__(self, proc: Path = Path("/proc/self"), counters: ProcessCounters | None = None) -> None:
+        self._counters = counters or ProcProcess(proc)
         self._cpu: tuple[float, float] | None = None
         self._moved: tuple[float, int, int] | None = None
         self._rare_at = self._io_at = 0.0
@@ -43,9 +40,9 @@ class ProcessReader:
         values.update(self.memory())
         if now >= self._rare_at - _EARLY_S:
             self._rare_at = now + _RARE_S
-            text = self._status.read()
-            if text is not None:
-                values["process/threads"] = int(text.rpartition(b")")[2].split()[17])
+            threads = self._counters.threads()
+            if threads is not None:
+                values["process/threads"] = threads
         if now >= self._io_at - _EARLY_S:
             self._io_at = now + _IO_S
             self._disk(values, now)
@@ -53,19 +50,17 @@ class ProcessReader:
 
     def memory(self) -> dict[str, float]:
         """`process/rss_bytes` alone, at once."""
-        text = self._statm.read()
-        return {} if text is None else {"process/rss_bytes": int(text.split()[1]) * _PAGE}
+        resident = self._counters.rss()
+        return {} if resident is None else {"process/rss_bytes": resident}
 
     def close(self) -> None:
-        for file in (self._statm, self._status, self._io):
-            file.close()
+        self._counters.close()
 
     def _disk(self, values: dict[str, float], now: float) -> None:
-        """What this process really fetched from disks and sent there; page cache hits do not count."""
-        text = self._io.read()  # not readable in some containers
-        if text is None or b"read_bytes: " not in text:
+        found = self._counters.disk()
+        if found is None:
             return
-        read, written = (int(text.partition(name)[2].split(b"\n", 1)[0]) for name in (b"\nread_bytes: ", b"\nwrite_bytes: "))
+        read, written = found
         before, self._moved = self._moved, (now, read, written)
         if before is not None and now > before[0] and read >= before[1] and written >= before[2]:
             values["process/disk_read_bytes_per_s"] = (read - before[1]) / (now - before[0])
@@ -75,10 +70,9 @@ class ProcessReader:
 class WorkerReader:
     """`read(now)` gives `process/workers*`, every five seconds; nothing until the first worker is seen. 5 µs a worker."""
 
-    def __init__(self, proc: Path = Path("/proc")) -> None:
-        self._proc = proc
+    def __init__(self, proc: Path = Path("/proc"), counters: WorkerCounters | None = None) -> None:
+        self._counters = counters or ProcWorkers(proc)
         self._next = 0.0
-        self._files: dict[int, KernelFile] = {}
         self._cpu: dict[int, tuple[float, float]] = {}
         self._seen = False
 
@@ -93,7 +87,7 @@ class WorkerReader:
         alive, share, rss = 0, 0.0, 0
         measured: dict[int, tuple[float, float]] = {}
         for pid in pids:
-            found = self._one(pid)
+            found = self._counters.of(pid)
             if found is None:
                 continue
             cpu, resident = found
@@ -102,8 +96,7 @@ class WorkerReader:
             before = self._cpu.get(pid)
             if before is not None and now > before[0]:
                 share += max(0.0, 100.0 * (cpu - before[1]) / (now - before[0]))
-        for gone in self._files.keys() - measured.keys():
-            self._files.pop(gone).close()
+        self._counters.keep(set(measured))
         known = bool(measured.keys() & self._cpu.keys())
         self._cpu = measured
         values: dict[str, float] = {"process/workers": alive}
@@ -114,23 +107,7 @@ class WorkerReader:
         return values
 
     def close(self) -> None:
-        for file in self._files.values():
-            file.close()
-
-    def _one(self, pid: int) -> tuple[float, int] | None:
-        """CPU seconds and resident bytes of a worker; None when it has ended."""
-        file = self._files.get(pid)
-        if file is None:
-            file = self._files[pid] = KernelFile(self._proc / str(pid) / "statm", 128)
-        text = file.read()
-        if text is None:
-            return None
-        resident = int(text.split()[1])
-        try:
-            cpu = time.clock_gettime((~pid << 3) | 2)  # the process's clock, as clock_getcpuclockid(3) numbers it
-        except OSError:
-            return None
-        return (cpu, resident * _PAGE) if resident else None  # a zombie holds no memory
+        self._counters.close()
 
 
 def _started() -> list[int]:

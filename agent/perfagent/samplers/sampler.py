@@ -33,6 +33,7 @@ _IMPORTS = (
     "perfagent.samplers.process",
     "perfagent.samplers.gpu.sampler",
     "perfagent.signals.memory",
+    *(() if os.path.exists("/proc/stat") else ("perfagent.samplers.psutil_counters",)),  # noqa: PTH110
     *(("pynvml",) if os.path.exists("/dev/nvidiactl") else ()),  # noqa: PTH110 - a tenth of the time of a Path
 )
 """What `poll` needs: imported when the sender starts, so that no fork can come between."""
@@ -53,7 +54,8 @@ class Sampler:
     """`Sampler(sender, step=lambda: current_step).install()`.
 
     step: the step that a sample belongs to. begun: whether one has ended. device: ordinal of this rank's CUDA device, or None
-    while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host).
+    while it has none; asked on both threads. library: starts NVML (a test passes its own, and its own host). proc: where psutil
+    is used if it is not there.
     """
 
     def __init__(
@@ -66,13 +68,14 @@ class Sampler:
         library: Callable[[], tuple[Library | None, str]] | None = None,
         environ: Mapping[str, str] | None = None,
         host: HostReader | None = None,
+        proc: Path = Path("/proc"),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._sender, self._step, self._begun, self._clock = sender, step, begun, clock
         self._identity, self._config = sender.identity, sender.config
         self._environ = os.environ if environ is None else environ
         self._device = device or self._guess_device
-        self._library, self._host = library, host
+        self._library, self._host, self._proc = library, host, proc
         self._readers: _Readers | None = None
         self.folders = FolderSampler(self._emit, self._config.record or self._config.state_dir)
         self.period_s = self._config.sample_s
@@ -121,10 +124,16 @@ class Sampler:
             self._source.due = self._next
 
     def _open(self) -> _Readers:
+        from perfagent.samplers.counters import of_system
         from perfagent.samplers.host import HostReader
         from perfagent.samplers.process import ProcessReader, WorkerReader
 
-        self._readers = _Readers(self._host or HostReader(), ProcessReader(), WorkerReader())
+        host, process, workers = of_system(self._proc)
+        self._readers = _Readers(
+            self._host or HostReader(self._proc, counters=host),
+            ProcessReader(counters=process),
+            WorkerReader(counters=workers),
+        )
         return self._readers
 
     def _allocator(self) -> dict[str, float]:

@@ -1,5 +1,8 @@
-"""Whose units an activation gets, and in which dimension they are: said by the modules that made the tensor, in one call of a
-model. The last dimension is that of a Linear's units, the second that of a convolution's."""
+"""Finds which modules made the input of an activation, and in which dimension their units are, during one
+call of a model.
+
+The units of a Linear are in the last dimension, those of a convolution in the second.
+"""
 
 from __future__ import annotations
 
@@ -10,28 +13,33 @@ from weakref import ref
 __all__ = ["Makers", "Origin", "makers_of"]
 
 _MOST_MAKERS = 1024
-"""Modules of which it is noted what they made."""
+"""Most modules whose outputs are recorded."""
 _MOST_NODES = 16
 _KEEPS_SHAPE = ("Add", "Sub", "Mul", "Div", "Relu", "Hardtanh", "Pow", "NativeDropout", "Clone", "ToCopy")
-"""How autograd's names of operations begin behind which the units are where they were."""
+"""Beginnings of autograd's names of operations that leave the units where they were."""
 
 
 class Origin(NamedTuple):
-    """dimension: that of the units; None where it is not known. modules: the ids of those that made the tensor, or the parts that
-    it is a sum of: the same ones make the same units each time (a recurrent network). None are known where it is empty."""
+    """The origin of an activation's input.
+
+    dimension: that of the units; None if not known.
+    modules: ids of the modules that made the tensor or the parts that it is a sum of; empty if none is known. The same
+        modules make the same units each time (a recurrent network).
+    """
 
     dimension: int | None
     modules: frozenset[int]
 
 
 def makers_of(model: Any) -> list[tuple[Any, bool]]:
-    """The modules that say where units are, and whether that is the last dimension; else it is the second."""
+    """Returns the modules that show where units are, with True if that is the last dimension and False if
+    the second."""
     nn = sys.modules["torch"].nn
     last = (nn.Linear, nn.Bilinear, nn.Embedding)
     second = (nn.modules.conv._ConvNd, nn.modules.batchnorm._NormBase, nn.GroupNorm)
     found = []
     for module in model.modules():
-        if isinstance(module, last) or type(module).forward is nn.LayerNorm.forward:  # a LayerNorm of its own may be of channels
+        if isinstance(module, last) or type(module).forward is nn.LayerNorm.forward:  # a subclass may differ
             found.append((module, True))
         elif isinstance(module, second):
             found.append((module, False))
@@ -39,7 +47,7 @@ def makers_of(model: Any) -> list[tuple[Any, bool]]:
 
 
 class Makers:
-    """What modules made in the course of one call, as tensors and as autograd's nodes."""
+    """The outputs of modules during one call, as tensors and as autograd's nodes."""
 
     __slots__ = ("_nodes", "_tensors")
 
@@ -52,14 +60,14 @@ class Makers:
             return
         dimension: int | None = output.dim() - 1 if last else 1
         if output.dim() < 2 or (not last and output.dim() != len(getattr(module, "kernel_size", output.shape[2:])) + 2):
-            dimension = None  # one sample, without a dimension for more
+            dimension = None  # a single sample, without a batch dimension
         origin = Origin(dimension, frozenset((id(module),)))
         self._tensors[id(output)] = ref(output), origin
         if output.grad_fn is not None:
             self._nodes[output.grad_fn] = origin
 
     def origin(self, taken: Any, output: Any) -> Origin:
-        """Of what an activation took and made."""
+        """Returns the origin of an activation's input. taken, output: its input and output."""
         made = self._tensors.get(id(taken))
         if made is not None and made[0]() is taken and taken.dim() == output.dim():
             return made[1]

@@ -1,18 +1,21 @@
-"""How many samples and tokens a batch holds, from its shape alone.
+"""Reads how many samples and tokens a batch holds, from its shape alone.
 
-Tried on 23 kinds of batches (notes in docs/decisions.md). The order of the rules: a PyG batch's `num_graphs`; a packed
-sequence's first batch size; a list of dicts is one sample an entry; a two-dimensional `input_ids`; several with a name before it
-(a question and its answer), which are one sample and add up in tokens; else the first dimension that all, or most, tensors
-share. Where a loader's batch size says otherwise, and a list has as many entries, those are the
-samples; where its entries are mappings with as many rows (inputs and targets, two sides of a pair), those rows are; where all
-tensors have that size, some of them second, time comes first. A list of tensors that all have a row for each label holds views
-of one batch. An object of the script's own (a dataclass) is what its attributes are, where it has as many samples as the loader
-puts together, or all of its tensors as many rows: else they may be points or nodes. What remains unclear is None: never a guess.
-Tokens count padding; of nested tensors, which have none, each kind answers `size(0)`, and not each has a shape. Nothing here
-reads a tensor's values.
+Tried on 23 kinds of batches. The rules, in order: a PyG batch's `num_graphs`; a packed sequence's first batch
+size; a list of dicts has one sample per entry; a two-dimensional `input_ids`; several names that end in
+`_input_ids` (a question and its answer), which are one sample and add up in tokens; else the first dimension that
+all, or most, tensors share.
 
-Samples alone do not tell how much a step computes: pictures come in another resolution, recordings in other lengths. So where
-tokens are not known, `inputs` keeps when the shape of the input changed, beside the sizes, which travel with the steps.
+If the loader's batch size differs from that: a list with as many entries has those as samples; a list of mappings with
+as many rows (inputs and targets, two sides of a pair) has those rows; if all tensors have that size, some of them in
+the second dimension, time comes first. In a list of tensors that all have one row per label, the tensors are views of
+one batch. An object of the script's own (a dataclass) counts by its attributes, if it has as many samples as the
+loader's batch size, or all its tensors have as many rows: otherwise the rows may be points or nodes. Whatever remains
+unclear is None, never a guess. Tokens include padding; nested tensors have none, and while each kind of them answers
+`size(0)`, not each has a shape. Nothing here reads a tensor's values.
+
+Samples alone do not show how much a step computes: pictures come in another resolution, recordings in other lengths. So
+where the tokens are not known, `inputs` records when the shape of the input changed, separately from the sizes, which
+travel with the steps.
 """
 
 from __future__ import annotations
@@ -29,8 +32,8 @@ from perfagent.step.state import state
 __all__ = ["Inputs", "Measure", "Shape", "Size", "has_embedding", "inputs", "is_raw", "of_raw", "reader", "size_of"]
 
 Size = tuple[int | None, int | None, bool]
-"""samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one shape). True
-without tokens: the loop makes them of what the batch holds."""
+"""samples, tokens, and whether the tokens count only for a model that has an embedding (two integer matrices of one
+shape). If that is True without tokens, the loop makes tokens from the batch."""
 Measure = Callable[[Any], Size]
 Shape = tuple[int, ...]
 
@@ -38,13 +41,14 @@ NOTHING: Size = (None, None, False)
 _MOST_CHANGES = 1024
 _TOKEN_KEYS = ("input_ids", "tokens", "token_ids", "idx", "inputs_ids", "decoder_input_ids")
 _TEXT = "_input_ids"
-"""What the names of several texts end with: a question and its answer, as sentence-transformers puts them together."""
+"""Ending of the names of several texts: a question and its answer, as sentence-transformers batches them."""
 
 
 class Inputs:
-    """When the input's shape changed, as its readers saw it: of training and evaluation in turn.
+    """Records when the shape of the input changed, for batches of training and evaluation alike.
 
-    latest: the shape of the newest batch, the very object its reader keeps; None where it does not tell how large the input is.
+    latest: the shape of the newest batch, the very object that its reader keeps; None if it does not show how large the
+        input is.
     changes: (steps completed then, shape of one sample from there on), the newest few of one run, until they are taken.
     """
 
@@ -56,10 +60,10 @@ class Inputs:
         self._completed = 0
 
     def turn_to(self, shape: Any) -> None:
-        """On the training thread."""
+        """Records a new shape. On the training thread."""
         self.latest = shape
         completed = state.current.completed if state.current is not None else 0
-        if completed < self._completed:  # another run
+        if completed < self._completed:  # a new run has begun
             self.changes = deque(maxlen=_MOST_CHANGES)
         self._completed = completed
         self.changes.append((completed, None if shape is None else tuple(shape[1:])))
@@ -77,7 +81,7 @@ def _integers(tensor: Any) -> bool:
 
 
 def size_of(batch: Any) -> Size:
-    """Samples and tokens of one batch. 3 to 15 µs: `reader` makes it cheap for a loader's later batches."""
+    """Returns samples and tokens of one batch in 3 to 15 µs; `reader` makes that cheap for a loader's later batches."""
     graphs = _asked(batch, "num_graphs")
     if isinstance(graphs, int):
         return graphs, None, False
@@ -98,7 +102,7 @@ def size_of(batch: Any) -> Size:
 
 
 def is_raw(batch: Any) -> bool:
-    """Whether it holds texts, or mappings that hold some, of which the loop makes tokens."""
+    """True if the batch holds texts, or mappings with texts, from which the loop makes tokens."""
     items = batch.values() if isinstance(batch, Mapping) else batch if isinstance(batch, (list, tuple)) else ()
     for item in islice(items, 2):
         first = next(iter(item), None) if isinstance(item, (list, tuple)) else item
@@ -108,7 +112,7 @@ def is_raw(batch: Any) -> bool:
 
 
 def of_raw(measure: Measure) -> Measure:
-    """For a loader of such batches."""
+    """Returns the measure for a loader of such batches."""
 
     def measured(batch: Any) -> Size:
         samples, tokens, only_with_embedding = measure(batch)
@@ -122,7 +126,7 @@ def _have_as_many_rows(attributes: Mapping[str, Any]) -> bool:
 
 
 def _attributes(batch: Any) -> Mapping[str, Any] | None:
-    """Those of an object in which a batch's tensors are; None where there are no such ones."""
+    """Returns the attributes of an object that holds a batch's tensors; None if it holds none."""
     if isinstance(batch, (Mapping, list, tuple, type)) or _tensor(batch):
         return None
     attributes = _own(batch) or {name: _asked(batch, name) for name in getattr(type(batch), "__dataclass_fields__", ())}  # slots
@@ -135,11 +139,11 @@ def _own(batch: Any) -> dict[str, Any]:
 
 
 def _asked(batch: Any, name: str) -> Any:
-    """What a batch has under a name; None where it has nothing there, or a function of its own, which may do anything, raises. A
-    `__getattr__` of its own is not asked."""
+    """Returns an attribute of a batch; None if it has none of that name, or if a property of the script's raises. Never
+    calls a `__getattr__` of the script's."""
     try:
         return getattr(batch, name) if hasattr(type(batch), name) or name in _own(batch) else None
-    except Exception:  # noqa: BLE001 - see above
+    except Exception:  # noqa: BLE001 - a property of the script's may raise anything
         return None
 
 
@@ -150,7 +154,7 @@ def _of_mapping(batch: Mapping[Any, Any]) -> Size:
             if ids.dim() == 2:
                 return int(ids.size(0)), int(ids.numel()), False
             if ids.dim() == 1:
-                return None, int(ids.numel()), False  # packed into one row: how many samples it holds is not in its shape
+                return None, int(ids.numel()), False  # packed into one row: the number of samples is not in its shape
     texts = _texts(batch)
     if texts and len(rows := {int(batch[key].size(0)) for key in texts}) == 1:
         return rows.pop(), sum(int(batch[key].numel()) for key in texts), False
@@ -163,7 +167,7 @@ def _of_mapping(batch: Mapping[Any, Any]) -> Size:
 
 
 def _texts(batch: Mapping[Any, Any]) -> list[Any]:
-    """Where the token ids of texts are that have a name each."""
+    """Returns the keys of token ids, for texts that each have a name."""
     named = [key for key in batch if isinstance(key, str) and key.endswith(_TEXT)]
     return [key for key in named if _tensor(batch[key]) and batch[key].dim() == 2 and _integers(batch[key])]
 
@@ -175,7 +179,7 @@ def _of_sequence(batch: list[Any] | tuple[Any, ...]) -> Size:
     if isinstance(first, list) and first and all(map(_tensor, first)):
         rows = _rows_of_views(first)
         labeled = any(_rows(item) == rows for item in batch[1:] if rows is not None)
-        return rows if labeled else len(first), None, False  # else detection: (list of images, list of targets)
+        return rows if labeled else len(first), None, False  # otherwise detection: (list of images, list of targets)
     if isinstance(first, Mapping):
         return _of_mapping(first)
     if len(batch) == 1 and _tensor(first):
@@ -203,23 +207,24 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _rows_of_views(views: list[Any]) -> int | None:
-    """How many rows each of these tensors has; None where they differ."""
+    """Returns how many rows each of these tensors has; None if they differ."""
     rows = {_rows(view) for view in views}
     return rows.pop() if len(rows) == 1 else None
 
 
 def reader(batch: Any, batch_size: Any = None) -> Measure:
-    """A cheap measure for batches that look like this one: it looks at one tensor only, the largest where no tokens are known.
+    """Returns a cheap measure for batches like this one. It looks at one tensor only: the largest, unless
+    tokens are known.
 
-    It falls back to `size_of` whenever the batch no longer has that tensor. batch_size: what the loader was told to put together;
-    it decides where the shapes say something else and the batch holds as many entries.
+    The measure falls back to `size_of` if a later batch lacks that tensor. batch_size: the loader's batch size; it
+    decides if the shapes differ from it and the batch has as many entries.
     """
     samples, tokens, embedded = size_of(batch)
     attributes = None if isinstance(_asked(batch, "num_graphs"), int) else _attributes(batch)
     if attributes:
         return _of_object(type(batch), attributes, batch_size)
     if samples != batch_size and isinstance(batch, (list, tuple)) and batch:
-        if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # that one may be a whole batch
+        if len(batch) == batch_size and not (batch_size == 1 and _tensor(batch[0])):  # one tensor may be a batch
             return _of_entries(type(batch))
         if isinstance(batch[0], (list, tuple)) and len(batch[0]) == batch_size:
             return _of_first_entries(type(batch), type(batch[0]))
@@ -259,7 +264,8 @@ def _of_tokens(kind: Any, key: Any, *, embedded: bool) -> Measure:
 
 
 def _of_texts(kind: Any, keys: list[Any], names: frozenset[Any]) -> Measure:
-    """For a loader whose batch has texts under several names. names: all that are in it; with others there may be more texts."""
+    """Measures batches with texts under several names. names: all names in the batch; with other names there
+    may be more texts."""
 
     def measure(later: Any) -> Size:
         if type(later) is not kind or later.keys() != names:
@@ -281,7 +287,7 @@ def _of_texts(kind: Any, keys: list[Any], names: frozenset[Any]) -> Measure:
 
 
 def _of_largest(kind: Any, key: Any) -> Measure:
-    """Looks at the shape once as long as it stays, and makes no size anew then: what it does besides costs nothing."""
+    """Reads the shape and reuses the size while the shape stays the same, which costs nothing."""
     shape: Any = None
     size = NOTHING
 
@@ -303,7 +309,7 @@ def _of_largest(kind: Any, key: Any) -> Measure:
 
 
 def _of_second(kind: Any, key: Any, *, tokens: bool, embedded: bool) -> Measure:
-    """For a loader whose batch has the time before the samples. Looks at the shape once as long as it stays."""
+    """Measures batches with time before the samples. Reuses the size while the shape stays the same."""
     shape: Any = None
     told: Any = None
     size = NOTHING
@@ -327,7 +333,7 @@ def _of_second(kind: Any, key: Any, *, tokens: bool, embedded: bool) -> Measure:
 
 
 def _of_entries(kind: Any) -> Measure:
-    """For a loader whose batch lists its samples."""
+    """Measures batches that list their samples."""
 
     def measure(later: Any) -> Size:
         if type(later) is not kind:
@@ -340,7 +346,7 @@ def _of_entries(kind: Any) -> Measure:
 
 
 def _of_first_entries(kind: Any, inner: Any) -> Measure:
-    """For a loader whose batch holds lists, of images and of targets."""
+    """Measures batches that hold lists: of images and of targets."""
 
     def measure(later: Any) -> Size:
         if type(later) is not kind or not later or type(later[0]) is not inner:
@@ -353,7 +359,7 @@ def _of_first_entries(kind: Any, inner: Any) -> Measure:
 
 
 def _of_first_views(kind: Any) -> Measure:
-    """For a loader whose batch begins with a list of views, each of which has a row for each sample."""
+    """Measures batches that begin with a list of views, each with one row per sample."""
 
     def measure(later: Any) -> Size:
         if type(later) is not kind or not later or not isinstance(later[0], list):
@@ -366,8 +372,8 @@ def _of_first_views(kind: Any) -> Measure:
 
 
 def _of_mappings(first: Any, sizes: list[Size], batch_size: Any) -> Measure:
-    """For a loader whose batch is several mappings with a row for each sample: of inputs and of targets, of both sides of a pair.
-    Looks at one of them only, and tells tokens where that alone has some. first: a batch; sizes: of its mappings."""
+    """Measures batches of several mappings with one row per sample: inputs and targets, or both sides of a pair. Looks
+    at one mapping only, and returns tokens if no other mapping has any. first: a batch; sizes: of its mappings."""
     with_tokens = [place for place, size in enumerate(sizes) if size[1] is not None]
     with_rows = [place for place, size in enumerate(sizes) if size[0] is not None]
     place = max(with_tokens or with_rows, key=lambda place: _numbers(first[place]))
@@ -383,7 +389,7 @@ def _of_mappings(first: Any, sizes: list[Size], batch_size: Any) -> Measure:
 
 
 def _of_object(kind: Any, first: Mapping[str, Any], batch_size: Any) -> Measure:
-    """For a loader whose batch is an object that holds tensors. first: the attributes of one."""
+    """Measures batches that are objects with tensors. first: the attributes of one batch."""
     of_attributes, most = reader(first, batch_size), batch_size if type(batch_size) is int else None
     samples, tokens, _ = of_attributes(first)
     sure = samples in (None, most) if most is not None else tokens is not None or _have_as_many_rows(first)
@@ -401,14 +407,14 @@ def _of_object(kind: Any, first: Mapping[str, Any], batch_size: Any) -> Measure:
 
 
 def _nothing(_batch: Any) -> Size:
-    """The measure of batches of which it is not known how many samples they hold."""
+    """Measures batches whose number of samples is not known."""
     if inputs.latest is not None:
         inputs.turn_to(None)
     return NOTHING
 
 
 def _with_tokens(batch: Any, samples: int) -> Any:
-    """Where the tokens are, in a mapping or sequence; None where no shape says how many."""
+    """Returns where the tokens are in a mapping or sequence; None if no shape shows how many."""
     if isinstance(batch, Mapping):
         key = next((name for name in _TOKEN_KEYS if _rows(batch.get(name)) == samples), None)
         return None if key is None or batch[key].is_nested else key
@@ -416,8 +422,8 @@ def _with_tokens(batch: Any, samples: int) -> Any:
 
 
 def _behind_time(batch: Any, batch_size: Any) -> Any:
-    """Where the largest tensor is that has the samples second, in a mapping or sequence whose every tensor has as many as the
-    loader puts together, first or second; None where that is not so."""
+    """Returns where the largest tensor is that has the samples in its second dimension. Every tensor of the mapping or
+    sequence must have the loader's batch size in its first or second dimension; otherwise None."""
     if type(batch_size) is not int or batch_size < 2:
         return None
     items = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
@@ -426,13 +432,13 @@ def _behind_time(batch: Any, batch_size: Any) -> Any:
         return None
     firsts = {tensor.shape[0] for tensor in tensors.values()}
     if len(firsts) == 1 and max(firsts) < batch_size:
-        return None  # a loader's last batch, or one rank's part: fewer samples, of as many numbers each
-    second = [name for name, tensor in tensors.items() if tensor.shape[0] not in (1, batch_size)]  # one row may be a packed one
+        return None  # a loader's last batch, or one rank's part: fewer samples, each of as many numbers
+    second = [name for name, tensor in tensors.items() if tensor.shape[0] not in (1, batch_size)]  # 1: may be packed
     return max(second, key=lambda name: tensors[name].numel(), default=None)
 
 
 def _largest(batch: Any, samples: int) -> Any:
-    """Where the largest thing of a mapping or sequence is; None where that is no tensor with a row for each sample."""
+    """Returns where the largest item of a mapping or sequence is; None if it is no tensor with one row per sample."""
     if not isinstance(batch, (Mapping, list, tuple)):
         return None
     items = dict(batch) if isinstance(batch, Mapping) else dict(enumerate(batch))
@@ -441,7 +447,7 @@ def _largest(batch: Any, samples: int) -> Any:
 
 
 def _numbers(value: Any) -> float:
-    """How many numbers something holds; infinity where that cannot be seen."""
+    """Returns how many numbers a value holds; infinity if that cannot be seen."""
     if _tensor(value):
         return float(value.numel())
     if isinstance(value, Mapping):
@@ -452,14 +458,14 @@ def _numbers(value: Any) -> float:
 
 
 def _unclear(batch: Any) -> Size:
-    """The measure of batches in which no one tensor tells how large the input is."""
+    """Measures batches in which no single tensor shows how large the input is."""
     if inputs.latest is not None:
         inputs.turn_to(None)
     return size_of(batch)
 
 
 def _of_tensor(batch: Any) -> Measure:
-    """For a loop whose batch is one tensor: looks at it again only when its shape or type changes."""
+    """Measures batches that are a single tensor; computes the size again only when its shape or type changes."""
     kind, dtype, shape, size = type(batch), batch.dtype, batch.shape, size_of(batch)
     told = shape if size[1] is None else None
 
@@ -482,6 +488,6 @@ def _rows(value: Any) -> int | None:
 
 
 def has_embedding(model: Any) -> bool:
-    """Whether integer matrices are tokens to this model: a table of embeddings is somewhere in it."""
+    """True if the model has a table of embeddings, so that integer matrices are tokens."""
     embedding = sys.modules["torch"].nn.Embedding
     return any(isinstance(module, embedding) for module in model.modules())

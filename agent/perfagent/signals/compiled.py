@@ -1,4 +1,4 @@
-"""What torch.compile has made in this process, and what the code that inductor wrote says of itself."""
+"""Finds what torch.compile has compiled in this process, and reads the code that inductor wrote."""
 
 from __future__ import annotations
 
@@ -15,61 +15,63 @@ __all__ = ["causal_in_compiled_code", "compiled", "products_in_own_kernels", "tr
 
 
 _LIBRARIES = ("bitsandbytes.backends.default.ops",)
-"""These compile functions of their own when they are imported, used or not; of tensors alone: no module is called in one."""
+"""Libraries that compile functions of their own at import, used or not; those take tensors only and call no module."""
 _theirs: dict[str, frozenset[int]] = {}
 
 
 def compiled() -> bool:
-    """Whether torch.compile was asked for anything in this process that may call a module."""
+    """True if this process used torch.compile for anything that may call a module."""
     used = getattr(sys.modules.get("torch._dynamo.eval_frame"), "cached_backends", {})
-    asked = [backend for backend in used.values() if backend is not None]  # None is what disabling it leaves
+    asked = [backend for backend in used.values() if backend is not None]  # disabling torch.compile leaves None
     return bool(asked) and not {id(backend) for backend in asked} <= _libraries_backends()
 
 
 def _libraries_backends() -> frozenset[int]:
-    """The ids of the backends with which libraries compile functions of their own: inductor has one for each function."""
+    """Returns the ids of the backends of functions that libraries compile: inductor has one backend per function."""
     for name in _LIBRARIES:
         module = sys.modules.get(name)
         if module is not None and name not in _theirs and not getattr(module.__spec__, "_initializing", False):
             functions = [one for one in vars(module).values() if isinstance(one, FunctionType)]
             try:
                 _theirs[name] = frozenset(map(id, _backends_in(functions)))
-            except AttributeError:  # another torch: then what the library compiled counts
+            except AttributeError:  # another version of torch: the library's compiled functions count, too
                 _theirs[name] = frozenset()
     return frozenset[int]().union(*(_theirs[name] for name in _LIBRARIES if name in _theirs))
 
 
 def _backends_in(functions: list[FunctionType]) -> Iterator[Any]:
-    """Of what torch.compile has made of functions that these call, or are: a wrapper holds it, and it its context."""
+    """Yields the compiler backends behind functions that torch.compile made, or that these functions call. A compiled
+    function is a wrapper whose closure holds the compile context, which holds the backend."""
     dynamo: Any = sys.modules["torch._dynamo.eval_frame"]
     own: Any = sys.modules["torch"]._TorchCompileInductorWrapper
     held = [*functions, *(one for function in functions for one in _held(function) if isinstance(one, FunctionType))]
     for context in (one for function in held for one in _held(function)):
         if isinstance(context, dynamo._TorchDynamoContext):
             backend = dynamo.innermost_backend(context.callback)
-            if isinstance(backend, own):  # any other is everybody's who asks for the compiler by that name
+            if isinstance(backend, own):  # other backends are shared by all who request the compiler by that name
                 yield backend
 
 
 def _held(function: FunctionType) -> Iterator[Any]:
     for cell in function.__closure__ or ():
-        with contextlib.suppress(ValueError):  # an empty one
+        with contextlib.suppress(ValueError):  # an empty cell
             yield cell.cell_contents
 
 
 def traces_backward() -> bool:
-    """Whether backward passes are traced and compiled at this moment (compiled autograd)."""
+    """True if backward passes are traced and compiled right now (compiled autograd)."""
     return bool(getattr(sys.modules.get("torch._dynamo.compiled_autograd"), "compiled_autograd_enabled", False))
 
 
 _FUSED = re.compile(r"_scaled_dot_product_(flash|efficient|cudnn)_attention(_for_cpu)?")
 _TEMPLATE = re.compile(r"^(triton_tem|cutlass|cutedsl|nv_universal_gemm|rocm)_\w* = async_compile\.", re.MULTILINE)
 _CAUSAL_AT = {"flash": 4, "efficient": 6, "cudnn": 6}
-"""Which argument says whether attention is causal."""
+"""Position of the argument that says whether attention is causal."""
 
 
 def causal_in_compiled_code() -> bool | None:
-    """Whether all fused attention in what inductor wrote is causal; None where there is none, or some is and some is not."""
+    """True or False if all fused attention in inductor's code is causal or none is; None if there is none,
+    or it is mixed."""
     said: set[bool] = set()
     for source in _written_by_inductor():
         if "_scaled_dot_product_" in source:
@@ -78,8 +80,8 @@ def causal_in_compiled_code() -> bool | None:
 
 
 def products_in_own_kernels() -> bool:
-    """Whether inductor wrote kernels of its own for matrix products, convolutions or attention (`max-autotune`, flex_attention):
-    torch records nothing of those. Not told by their names are its C++ templates on the CPU."""
+    """True if inductor wrote kernels of its own for matrix products, convolutions or attention (`max-autotune`,
+    flex_attention), which torch does not record. Misses its C++ templates on the CPU, whose names do not show it."""
     return any(_TEMPLATE.search(source) for source in _written_by_inductor())
 
 
@@ -93,7 +95,8 @@ def _written_by_inductor() -> Iterator[str]:
 
 
 def _causal_calls(source: str) -> set[bool]:
-    """What the calls `torch.ops.aten._scaled_dot_product_..._attention.default(...)` of a module say about causality."""
+    """Returns the causality arguments of a module's calls
+    `torch.ops.aten._scaled_dot_product_..._attention.default(...)`."""
     said = set()
     for node in ast.walk(ast.parse(source)):
         function = node.func if isinstance(node, ast.Call) else None

@@ -1,15 +1,16 @@
-"""Dead units: those of a ReLU that are zero for every sample of a batch, and so pass no gradient on.
+"""Finds dead units: units of a ReLU that are zero for every sample of a batch and so pass no gradient on.
 
-Looked at in one training call of the root model now and then. In a small batch a healthy unit is often zero everywhere (each
-second one where there is one sample): a share is told once LEAST_ROWS samples or positions were seen, in several calls if need
-be, and the dead units are those that were zero in all of them. The hooks on the activation modules go on when that call begins
-and are off when it returns: outside of it nothing of ours is on a module, so that copies, pickles and torch.compile never meet
-it. Models that are compiled, scripted or replicated over devices are left alone. A functional relu cannot be seen: such a model
-has no such series.
+One training call of the root model is checked now and then. In a small batch a healthy unit is often zero everywhere
+(every second one for a single sample). So a share is reported once LEAST_ROWS samples or positions were seen, in
+several calls if needed, and dead units are those that were zero in all of them. The hooks on the activation modules are
+added when that call begins and removed when it returns: outside of it nothing of ours is on a module, so copies,
+pickles and torch.compile never meet a hook. Models that are compiled, scripted or replicated over devices are left
+alone. A functional relu cannot be seen: such a model has no such series.
 
-Which dimension the units are in is said by the module that made the tensor (units.py). Where that is not known, an activation of
-more than two dimensions is left out. A module that is called several times has the units of all its calls (the one ReLU of a
-residual block), but where the same modules made them once more (a recurrent network): then the first of those calls is looked at.
+The module that made the tensor shows which dimension holds the units (activation_producers.py). If that is not known,
+an activation with more than two dimensions is left out. A module that is called several times has the units of all its
+calls (the single ReLU of a residual block), unless the same modules made the units again (a recurrent network): then
+only the first of those calls is checked.
 """
 
 from __future__ import annotations
@@ -31,23 +32,24 @@ from perfagent.signals.compiled import compiled
 __all__ = ["DeadShares", "DeadUnits", "activations_of"]
 
 KINDS = frozenset(("ReLU", "ReLU6", "ReLUSquaredActivation"))
-"""Activations that are zero where they are off, and never negative."""
+"""Activations that are zero when off, and never negative."""
 MOST_MODULES = 64
 Units = frozenset[int]
-"""Those that some modules make, by the ids of these."""
+"""The units that some modules make, as the ids of these modules."""
 _MOST_NUMBERS = 2**22
-"""Numbers of an output that are looked at: samples beyond that are left out."""
+"""Most numbers of an output to check; further samples are left out."""
 LEAST_ROWS = 64
-"""Samples times positions that a unit must have been zero for. A random network's units: 30 % look dead in 2 rows, none in 64."""
+"""Samples times positions for which a unit must be zero. Of a random network's units, 30 % look dead in 2
+rows, none in 64."""
 _MOST_CALLS = 8
-"""Of one module in a call of the model, those that are looked at."""
+"""Most calls of one module to check in a call of the model."""
 _suspects: WeakKeyDictionary[Any, dict[Units, tuple[Any, int]]] = WeakKeyDictionary()
-"""By module, and by what made the units: which were zero in every row so far (on the device), and how many rows those were; until
-they are enough."""
+"""module -> makers of its units -> which units were zero in every row so far (on the device), and the number of rows;
+kept until there are enough rows."""
 
 
 def activations_of(model: Any) -> list[tuple[str, Any]]:
-    """(name, module) of the activations that can be looked at; none where hooks would meet a compiler."""
+    """Returns (name, module) of the activations to check; empty if hooks would meet a compiler."""
     torch = sys.modules["torch"]
     if compiled() or isinstance(model, torch.nn.DataParallel):
         return []
@@ -62,8 +64,8 @@ def activations_of(model: Any) -> list[tuple[str, Any]]:
 
 
 class DeadUnits:
-    """Looks at the next training call of the root model, once. done: gets the figures, on the training thread. cost_ns: what the
-    look has taken of that thread; 0 before it."""
+    """Checks the next training call of the root model, once. done: gets the shares, on the training thread. cost_ns:
+    the time that the check took on that thread; 0 before it."""
 
     __slots__ = ("_activations", "_dead", "_done", "_looked_at", "_made", "_makers", "cost_ns")
 
@@ -80,7 +82,7 @@ class DeadUnits:
         return bool(self._activations)
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """The root model's call, looked at."""
+        """Runs the root model's call and checks its activations."""
         began = perf_counter_ns()
         handles: list[Any] = []
         try:
@@ -136,7 +138,7 @@ class DeadUnits:
             for name, module in self._activations:
                 dead = self._dead.get(name)
                 if dead is None or self._looked_at[name] & _suspects[module].keys():
-                    continue  # the units of all its calls, or none
+                    continue  # report the units of all its calls or none
                 device = dead[0].device
                 with torch.no_grad():
                     units = torch.cat([mask for mask in dead if mask.device == device])
@@ -155,8 +157,8 @@ _NAME = f"{__name__}.DeadUnits"
 
 
 class _Hook:
-    """On a module for one call. Where the model copies or pickles itself in the midst of it, what takes its place does nothing,
-    and is of the standard library, so that the copy can be read where perfagent is not."""
+    """A hook on a module for one call. If the model copies or pickles itself during that call, the copy gets a hook
+    that does nothing and comes from the standard library, so that the copy can be read without perfagent."""
 
     __slots__ = ("_look", "_of")
 
@@ -179,7 +181,7 @@ not_traced(_Hook.__call__, nor_what_it_calls=True)
 
 
 class DeadShares:
-    """Share of dead units of each activation module, perhaps still on the device."""
+    """The share of dead units of each activation module, perhaps still on the device."""
 
     __slots__ = ("_readings",)
 
@@ -190,5 +192,5 @@ class DeadShares:
         return all(reading.ready() for reading, _ in self._readings)
 
     def shares(self) -> dict[str, float]:
-        """Module -> share, 0 to 1; once, when ready."""
+        """Returns module -> share, 0 to 1. Called once, when ready."""
         return {name: share for reading, names in self._readings for name, share in zip(names, reading.values(), strict=True)}

@@ -1,11 +1,12 @@
-"""What is looked at of gradients and weights, and when: every step that the governor grants a pass, and more in some of those.
+"""Schedules the measurements of gradients and weights: passes in the steps that the governor allows, and more
+in some of them.
 
-A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step (updates.py),
-those of other optimizers on the same backward pass too, and, in the step that follows, looks for dead units (dead_units.py).
-What a pass has cost decides when the next one comes.
-Steps without a pass run nothing of this. In a job of several ranks the passes fall on the same steps on each, as far as their
-periods go: a period is a power of two there and counted from step 0, so that the server can put ranks together without any of
-them asking another.
+A pass takes the norm of every gradient. Every DEEPER-th pass also compares the weights before and after the step
+(updates.py), including those of other optimizers on the same backward pass, and in the following step looks for dead
+units (dead_units.py). The cost of a pass decides when the next one runs. Steps without a pass run none of this.
+
+In a job of several ranks, the passes fall on the same steps on each rank, as far as their periods allow: periods there
+are powers of two, counted from step 0, so that the server can combine ranks although no rank communicates with another.
 """
 
 from __future__ import annotations
@@ -34,21 +35,23 @@ __all__ = ["DEEPER", "Health"]
 
 DEEPER = 16
 _MOST_TOLD = 64
-"""Parameters of a run whose NaN and Inf are told number by number: names are limited."""
+"""Most parameters of a run whose NaN and Inf are reported as counts, since each name is a series."""
 _MOST_OTHERS = 256
 _WITHOUT_ROOM = 1000
-"""Steps without a pass where the device had no room for one: at each failed allocation torch gives back all that it holds in
-reserve, and waits for the device."""
+"""Steps without a pass after the device had no memory for one: at each failed allocation torch frees its whole cache
+and waits for the device."""
 _OF_ALL = ("grad/local_square_sum", "grad/zero_share", "grad/vanishing_share")
-"""Series that mean nothing where they are of a part of the gradients."""
+"""Series that mean nothing for only a part of the gradients."""
 _gradient = operator.attrgetter("grad")
 
 
 class Health:
     """The measurements of one run.
 
-    rank: global rank. deeper: every how many passes more than norms is looked at. on_nonfinite: called on the sender's thread
-    with a step and the names of the parameters whose gradient held NaN or Inf in it (skipped steps of mixed precision aside).
+    rank: global rank.
+    deeper: every how many passes the deeper measurements run.
+    on_nonfinite: called on the sender's thread with a step and the names of the parameters whose gradient held NaN or
+        Inf (not for steps that mixed precision skipped).
     """
 
     __slots__ = (
@@ -65,21 +68,22 @@ class Health:
         self._suspects: list[int] = []
         self._told: set[str] = set()
         self._passes = self._cost_ns = self._extra_ns = 0
-        self._planned_ns = 0.0  # what the next pass is expected to cost all threads, and the device
-        self._beyond_ns = 0.0  # by how much the last one took longer on the device than on the training thread
-        self._others: dict[int, Plan] = {}  # of optimizers beside the primary one, by id
-        self._others_ns = 0  # what their passes, and a look for dead units, have cost since the period was set
+        self._planned_ns = 0.0  # expected cost of the next pass, on all threads and the device
+        self._beyond_ns = 0.0  # how much longer the last pass took on the device than on the training thread
+        self._others: dict[int, Plan] = {}  # id of an optimizer besides the primary one -> its plan
+        self._others_ns = 0  # cost of their passes and of a search for dead units, since the period was set
         self._looks_at: DeadUnits | None = None
 
     # ---- on the training thread
 
     def measure(self, p: Progress, optimizer: Any, *, after: bool = False) -> None:
-        """A pass over the gradients that an optimizer is about to use. after: it has used them (through a closure)."""
+        """Measures the gradients that an optimizer is about to use. after: it has already used them
+        (through a closure)."""
         try:
             self._measure(p, optimizer, after=after)
-        except sys.modules["torch"].OutOfMemoryError:  # no fault of the hook that asked, which counts the steps
+        except sys.modules["torch"].OutOfMemoryError:  # must not turn off the calling hook, which counts the steps
             p.measure_at = p.completed + _WITHOUT_ROOM
-            self._planned_ns = 0.0  # nor does it come back earlier
+            self._planned_ns = 0.0  # so that `come_back` does not shorten the wait
 
     def _measure(self, p: Progress, optimizer: Any, *, after: bool) -> None:
         started = time.perf_counter_ns()
@@ -104,7 +108,7 @@ class Health:
         self._passes += 1
 
     def measure_other(self, p: Progress, optimizer: Any) -> GradientNorms | None:
-        """A pass over the gradients of an optimizer that steps on the same backward pass as the primary one."""
+        """Measures the gradients of an optimizer that steps on the same backward pass as the primary one."""
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
         found = norms(map(_gradient, parameters), self._plan_of_other(p, optimizer, parameters))
@@ -112,11 +116,12 @@ class Health:
         return found
 
     def compares(self, p: Progress) -> bool:
-        """Whether the weights before and after the step in progress are compared, where its gradients are measured."""
+        """True if the weights are compared before and after the step in progress, provided its gradients
+        are measured."""
         return self._weights is not None or (p.gradients is None and self._passes % self.deeper == 1 % self.deeper)
 
     def keep_other(self, p: Progress, optimizer: Any) -> Weights:
-        """The weights that another optimizer is about to move."""
+        """Copies the weights that another optimizer is about to change."""
         started = time.perf_counter_ns()
         parameters = parameters_of(optimizer)
         kept = Weights(parameters, self._plan_of_other(p, optimizer, parameters))
@@ -124,7 +129,7 @@ class Health:
         return kept
 
     def compare_other(self, p: Progress, optimizer: Any, kept: Weights) -> UpdateRatios | None:
-        """How far it has moved them."""
+        """Measures how far another optimizer has moved its weights."""
         started = time.perf_counter_ns()
         ratios = kept.compare(parameters_of(optimizer))
         self._count_other(p, started)
@@ -133,7 +138,7 @@ class Health:
     def _plan_of_other(self, p: Progress, optimizer: Any, parameters: list[Any]) -> Plan:
         plan = self._others.get(id(optimizer))
         if plan is None or not plan.fits(parameters):
-            if len(self._others) >= _MOST_OTHERS:  # some that come and go
+            if len(self._others) >= _MOST_OTHERS:  # optimizers that come and go
                 self._others.clear()
             plan = self._others[id(optimizer)] = Plan.of(optimizer, _alive(p.found))
         return plan
@@ -144,13 +149,14 @@ class Health:
         self._others_ns += cost
 
     def measure_unnamed(self, p: Progress, gradients: list[Any]) -> None:
-        """A pass over gradients of which only the values are known: what is clipped before any optimizer was seen."""
+        """Measures gradients of which only the values are known: those clipped before any optimizer was seen."""
         started = time.perf_counter_ns()
         p.gradients = norms(gradients)
         self._count(p, time.perf_counter_ns() - started)
 
     def measure_pieces(self, p: Progress, pieces: list[tuple[Any, Any]], model: Any, carried: Value | None) -> None:
-        """A pass over gradients of which this rank holds pieces (ZeRO). carried: the loss scale that is still in them."""
+        """Measures gradients of which this rank holds shards (ZeRO). carried: the loss scale that they
+        still contain."""
         started = time.perf_counter_ns()
         plan = self._plan
         if plan is None or not plan.fits([parameter for parameter, _ in pieces]):
@@ -161,13 +167,14 @@ class Health:
 
     def _count(self, p: Progress, cost: int) -> None:
         p.pass_ns += cost
-        self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # one preempted pass is not the rule
+        self._cost_ns = min(cost, 2 * self._cost_ns) if self._cost_ns else cost  # limits a preempted pass
 
     def finish(self, p: Progress, optimizer: Any, step_ns: int) -> None:
-        """After the step of a pass, before the step counts as completed: the weights again, and when the next pass comes."""
+        """Ends a pass after the optimizer's step and before it counts as completed: compares the weights and
+        plans the next pass."""
         started = time.perf_counter_ns()
         looked, kept, self._weights = self._looks_at, self._weights, None
-        if looked is not None and looked.cost_ns:  # since the last pass
+        if looked is not None and looked.cost_ns:  # it ran since the last pass
             p.pass_ns += looked.cost_ns
             self._others_ns += looked.cost_ns
             self._looks_at = None
@@ -186,12 +193,12 @@ class Health:
         p.measure_at = self._next_pass(p, p.completed, step_ns)
 
     def found_model(self) -> None:
-        """The model that is trained is known now: what was named without it gets its names in the next pass."""
+        """The trained model is known now: parameters measured without it get their names in the next pass."""
         self._plan = None
         self._others.clear()
 
     def forget(self) -> None:
-        """The step of the last pass was given up: its weights are not compared."""
+        """The step of the last pass was abandoned: its weights are not compared."""
         self._weights = None
 
     def _next_pass(self, p: Progress, after: int, step_ns: int) -> int:
@@ -203,7 +210,7 @@ class Health:
 
     def _look_for_dead_units(self, p: Progress, model: Any) -> None:
         if p.probe is not None:
-            return  # somebody else looks at that call
+            return  # somebody else uses that call
 
         def done(shares: DeadShares) -> None:
             p.extras.append(_Dead(shares))
@@ -216,14 +223,15 @@ class Health:
     # ---- on the sender's thread
 
     def took_of_device(self, p: Progress, ns: float, cost_ns: int) -> None:
-        """A pass reads every gradient: of a large model that takes the device longer than it takes the thread that launches it,
-        and the step waits for whichever is slower. ns, cost_ns: of the device, and of the thread."""
+        """Records how long a pass took on the device. It reads every gradient: for a large model the device
+        takes longer than the launching thread, and the step waits for the slower one. ns: on the device;
+        cost_ns: on the thread."""
         self._beyond_ns = max(0.0, ns - cost_ns)
         p.device_ns += self._beyond_ns
 
     def come_back(self, p: Progress) -> None:
-        """Where steps have become longer since the next pass was planned, it need not wait for as many of them: at 0.3 ms those
-        are a thousand. Not in the step in progress, which may be past what comes before a pass."""
+        """Brings the next pass forward if steps have become longer since it was planned: at 0.3 ms a step that may be a
+        thousand steps. Not into the step in progress, which may be past the point where a pass begins."""
         if self._planned_ns and p.governor.step_ns:
             completed = p.completed + 1
             at = self._next_pass(p, completed, p.governor.step_ns)
@@ -240,14 +248,15 @@ class Health:
         *,
         skipped: bool,
     ) -> None:
-        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers; once, when ready.
+        """Adds `grad/...` and `update/ratio` of one step to its values, and rows of its layers. Called
+        once, when ready.
 
-        all_taken: the gradients that each optimizer took. skipped: a scaler let none of them step; gradients are infinite by
-        design then, and `amp/skipped` says so.
+        all_taken: the gradients that each optimizer used. skipped: a scaler let none of them step; infinite gradients
+        are then expected, and `amp/skipped` reports the step.
         """
         taken = [one for one in all_taken if not value_of(one.skipped) > 0]
         partly = len(taken) < len(all_taken)
-        report, clipped = _report_of(taken), _clipped_norm(taken)  # reading gives buffers back, also where nothing is reported
+        report, clipped = _report_of(taken), _clipped_norm(taken)  # always: this returns buffers to their pool
         if skipped:
             return
         norm, nonfinite = None, None
@@ -270,8 +279,8 @@ class Health:
     def tell_moves(
         self, values: dict[str, float], rows: list[dict[str, float]], moved: Sequence[UpdateRatios | None], *, whole: bool
     ) -> None:
-        """How far a step has moved the weights. moved: by each optimizer; None where that is not known. whole: there are no
-        others."""
+        """Adds how far a step moved the weights. moved: by each optimizer; None if not known. whole: there are no
+        other optimizers."""
         known = [ratios for ratios in moved if ratios is not None]
         if not known:
             return
@@ -284,8 +293,8 @@ class Health:
     def tell(
         self, p: Progress, when: tuple[int, float, float], values: dict[str, float], found: Report
     ) -> tuple[float | None, int]:
-        """What a pass found: more series of the step, rows of layers; the answer is the norm, None where ranks hold parts of it,
-        and how many parameters are bad."""
+        """Adds the results of a pass: more series of the step, and rows of layers. Returns the norm (None if ranks hold
+        parts of it) and the number of parameters with NaN or Inf."""
         values.update(found.shares)
         plan = found.plan
         if plan is not None:
@@ -317,8 +326,8 @@ class Health:
             p.rows.append((*when, told))
         if not found.nonfinite:
             return
-        if not found.counts:  # not known beforehand which would be bad: count them in the next step
-            own = len(self._plan.ids) if self._plan is not None else 0  # behind those come other optimizers'
+        if not found.counts:  # not known in advance which parameters would be bad: count their numbers in the next step
+            own = len(self._plan.ids) if self._plan is not None else 0  # those of other optimizers come after these
             self._suspects = [place for place in found.nonfinite if place < own][:MOST_SUSPECTS]
             if self._suspects:
                 p.measure_at = min(p.measure_at, p.completed)
@@ -327,7 +336,7 @@ class Health:
 
 
 def _report_of(all_taken: Sequence[Taken]) -> Report | None:
-    """What was measured of the gradients of a step; once, when ready."""
+    """Combines the measurements of a step's gradients. Called once, when ready."""
     measured = [(one.norms, 1.0 if one.scale is None else value_of(one.scale)) for one in all_taken if one.norms is not None]
     if len(measured) < 2:
         return measured[0][0].report(measured[0][1]) if measured else None
@@ -335,8 +344,9 @@ def _report_of(all_taken: Sequence[Taken]) -> Report | None:
 
 
 def _clipped_norm(all_taken: Iterable[Taken]) -> float | None:
-    """The norm of all gradients of a step as clipping computed it; None where it did not of all."""
-    norms: dict[int, Value] = {}  # one call may have held what several optimizers take
+    """Returns the norm of all gradients of a step as clipping computed it; None if clipping did not cover
+    all of them."""
+    norms: dict[int, Value] = {}  # by id, since one call may have held the gradients of several optimizers
     for one in all_taken:
         if not one.clips:
             return None
@@ -349,7 +359,7 @@ _rows: dict[tuple[str, ...], tuple[str, ...]] = {}
 
 
 def _interned(names: tuple[str, ...]) -> tuple[str, ...]:
-    """One tuple object per set of layers, so that the sender groups rows by identity."""
+    """Returns one tuple object per set of layers, so that the sender groups rows by identity."""
     if len(_rows) > 256:  # parameters whose gradients come and go
         _rows.clear()
     return _rows.setdefault(names, names)
@@ -365,7 +375,7 @@ def _alive(reference: weakref.ref[Any] | None) -> Any:
 
 
 class _OnDevice:
-    """What a pass has taken of the device: known when its step is read."""
+    """The device time of a pass, known when the step's row is read."""
 
     __slots__ = ("_begin", "_clock", "_cost_ns", "_end", "_progress")
 

@@ -1,10 +1,10 @@
-"""Norms of the gradients, each parameter's and all together, from one pass over them.
+"""Computes the norms of the gradients, of each parameter and of all together, in one pass over them.
 
-One `torch._foreach_norm` reads every gradient once (2 launches where a loop over parameters needs 1,500; stacking.py); a 2-norm
-that is not finite *is* the check for NaN and Inf, one that is zero the check for a parameter that nothing reaches. (The squares
-are of float32: of numbers above 1.8e19 the norm is Inf, of numbers that are all below 1e-22 it is zero.) The norms stay on the
-device until the sender's thread reads them. No collective is issued: of sharded parameters the squares of the local shards are
-sent, which the server adds up (sharding.py).
+A single `torch._foreach_norm` reads every gradient once (2 launches where a loop over parameters needs 1,500;
+foreach_norms.py). A 2-norm that is not finite *is* the check for NaN and Inf; a norm of zero is the check for a
+parameter that no gradient reaches. (The squares are float32: for numbers above 1.8e19 the norm is Inf, for numbers all
+below 1e-22 it is zero.) The norms stay on the device until the sender's thread reads them. No collective is issued: for
+sharded parameters each rank sends the squares of its shards, which the server adds up (sharding.py).
 """
 
 from __future__ import annotations
@@ -30,19 +30,23 @@ __all__ = [
 ]  # fmt: skip
 
 VANISHING_RMS = 1e-7
-"""Root mean square of a parameter's gradient below which it trains no more: SageMaker's VanishingGradient, which takes the mean
-of the absolute values (never above the root mean square)."""
+"""Root mean square of a parameter's gradient below which it no longer trains: SageMaker's VanishingGradient, which uses
+the mean of the absolute values (never above the root mean square)."""
 MOST_SUSPECTS = 32
-"""Parameters whose NaN and Inf are counted number by number; each count is a pass of its own."""
+"""Most parameters whose NaN and Inf are counted; each count is a pass of its own."""
 
 
 class Plan:
-    """What is known of an optimizer's parameters before a pass: names, layers, sizes. Holds no parameter.
+    """What is known about an optimizer's parameters before a pass: names, layers, sizes. Holds no parameter.
 
-    world: ranks of the job. sharded: other ranks hold parts of these parameters; copies: how many hold the same part, together:
-    how many hold all that is not sharded, where that is known. uniform: all are plain tensors of one device and type; dtype: of
-    the norms then. same_everywhere: every rank has the same gradients (DDP). faint: of each the norm below which it vanishes.
-    titles: of the layers' series, once they were told.
+    world: number of ranks of the job.
+    sharded: other ranks hold parts of these parameters.
+    copies: for each parameter, how many ranks hold the same part; together: how many hold all that is not sharded. None
+        if not known.
+    uniform: all are plain tensors of one device and dtype; dtype: that of the norms then.
+    same_everywhere: every rank has the same gradients (DDP).
+    faint: for each parameter, the norm below which its gradient vanishes.
+    titles: names of the layers' series, once they were reported.
     """
 
     __slots__ = (
@@ -73,12 +77,12 @@ class Plan:
 
     @classmethod
     def of(cls, optimizer: Any, model: Any) -> Plan:
-        """Of everything that an optimizer trains, named as in the model (None where that is not known)."""
+        """Makes the plan of all parameters of an optimizer, named as in the model (None if not known)."""
         return cls(parameters_of(optimizer), names_of(optimizer, model), model)
 
     @classmethod
     def of_pieces(cls, pieces: Sequence[tuple[Any, Any]], model: Any) -> Plan:
-        """Of (parameter, piece of its gradient) pairs that are on this rank and on no other."""
+        """Makes the plan of (parameter, shard of its gradient) pairs that only this rank holds."""
         parameters = [parameter for parameter, _ in pieces]
         names, every_name = names_in(model, parameters)
         plan = cls(parameters, names, None)
@@ -91,7 +95,7 @@ class Plan:
 
     @classmethod
     def joint(cls, plans: Sequence[Plan]) -> Plan:
-        """Of what several optimizers train, one after the other: to tell of it, not to measure."""
+        """Makes a joint plan of several optimizers, one after another: for reports, not for measuring."""
         plan = cls.__new__(cls)
         plan.ids = [*chain.from_iterable(one.ids for one in plans)]
         plan.sizes = [*chain.from_iterable(one.sizes for one in plans)]
@@ -105,18 +109,19 @@ class Plan:
         return plan
 
     def fits(self, parameters: Sequence[Any]) -> bool:
-        """Whether these are the parameters it was made for. `model.half()` leaves them the same objects."""
+        """True if these are the plan's parameters. `model.half()` keeps the objects but changes their dtype."""
         return len(parameters) == len(self.ids) and list(map(id, parameters)) == self.ids and _kind(parameters) == self._kind
 
     def order(self, places: list[int]) -> Order:
-        """In which order the norms of these are taken; kept until others have a gradient."""
+        """Returns the order in which these norms are taken; kept until other parameters have a gradient."""
         if self._order is None or self._order.of != places:
             self._order = Order(places, self._shapes)
         return self._order
 
 
 def _joint_copies(plans: Sequence[Plan]) -> tuple[list[float] | None, int | None]:
-    """(copies, together) of several plans, of which some are of sharded parameters: what the others train is on all ranks."""
+    """Returns (copies, together) of several plans, some of sharded parameters: all ranks hold the
+    parameters of the others."""
     known = {one.together for one in plans if one.sharded}
     together = known.pop() if len(known) == 1 else None
     if together is None:
@@ -128,7 +133,7 @@ def _joint_copies(plans: Sequence[Plan]) -> tuple[list[float] | None, int | None
 
 
 def _apart(lists: Sequence[Sequence[str]]) -> list[str]:
-    """All names; one that an earlier list has (of parameters that no model names) with the number of its optimizer."""
+    """Returns all names. A name in an earlier list (of parameters that no model names) gets its optimizer's number."""
     names: list[str] = []
     for number, each in enumerate(lists):
         earlier = set(names)
@@ -141,13 +146,15 @@ def _kind(parameters: Sequence[Any]) -> tuple[Any, Any] | None:
 
 
 class Report:
-    """What a pass found, read on the sender's thread.
+    """The results of a pass, read on the sender's thread.
 
-    square_sum: of all gradients that this rank answers for (of a sharded model, its share of the whole); None where the number
-    of copies is not known. nonfinite: places of the parameters whose gradient holds NaN or Inf. shares: by name of the series, of
-    the parameters that have a gradient those where it is all zero, and those where it is below VANISHING_RMS but not zero.
-    layers: for each layer the sum of squares, None where none of its parameters has a gradient. counts: of some parameters, by
-    place, how many of their gradient's numbers are NaN or Inf.
+    square_sum: of all gradients that this rank accounts for (for a sharded model, its share); None if the number of
+        copies is not known.
+    nonfinite: places of the parameters whose gradient holds NaN or Inf.
+    shares: series name -> of the parameters with a gradient, the share whose gradient is all zero, and the share below
+        VANISHING_RMS but not zero.
+    layers: for each layer the sum of squares; None if none of its parameters has a gradient.
+    counts: for some parameters, by place, how many numbers of the gradient are NaN or Inf.
     """
 
     __slots__ = ("counts", "layers", "nonfinite", "plan", "sharded", "shares", "square_sum")
@@ -170,7 +177,8 @@ class Report:
 
 
 def _unscaled(each: list[float | None], scale: float) -> list[float | None]:
-    """What the optimizer makes of them: a loss scale that has collapsed to zero leaves nothing finite."""
+    """Divides the norms by the loss scale, as the optimizer does: by a scale that collapsed to zero,
+    nothing stays finite."""
     return [None if norm is None else norm / scale if scale else norm * math.inf for norm in each]
 
 
@@ -179,13 +187,13 @@ def _nonfinite(each: list[float | None]) -> list[int]:
 
 
 def _sum(squares: list[float]) -> float:
-    """fsum raises where infinities of both signs or an overflow meet; squares are never negative."""
+    """Sums squares, which are never negative. fsum raises on an overflow, or if infinities of both signs meet."""
     total = sum(squares)
     return math.fsum(squares) if math.isfinite(total) else total
 
 
 def _faint(sizes: Sequence[int]) -> list[float]:
-    """Of each gradient the norm below which it vanishes; zero for one without numbers, which does neither."""
+    """Returns for each gradient the norm below which it vanishes; zero for one without numbers, which never does."""
     return [VANISHING_RMS * math.sqrt(size) for size in sizes]
 
 
@@ -195,7 +203,7 @@ def _shares(each: list[float | None], faint: list[float]) -> dict[str, float]:
         if norm is None or not limit:
             continue
         alive += 1
-        if norm < limit:  # of few
+        if norm < limit:  # true for few
             below += 1
             zero += norm == 0.0
     return {"grad/zero_share": zero / alive, "grad/vanishing_share": (below - zero) / alive} if alive else {}
@@ -212,10 +220,11 @@ def _by_layer(squares: list[float | None], layers: Layers) -> list[float | None]
 
 
 class GradientNorms:
-    """Norms of one pass, perhaps still on the device.
+    """The norms of one pass, perhaps still on the device.
 
-    plan: names and layers; None for gradients that nobody can name. sharded: other ranks hold the rest. readings: values with
-    the places of their parameters.
+    plan: names and layers; None for gradients without names.
+    sharded: other ranks hold the rest.
+    readings: values, and the places of their parameters.
     """
 
     __slots__ = ("_counts", "_plan", "_readings", "_sizes", "_suspects", "sharded")
@@ -231,7 +240,8 @@ class GradientNorms:
         return all(reading.ready() for reading, _ in self._readings) and (self._counts is None or self._counts.ready())
 
     def count_numbers(self, gradients: Sequence[Any], suspects: Sequence[int]) -> None:
-        """Counts NaN and Inf within some gradients as well: for the few that were bad, since each takes a pass and a mask."""
+        """Also counts NaN and Inf within some gradients: only in the few bad ones, since each takes a pass
+        and a mask."""
         torch = sys.modules["torch"]
         suspects = [place for place in suspects if place < len(gradients) and gradients[place] is not None][:MOST_SUSPECTS]
         if not suspects:
@@ -244,18 +254,18 @@ class GradientNorms:
                 self._counts, self._suspects = collect(torch.stack(counts)), suspects
 
     def bad_on_host(self) -> list[int]:
-        """Places of the gradients that hold NaN or Inf, where the norms are in host memory already."""
+        """Returns the places of gradients that hold NaN or Inf, if the norms are already in host memory."""
         here = [(reading.values(), places) for reading, places in self._readings if reading.on_host]
         return [place for values, places in here for value, place in zip(values, places, strict=True) if not math.isfinite(value)]
 
     def report(self, scale: float = 1.0) -> Report:
-        """The figures; once, when ready. scale: a factor that the gradients still carried."""
+        """Returns the results. Called once, when ready. scale: a factor that the gradients still carried."""
         report = Report(self._each(), self._plan, self._sizes, sharded=self.sharded, scale=scale)
         self._add_counts(report)
         return report
 
     def _each(self) -> list[float | None]:
-        """The norm of each gradient, by place."""
+        """Returns the norm of each gradient, by place."""
         each: list[float | None] = [None] * len(self._sizes)
         for reading, places in self._readings:
             for place, value in zip(places, reading.values(), strict=True):
@@ -268,12 +278,12 @@ class GradientNorms:
 
 
 _joint: dict[tuple[int, ...], tuple[Sequence[Plan], Plan]] = {}
-"""By the ids of some plans those plans, and the one for all of them."""
+"""ids of some plans -> those plans, and the joint plan."""
 
 
 def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
-    """The figures of passes over the gradients of several optimizers, together, each with its scale; once, when all are ready.
-    The numbers of NaN and Inf are those that the first of them counted."""
+    """Combines passes over the gradients of several optimizers, each with its scale. Called once, when all are ready.
+    The counts of NaN and Inf are those of the first pass."""
     each: list[float | None] = []
     for norms_, scale in parts:
         each += _unscaled(norms_._each(), scale)
@@ -286,7 +296,7 @@ def joint_report(parts: Sequence[tuple[GradientNorms, float]]) -> Report:
 
 
 def joint_plan(plans: Sequence[Plan]) -> Plan:
-    """The one for all that these are of, in their order; kept, since optimizers stay together."""
+    """Returns the joint plan of these plans, in their order; kept, since optimizers stay together."""
     key = tuple(map(id, plans))
     known = _joint.get(key)
     if known is None:
@@ -297,19 +307,19 @@ def joint_plan(plans: Sequence[Plan]) -> Plan:
 
 
 def parameters_of(optimizer: Any) -> list[Any]:
-    """All that an optimizer trains, in its order."""
+    """Returns all parameters of an optimizer, in its order."""
     return list(chain.from_iterable([group["params"] for group in optimizer.param_groups]))
 
 
 def gradients_of(optimizer: Any) -> list[torch.Tensor]:
-    """The gradients an optimizer is about to use."""
+    """Returns the gradients that an optimizer is about to use."""
     return [p.grad for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
 
 
 def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) -> GradientNorms | None:
-    """One pass over the gradients; None when there are none, or when they cannot be read without waiting.
+    """Makes one pass over the gradients. Returns None if there are none, or if they cannot be read without waiting.
 
-    plan: of the parameters they belong to; there may then be gaps (None) among them.
+    plan: of their parameters; the gradients may then have gaps (None).
     """
     torch = sys.modules["torch"]
     listed = list(gradients)
@@ -343,31 +353,33 @@ def norms(gradients: Iterable[torch.Tensor | None], plan: Plan | None = None) ->
 
 
 def _uniform(torch: Any, gradients: list[Any], places: list[int], plan: Plan) -> GradientNorms | None:
-    """The pass over plain tensors of one device and type, as nearly every model has them: no look at each of them."""
+    """Makes the pass over plain tensors of one device and dtype, as in nearly every model, without
+    checking each of them."""
     order = plan.order(places)
     try:
         with torch.no_grad():
             reading = collect(order.norms(gradients, plan.dtype))
     except torch.OutOfMemoryError:
         raise
-    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or of another kind than its parameter
+    except (RuntimeError, NotImplementedError, TypeError):  # a sparse gradient, or one unlike its parameter
         return None
     return None if reading is None else GradientNorms([(reading, order.places)], plan.sizes, plan, sharded=plan.sharded)
 
 
 def _norm_dtype(dtype: Any) -> Any:
-    """Of the norms of such gradients: a norm in half precision would overflow at 65504 and round to 8 bits."""
+    """Returns the dtype for the norms of such gradients: in half precision a norm would overflow at 65504 and
+    round to 8 bits."""
     torch = sys.modules["torch"]
     return torch.float32 if dtype in (torch.float16, torch.bfloat16, torch.float32) else None
 
 
 def _values(tensor: Any) -> Any:
-    """The numbers of a gradient; duplicates of a sparse one count together."""
+    """Returns the numbers of a gradient; duplicates in a sparse one are added up."""
     return tensor if tensor.layout is sys.modules["torch"].strided else tensor.coalesce().values()
 
 
 def _alike(tensors: dict[int, Any]) -> dict[tuple[Any, Any], list[int]]:
-    """Places by device and type, as the fast path of the foreach kernels wants them."""
+    """Groups places by device and dtype, as the fast path of the foreach kernels needs them."""
     groups: dict[tuple[Any, Any], list[int]] = {}
     for place, tensor in tensors.items():
         groups.setdefault((tensor.device, tensor.dtype), []).append(place)

@@ -1,9 +1,9 @@
-"""Names of what an optimizer trains, and the layers in which a heat map shows it.
+"""Names an optimizer's parameters, and groups them into the layers of a heat map.
 
-A model of at most 256 parameters has a row for each; a larger one has a row for each module, or for each group of modules at
-the greatest depth that gives at most 256 rows. Where those are next to none (all layers are in one long list), neighbors in the
-list share a row, by the name of the first. The rows keep the order of the parameters, which is that of the forward pass in nearly
-every model. Nothing here holds a parameter: names and indices only.
+A model with at most 256 parameters has a row for each. A larger model has a row for each module, or for each group of
+modules at the greatest depth that gives at most 256 rows. If that gives very few rows (all layers are in one long
+list), neighbors in the list share a row, named after the first. The rows keep the order of the parameters, which is
+that of the forward pass in nearly every model. Nothing here holds a parameter: names and indices only.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ __all__ = ["MOST_LAYERS", "Layers", "names_in", "names_of"]
 
 MOST_LAYERS = 256
 _FEWEST = 16
-"""Rows of a large model below which one can no longer see where in it something happens."""
+"""Fewest rows of a large model: with fewer, the heat map no longer shows where in the model something happens."""
 _MOST_BYTES = 200
-"""Of a layer's name: with the group before it, it stays below what a metric name may have."""
+"""Longest name of a layer: with the group before it, it fits into a metric name."""
 _WRAPPERS = frozenset(("_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module", "_forward_module"))
-"""What torch.compile, FSDP, activation checkpointing and Lightning put into a parameter's path."""
+"""Parts that torch.compile, FSDP, activation checkpointing and Lightning add to a parameter's path."""
 
 
 class Layers:
-    """names: of the rows, in order; of: for each parameter the row it belongs to. among: of all the model's parameters, where
-    these are a part and other ranks have the rest: a row is the same on all."""
+    """names: of the rows, in order. of: for each parameter, its row. among: all names of the model, if these parameters
+    are only a part and other ranks hold the rest: the rows are then the same on all ranks."""
 
     __slots__ = ("names", "of")
 
@@ -39,7 +39,7 @@ class Layers:
 
 
 def _grouped(parameters: Sequence[str], most: int) -> list[str]:
-    """For each parameter the name of its row."""
+    """Returns for each parameter the name of its row."""
     if len(set(parameters)) <= most:
         return list(parameters)
     paths = [name.split(".") for name in parameters]
@@ -54,8 +54,8 @@ def _grouped(parameters: Sequence[str], most: int) -> list[str]:
 
 
 def _neighbors(groups: Sequence[str], finer: Sequence[str], most: int) -> list[str]:
-    """Rows between two depths, of which the one gives too few and the other too many: within each group as many neighbors
-    together as is needed."""
+    """Groups between two depths, of which one gives too few rows and the other too many: joins as many neighbors within
+    each group as needed."""
     members: dict[str, dict[str, None]] = {}
     for group, name in zip(groups, finer, strict=True):
         members.setdefault(group, {})[name] = None
@@ -71,7 +71,8 @@ def _neighbors(groups: Sequence[str], finer: Sequence[str], most: int) -> list[s
 
 
 def names_of(optimizer: Any, model: Any) -> list[str]:
-    """A name for each parameter of an optimizer, in its order: as in the model; `group0.3` where neither of the two tells."""
+    """Returns a name for each parameter of an optimizer, in its order: the model's name, or `group0.3` if neither model
+    nor optimizer has one."""
     known = {} if model is None else _named(model)
     names = []
     for number, group in enumerate(optimizer.param_groups):
@@ -83,7 +84,7 @@ def names_of(optimizer: Any, model: Any) -> list[str]:
 
 
 def names_in(model: Any, parameters: Sequence[Any]) -> tuple[list[str], list[str]]:
-    """A name for each of these parameters of a model, and the names of all that it has."""
+    """Returns a name for each of these parameters of a model, and all of the model's names."""
     known = _named(model)
     return [known.get(id(parameter), f"parameter{place}") for place, parameter in enumerate(parameters)], [*known.values()]
 
@@ -94,9 +95,9 @@ def _named(model: Any) -> dict[int, str]:
 
 
 def _cleaned(names: Sequence[str]) -> list[str]:
-    """Paths of parameters without what wrappers added."""
+    """Removes from paths of parameters the parts that wrappers added."""
     paths = [[part for part in name.split(".") if part not in _WRAPPERS] for name in names]
-    if all(len(path) > 1 and path[0] == "module" for path in paths):  # DistributedDataParallel, DataParallel, DeepSpeed's engine
+    if all(len(path) > 1 and path[0] == "module" for path in paths):  # DistributedDataParallel, DataParallel, DeepSpeed
         paths = [path[1:] for path in paths]
     return [_short(".".join(path) or name) for path, name in zip(paths, names, strict=True)]
 

@@ -1,6 +1,7 @@
-"""Memory of torch's caching allocator. Host-side counters only: reading them waits for nothing and starts no context.
+"""Reads the memory counters of torch's caching allocator. They are on the host: reading waits for nothing and
+starts no context.
 
-The counters come as torch's C++ side has them (`memory_stats` would flatten and sort a hundred names each time).
+The counters are read as torch's C++ side has them (`memory_stats` would flatten and sort a hundred names each time).
 """
 
 from __future__ import annotations
@@ -23,9 +24,10 @@ _COUNTS = (("cuda/alloc_retries", "num_alloc_retries"), ("cuda/ooms", "num_ooms"
 
 
 def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, float]:
-    """`cuda/*` values of a device by its ordinal; empty where CUDA was never used in this process, and on other devices.
+    """Returns the `cuda/*` values of a device by its ordinal; empty if this process never used CUDA, and
+    for other devices.
 
-    free_bytes: memory of the device that nobody uses, where it is known. The headroom is not more than what
+    free_bytes: device memory that nobody uses, if known. The headroom is at most what
     `torch.cuda.set_per_process_memory_fraction` leaves this process.
     """
     torch: Any = sys.modules.get("torch")
@@ -38,16 +40,16 @@ def allocator(device: int, *, free_bytes: float | None = None) -> dict[str, floa
             left = max(0.0, allowed - values["cuda/allocated_bytes"])
             values["cuda/headroom_bytes"] = min(values["cuda/headroom_bytes"], left)
         return values
-    except RuntimeError:  # an allocator of another library in its place (RMM) counts nothing
+    except RuntimeError:  # another library's allocator (RMM) keeps no counters
         return {}
 
 
 def measured(stats: Mapping[str, Any], free_bytes: float | None = None) -> dict[str, float]:
-    """Names and values of an allocator's statistics, as torch.cuda.memory_stats_as_nested_dict gives them; what is not among
-    them is left out.
+    """Converts an allocator's statistics (torch.cuda.memory_stats_as_nested_dict) to names and values; leaves
+    out missing ones.
 
-    cuda/fragmentation: share of the reserved memory that no live tensor uses. cuda/headroom_bytes: what tensors could still take:
-    memory of the device that nobody uses, and what the allocator holds in reserve, splinters too.
+    cuda/fragmentation: share of the reserved memory that no live tensor uses. cuda/headroom_bytes: what tensors could
+    still use: free device memory, and what the allocator holds in reserve, fragments included.
     """
     values: dict[str, float] = {}
     for name, key, which in _SIZES:

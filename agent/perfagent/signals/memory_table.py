@@ -1,12 +1,13 @@
-"""What the memory of a training holds: parameters, gradients, optimizer state, and on a GPU the rest, by parameter group too.
+"""Adds up the memory of a training by parameter group: parameters, gradients, optimizer state, and on a GPU the rest.
 
-Worked out once a minute on the sender's thread from the sizes that tensors tell of themselves: no storage is touched, nothing on
-a device is asked for or waited for, and no reference outlives the look. 306 parameters with AdamW's state take 3 ms of CPU
-a minute; the GIL is let go of every 64 tensors. Gradients count with the size of their parameters and are never touched: while
-backward runs without the GIL, `parameter.grad` from another thread takes a reference to what autograd is replacing, and the
-process dies of a corrupted heap. Those of an embedding with `sparse=True` are as large as the rows that a batch used, which
-nobody knows here: they do not count. Of sharded tensors the part of this rank counts, of quantized ones what they are made of;
-what is offloaded to the host counts apart, and what is not there yet (on `meta`, lazy) not at all.
+This runs once a minute on the sender's thread and uses only the sizes of tensors: it touches no storage, asks no
+device, waits for nothing, and keeps no reference. 306 parameters with AdamW's state take 3 ms of CPU a minute; the GIL
+is released every 64 tensors. Gradients count with the size of their parameters and are never touched: while backward
+runs without the GIL, `parameter.grad` from another thread takes a reference to a tensor that autograd is replacing, and
+the process dies of a corrupted heap. Gradients of an embedding with `sparse=True` are as large as the rows that a batch
+used, which is not known here: they do not count. Of sharded tensors this rank's part counts; of quantized ones the
+tensors they consist of. Tensors offloaded to the host count separately, and those that do not exist yet (on `meta`,
+lazy) not at all.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ __all__ = ["MemoryTable", "table"]
 
 EVERY_S = 60.0
 FROM_STEP = 2
-"""State exists from the first step on; from the second on a loop has seen its peak."""
+"""Optimizer state exists from the first step on; from the second step on, a loop has reached its peak."""
 _AT_ONCE = 64
 _CHANGED = 0.01
 _COLUMNS = ("parameters", "gradients", "optimizer_state", "offloaded")
@@ -43,9 +44,10 @@ _SERIES = {
 
 
 class MemoryTable:
-    """`poll()` on the sender's thread emits rows `memory/*`, and an event `memory` with the groups when something changed.
+    """`poll()` on the sender's thread emits rows `memory/*`, and an event `memory` with the groups when
+    something changed.
 
-    model: gives the root module or None; device: ordinal of the CUDA device or None.
+    model: returns the root module or None; device: returns the ordinal of the CUDA device or None.
     """
 
     def __init__(
@@ -80,7 +82,7 @@ class MemoryTable:
         sums = {column: int(found[column]) for column in _COLUMNS}
         peak = self._peak(found["devices"]) if self._device() is not None else None
         known = sum(sums[column] for column in _COLUMNS[:3])
-        if peak is not None and peak >= known:  # else the script began a new peak, with gradients that are given up at once
+        if peak is not None and peak >= known:  # else the script reset the peak, and frees gradients early
             sums["activations_and_other"] = int(peak) - known
         if not sums["offloaded"]:
             del sums["offloaded"]
@@ -92,17 +94,24 @@ class MemoryTable:
 
     @staticmethod
     def _peak(devices: Iterable[int]) -> float | None:
-        """Of all CUDA devices that this process has parameters on; None where there is none, or one does not tell."""
+        """Returns the peak of all CUDA devices that hold parameters of this process; None if there is none, or
+        one is not known."""
         peaks = [allocator(device).get("cuda/peak_allocated_bytes") for device in devices]
         told = [peak for peak in peaks if peak is not None]
         return sum(told) if told and len(told) == len(peaks) else None
 
 
 def table(optimizer: Any, model: Any = None, others: Sequence[Any] = ()) -> dict[str, Any]:
-    """Bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded` (of all three, on the host where other parameters are
-    on a device), `devices`: the CUDA devices that the rest is on, and `groups`: the same of each parameter group, with its name
-    or index, its learning rate and its `numbers` (how many numbers it trains here). Parameters of `model` that no group holds are
-    frozen: they count as parameters only. others: more optimizers, whose groups follow."""
+    """Returns the bytes of `parameters`, `gradients`, `optimizer_state` and `offloaded`, the CUDA `devices` in
+    use, and `groups`.
+
+    offloaded: all three kinds, where they are on the host while other parameters are on a device.
+    groups: the same bytes for each parameter group, with its name or index, its learning rate and `numbers` (how many
+        numbers it trains here).
+
+    Parameters of `model` that no group holds are frozen: they count as parameters only. others: more optimizers,
+    whose groups follow.
+    """
     of_model = list(model.parameters()) if model is not None else []
     trained = [group["params"] for one in (optimizer, *others) for group in list(one.param_groups)]
     counter = _Counter(chain(*trained, of_model))
@@ -123,7 +132,7 @@ def _of_sparse_embeddings(model: Any) -> Iterator[Any]:
 
 def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
     state = getattr(optimizer, "state", {})
-    together = not state or isinstance(optimizer, sys.modules["torch"].optim.LBFGS)  # which keeps all with its first parameter
+    together = not state or isinstance(optimizer, sys.modules["torch"].optim.LBFGS)  # keeps all state at one parameter
     groups = []
     for index, group in enumerate(list(optimizer.param_groups)):
         row: dict[str, Any] = {"name": str(group.get("name", index)), "numbers": 0, **dict.fromkeys(_COLUMNS, 0)}
@@ -134,7 +143,7 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
             counter.add(row, "parameters", parameter)
             row["numbers"] += numbers_in(parameter) if parameter.requires_grad else 0
             entry = state.get(parameter)
-            if (entry or together) and parameter.requires_grad:  # it is stepped, so that it has a gradient after backward
+            if (entry or together) and parameter.requires_grad:  # it is stepped, so it has a gradient after backward
                 counter.add(row, "gradients", parameter)
             for tensor in tensors_in(entry):
                 counter.add(row, "optimizer_state", tensor)
@@ -143,20 +152,20 @@ def _groups(optimizer: Any, counter: _Counter) -> list[dict[str, Any]]:
 
 
 def _on_host(number: Any) -> float | None:
-    """A learning rate as a number; None where it is on a device, which nobody waits for here."""
+    """Returns a learning rate as a number; None if it is on a device, since nothing here waits for one."""
     if isinstance(number, sys.modules["torch"].Tensor):
         return float(number) if number.is_cpu and number.numel() == 1 else None
     return float(number) if isinstance(number, (int, float)) else None
 
 
 class _Counter:
-    """Adds up sizes, each tensor and each gradient once. parameters: all there are, of which one that is not on the
-    host tells the kind of device that the training is on. devices: those of CUDA that something is on."""
+    """Adds up sizes, each tensor and each gradient once. parameters: all of them; the first that is not on the host
+    shows the kind of device that trains. devices: the CUDA devices that hold something."""
 
     def __init__(self, parameters: Iterable[Any]) -> None:
         self.devices: set[int] = set()
         self._seen: set[int] = set()
-        """Of gradients the complements of their parameters' ids."""
+        """ids of the tensors that were added; for a gradient, the complement of its parameter's id."""
         torch = sys.modules["torch"]
         self._tensor = torch.Tensor
         self._plain = {torch.Tensor, torch.nn.Parameter}
@@ -167,7 +176,7 @@ class _Counter:
         self._seen.update(~id(tensor) if column == "gradients" else id(tensor) for tensor in tensors)
 
     def add(self, row: dict[str, Any], column: str, tensor: Any) -> None:
-        """A gradient is as large as its parameter, which stands for it here."""
+        """Adds a tensor's size. A gradient is as large as its parameter, which is passed in its place."""
         plain = type(tensor) in self._plain
         if not plain and (not isinstance(tensor, self._tensor) or is_lazy(tensor)):
             return
@@ -178,7 +187,7 @@ class _Counter:
         self._seen.add(key)
         if len(self._seen) % _AT_ONCE == 0:
             time.sleep(0)  # lets the training thread have the GIL
-        if plain and self._kind == "cpu" and tensor.is_cpu:  # which is most of what there is, and asked in a third of the time
+        if plain and self._kind == "cpu" and tensor.is_cpu:  # the usual case, in a third of the time
             row[column] += tensor.numel() * tensor.element_size()
             return
         for part in (tensor,) if plain else (local(tensor),) if gradient else made_of(tensor):

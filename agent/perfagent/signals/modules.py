@@ -1,11 +1,12 @@
-"""Which part of the forward pass each named part of the model takes, from one step now and then: `module_share/NAME`.
+"""Measures each named part's share of the forward pass, in one step now and then: `module_share/NAME`.
 
-For the training calls of one step, the parts are called through a timer that stands where `module.compile()` would put a
-compiled call; when the root's call returns, it is gone again. Copies and pickles leave that attribute out, no hook is registered,
-and no graph is traced with it: models with anything compiled, scripted or replicated over devices are left alone.
+For the training calls of one step, the parts are called through a timer in the slot where `module.compile()`
+would put a compiled call; when the root's call returns, the timer is removed. Copies and pickles leave that slot
+out, no hook is registered, and no graph is traced with it: models that are compiled, scripted or replicated over
+devices are left alone.
 
-The parts are the root's children, and the children of one that holds nearly all of the model; a list of layers counts as one
-part. A part inside of another has its own share of the whole, so the shares of one level add up, not all of them.
+The parts are the root's children, and the children of a child that holds nearly all of the model; a list of layers
+counts as one part. A part within another has its own share of the whole, so only the shares of one level add up.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _DEPTH = 2
 
 
 def parts_of(model: Any) -> dict[str, list[Any]]:
-    """Name -> modules that are called for it; empty where the model is to be left alone."""
+    """Returns name -> modules that are called for it; empty if the model must be left alone."""
     if left_alone(model):
         return {}
     total = _size(model)
@@ -38,7 +39,7 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
     while waiting:
         name, module = waiting.pop(0)
         children = [(f"{name}.{inner}", child) for inner, child in module.named_children()]
-        alone = not waiting and not parts and bool(children)  # a wrapper: DDP's `module` and the like
+        alone = not waiting and not parts and bool(children)  # a wrapper, such as DDP's `module`
         if not _has_forward(module):
             parts[name] = _called_in(module)
             continue
@@ -51,8 +52,8 @@ def parts_of(model: Any) -> dict[str, list[Any]]:
 
 
 def left_alone(model: Any) -> bool:
-    """Whether nothing may stand in the calls of its modules: something is compiled or scripted, the model is replicated over
-    devices, or somebody else stands there."""
+    """True if the calls of its modules must not be replaced: something is compiled or scripted, the model is replicated
+    over devices, or somebody else has replaced a call."""
     torch = sys.modules["torch"]
     if compiled() or isinstance(model, torch.nn.DataParallel):
         return True
@@ -60,7 +61,7 @@ def left_alone(model: Any) -> bool:
 
 
 def _has_forward(module: Any) -> bool:
-    """A list of layers has none: its layers are called, and may be lists again."""
+    """True unless the module has no forward, like a list of layers: its layers are called, and may be lists again."""
     return type(module).forward is not sys.modules["torch"].nn.Module.forward or "forward" in vars(module)
 
 
@@ -74,7 +75,8 @@ def _size(module: Any) -> int:
 
 
 class ModuleTimes:
-    """Times the parts of the root model in the next step: a task between two steps, and the probe of the root's calls."""
+    """Times the parts of the root model in the next step: a task between two steps, and the probe of the
+    root's calls."""
 
     def __init__(self, progress: Progress, model: Any) -> None:
         self._progress = progress
@@ -87,7 +89,7 @@ class ModuleTimes:
         self._open: set[str] = set()  # parts that are being called
 
     def at_boundary(self) -> bool:
-        """Begins at the end of one step, ends at the end of the next."""
+        """Begins at the end of one step and ends at the end of the next."""
         p = self._progress
         if self.step:
             self.close()
@@ -105,7 +107,7 @@ class ModuleTimes:
         self.over = True
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call of the root model, with its parts timed."""
+        """Runs a call of the root model with its parts timed."""
         p = self._progress
         if p.completed >= self.step:
             return call(*args, **kwargs)
@@ -140,7 +142,7 @@ class ModuleTimes:
             copy = copy_that_calls(sys._getframe(1), module)
             if copy is not None:
                 return copy._call_impl(*args, **kwargs)
-            if name in open_:  # it calls itself, as a tree does: that time is in the outer call's
+            if name in open_:  # it calls itself, as a tree does: the outer call includes that time
                 return module._call_impl(*args, **kwargs)
             open_.add(name)
             begin = self._stamp()
@@ -159,14 +161,15 @@ class ModuleTimes:
     # ---- on the sender's thread
 
     def ready(self) -> bool:
-        """Whether all that was timed is over; never blocks."""
+        """True when all timed calls are over. Never blocks."""
         if not self.over:
             return False
         ends = [pair[1] for pair in self._whole]
         return all(isinstance(end, int) or end is None or end.query() for end in ends)
 
     def shares(self) -> dict[str, float]:
-        """`module_share/NAME` of the time in the root's calls; nothing where it was not called in that step."""
+        """Returns `module_share/NAME` of the time in the root's calls; empty if the root was not called in
+        that step."""
         whole = self._seconds(self._whole)
         if not whole:
             return {}

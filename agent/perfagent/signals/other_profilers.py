@@ -1,7 +1,7 @@
-"""Finds profilers that the script has of its own.
+"""Finds profilers that the script itself uses.
 
-Kineto has room for one in a process and does not defend it. Where a second is started next to one that runs, or is only
-prepared, the end of the first kills the process (segmentation fault, torch 2.13).
+Kineto supports one per process but does not enforce it. If a second one starts while another runs, or is only prepared,
+the end of the first kills the process (segmentation fault, torch 2.13).
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ __all__ = ["ends", "in_use", "starts"]
 
 
 def in_use() -> bool:
-    """Whether a torch profiler of the script's is running, on whichever thread, or prepared: one with a schedule is from the
-    first step of its warm-up on, and only the object itself shows that.
+    """True if a torch profiler of the script runs on any thread or is prepared. A profiler with a schedule is prepared
+    from the first step of its warm-up on, and only the object itself shows that.
 
-    25 ms for 800,000 objects: asked once for a profile that somebody wants.
+    25 ms for 800,000 objects: called only when somebody requests a profile.
     """
     torch = sys.modules["torch"]
     if torch.autograd._profiler_enabled():  # on this thread
@@ -32,26 +32,27 @@ def _with_subclasses(kind: Any) -> list[Any]:
 
 
 def _is_open(inner: Any) -> bool:
-    """Of torch.autograd's profiler, which torch.profiler's makes anew for each cycle: entered, and not ended since."""
+    """True for torch.autograd's profiler, which torch.profiler's creates for each cycle, from its start to its end."""
     held = vars(inner)
     return bool(held.get("entered")) and held.get("profiling_end_time_ns", 0) <= held.get("profiling_start_time_ns", 0)
 
 
 def _warms_up_again(outer: Any) -> bool:
-    """With `acc_events` it keeps the inner one of the cycle before, which has ended."""
+    """True if torch.profiler's warms up for another cycle: with `acc_events` it keeps the ended profiler of
+    the cycle before."""
     held = vars(outer)
     warming_up = held.get("current_action") is sys.modules["torch"].profiler.ProfilerAction.WARMUP
     return warming_up and held.get("profiler") is not None and bool(held.get("acc_events"))
 
 
 def starts() -> list[tuple[Any, str]]:
-    """(module, name) of the functions that every profiler of torch calls when it is prepared or started; of the one before Kineto
-    the names end in `_legacy`."""
+    """Returns (module, name) of the functions that every profiler of torch calls when it is prepared or started. Names
+    that end in `_legacy` belong to the profiler before Kineto."""
     return _places("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 
 
 def ends() -> list[tuple[Any, str]]:
-    """The same of those that they call when they end."""
+    """Returns (module, name) of the functions that they call when they end."""
     return _places("_disable_profiler", "_disable_profiler_legacy")
 
 

@@ -1,8 +1,9 @@
-"""Rare looks at one step: its floating-point operations, the shares of its modules, the lines that wait for the device.
+"""Schedules rare measurements of a single step: its floating-point operations, its modules' shares, its lines that
+wait for the device.
 
-The sender's thread decides what is due and hands it to the training thread as a task between two steps; nothing of it is on the
-path of an ordinary step. One look at a time. After each, the next of its kind has to wait so long that the looks stay within a
-tenth of the agent's budget.
+The sender's thread decides which one is due and hands it to the training thread as a task between two steps; ordinary
+steps run none of this. Only one measurement runs at a time. After each, the next of its kind waits so long that all
+stay within a tenth of the agent's budget.
 """
 
 from __future__ import annotations
@@ -24,18 +25,19 @@ if TYPE_CHECKING:
 __all__ = ["Looks"]
 
 FIRST_STEPS = 3
-"""Steps before the first look: what compiles, allocates and warms up is no ordinary step."""
+"""Steps before the first measurement, since compiling, allocating and warming up distort the first steps."""
 LEAST_S = 60.0
 IDLE_S, IDLEST_S = 1.0, 30.0
-"""While no look is due: how long until that is asked again, at least and at most."""
+"""While no measurement is due: shortest and longest pause until the next check."""
 _SHARE_OF_CORE = 5e-5
-"""That asking may take in between: with cold caches 0.3 ms for 100 parameters, milliseconds for thousands of them."""
+"""Largest share of a core for the checks: with cold caches 0.3 ms for 100 parameters, milliseconds for
+thousands of them."""
 _SHARE_OF_BUDGET = 0.1
 
 
 class Looks:
-    """Those of one run. model: gives the root module or None; device: index of the CUDA device or None. cpu: seconds of CPU that
-    this thread has taken."""
+    """The measurements of one run. model: returns the root module or None; device: returns the index of the CUDA device
+    or None. cpu: returns the CPU seconds of this thread."""
 
     def __init__(
         self,
@@ -60,7 +62,8 @@ class Looks:
         self._budget = sender.config.overhead_budget_pct / 100.0
 
     def poll(self) -> float:
-        """Some times a second, on the sender's thread. Gives the time (of its clock) before which there is nothing to do."""
+        """Called a few times a second on the sender's thread. Returns the time (of its clock) before which
+        nothing is due."""
         if self._look is not None:
             self._finish_look()
         elif self._clock() >= self._ask_at and not self._progress.ended and self._progress.completed - self._begin >= FIRST_STEPS:
@@ -68,7 +71,7 @@ class Looks:
         return self._ask_at
 
     def close(self) -> None:
-        """The run ends. On the thread that trains, or that ends it."""
+        """Ends a running measurement when the run ends. On the training thread, or the thread that ends the run."""
         if self._look is not None:
             self._look.close()
 
@@ -85,7 +88,7 @@ class Looks:
         self._ask_at = self._clock() + min(IDLEST_S, max(IDLE_S, asking_s / _SHARE_OF_CORE))
 
     def _notice_what_is_trained(self) -> None:
-        """Where layers were frozen or unfrozen, or another model is trained, a step's operations are counted anew."""
+        """Counts a step's operations again if layers were frozen or unfrozen, or another model is trained."""
         trained = _trained(self._progress)
         if trained is None or trained == self._trained:
             return
@@ -124,7 +127,7 @@ class Looks:
         if self._kind != "flops":
             self._due[self._kind] = self._clock() + max(LEAST_S, look.cost_ns / 1e9 / (_SHARE_OF_BUDGET * self._budget))
         if not look.step:
-            return  # something else was going on: it is tried again
+            return  # something else was going on: try again
         if self._kind == "flops":
             self.flops.take(look, self._model())
         elif self._kind == "modules":
@@ -139,7 +142,7 @@ class Looks:
 
 
 def _trained(p: Progress) -> int | None:
-    """Says which parameters the optimizer trains: another number for others. 20 µs for 300 of them."""
+    """Returns a number for the set of trained parameters, another one for another set. 20 µs for 300 of them."""
     optimizer = p.primary() if p.primary is not None else None
     if optimizer is None:
         return None

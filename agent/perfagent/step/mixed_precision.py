@@ -1,4 +1,5 @@
-"""What a step in mixed precision leaves in the step's state: the scaler's scale, and whether it let the optimizer step."""
+"""Holds what mixed precision adds to a step's state: the scaler's scale, and whether the scaler let the
+optimizer step."""
 
 from __future__ import annotations
 
@@ -12,13 +13,16 @@ __all__ = ["MixedPrecision"]
 
 
 class MixedPrecision:
-    """Written by the hooks of GradScaler and DeepSpeed on the training thread; `skipped` is also counted on the sender's, where
-    a fused optimizer skips on its device.
+    """State written by the hooks of GradScaler and DeepSpeed on the training thread. The sender's thread adds to
+    `skipped`, too, where a fused optimizer skips on its device.
 
-    scaling: a loss was scaled in this step. scaled: id of a scaled loss -> the loss before. unscaled: the gradients are true
-    ones again. scaler_scale: the scaler's factor, in the step that it ends. grad_scale: the factor that the gradients still
-    carry when a fused optimizer takes them. found_inf: the flag by which a fused optimizer skips, from inside its step to the
-    end of the scaler's. skipped: steps so far that the scaler skipped.
+    scaling: a loss was scaled in this step.
+    scaled: id of a scaled loss -> the loss before scaling.
+    unscaled: the gradients are unscaled again.
+    scaler_scale: the scaler's factor, in the step that it ends.
+    grad_scale: the factor that the gradients still carry when a fused optimizer uses them.
+    found_inf: the flag by which a fused optimizer skips, set from inside its step until the end of the scaler's step.
+    skipped: the number of steps that the scaler has skipped so far.
     """
 
     __slots__ = ("found_inf", "grad_scale", "scaled", "scaler_scale", "scaling", "skipped", "unscaled")

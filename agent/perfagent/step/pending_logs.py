@@ -1,4 +1,4 @@
-"""log() calls that cannot be written down yet: their step is not known, or their values are still on a device."""
+"""Holds log() calls that cannot be written down yet: their step is not known, or their values are still on a device."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class LoggedLater:
 
 
 class EarlyLog:
-    """A log() call before the first backward pass: its step is not known yet. goes_on: the next call is of the same step."""
+    """A log() call before the first backward pass, whose step is not known yet. goes_on: the next call is
+    of the same step."""
 
     __slots__ = ("_metrics", "_monotonic", "_step", "_time", "goes_on")
 
@@ -59,7 +60,7 @@ class EarlyLog:
         return self._step is not None and self.can_be_read()
 
     def can_be_read(self) -> bool:
-        """Whether its values are there, whatever its step."""
+        """True if its values are on the host, whether its step is known or not."""
         return all(map(ready, self._metrics.values()))
 
     def row(self) -> tuple[int, float, float, Mapping[str, Any]]:
@@ -67,7 +68,7 @@ class EarlyLog:
         return self.row_at(self._step)
 
     def row_at(self, step: int) -> tuple[int, float, float, Mapping[str, Any]]:
-        self._metrics = read(self._metrics)  # once: a device's buffer goes back to its pool, and to another value
+        self._metrics = read(self._metrics)  # only once: a device's buffer goes back to its pool and gets another value
         return step, self._time, self._monotonic, self._metrics
 
 

@@ -1,7 +1,7 @@
-"""Rows on their way from the training thread to the sender.
+"""Holds a completed step on its way from the training thread to the sender.
 
-The training thread stores references. On the sender's thread, once all that belongs to a step is there, it becomes a note, which
-is plain data; what the note says in names and values is worked out in reading.py.
+The training thread stores references. Once everything that belongs to the step has arrived, the sender's thread makes a
+note of it, which is plain data. decode/step_decoder.py turns a note into names and values.
 """
 
 from __future__ import annotations
@@ -22,20 +22,23 @@ if TYPE_CHECKING:
 __all__ = ["Extra", "Note", "Rare", "Row", "StepRow", "Taken"]
 
 Row = tuple[int, float, float, tuple[str, ...], list[float]]
-"""step, Unix time, monotonic time, names, values."""
+"""step, Unix time, monotonic time, names, values"""
 
 _SETTLE_S = 0.15
-"""A step's row waits this long for an explicit loss of the same step, unless the next step starts sooner: less than a tick of
-the spool, so that a kill loses no more than it would anyway."""
+"""A step's row waits this long for a loss that the script logs for the same step, unless the next step starts sooner.
+Shorter than a tick of the spool, so that a kill loses no more than it would anyway."""
 _as_note = tuple.__new__
 
 
 class Note(NamedTuple):
-    """One completed step.
+    """One completed step as plain data.
 
-    wall: Unix time of its end, 0.0 where that is to be worked out from the monotonic clock. began: end of the step before, ns, 0
-    for the first. roots: how many losses were backpropagated in it. user_loss: what the user logged as its "loss". passes:
-    forward passes of a later step, where those of this one are not known. trace: see trace.py; its last entry holds the end.
+    wall: Unix time of its end; 0.0: to be computed from the monotonic clock.
+    began: end of the step before in ns; 0 for the first.
+    roots: the number of losses that were backpropagated in it.
+    user_loss: the value that the script logged as "loss".
+    passes: forward passes of a later step, if those of this step are not known.
+    trace: see trace.py; its last entry holds the end.
     rare: series that only some steps have.
     """
 
@@ -51,20 +54,24 @@ class Note(NamedTuple):
 
 
 class Extra(Protocol):
-    """What was measured in some steps only, and may still be on the device."""
+    """A measurement that only some steps have, and that may still be on the device."""
 
     def ready(self) -> bool:
-        """Never blocks."""
+        """True when the measurement has arrived. Never blocks."""
 
     def add(self, values: dict[str, float], rows: list[dict[str, float]], *, skipped: bool) -> None:
-        """Adds to the step's own series, and rows of its own where the names are many; once, when ready."""
+        """Adds to the step's series, or appends rows where there are many names. Called once, when ready."""
 
 
 class Taken(NamedTuple):
-    """The gradients that one optimizer took. norms: measured; None where they were not. clips: the norms that clipping told of
-    them; empty where not all of them were clipped. scale: a factor that they still carried when they were measured. skipped:
-    above zero where a scaler did not let it take them, which a fused optimizer knows on its device. moved: how far its step has
-    moved the weights; None where that was not looked at."""
+    """The gradients that one optimizer used in a step.
+
+    norms: the measured norms; None if not measured.
+    clips: the norms that clipping returned; empty unless all of the gradients were clipped.
+    scale: a factor that the gradients still carried when they were measured.
+    skipped: above zero if a scaler kept the optimizer from using them; a fused optimizer knows this on its device.
+    moved: how far its step moved the weights; None if not compared.
+    """
 
     norms: GradientNorms | None
     clips: Sequence[Value]
@@ -73,20 +80,21 @@ class Taken(NamedTuple):
     moved: UpdateRatios | None = None
 
     def ready(self) -> bool:
-        """Never blocks."""
+        """True when all values have arrived. Never blocks."""
         measured = (self.norms is None or self.norms.ready()) and (self.moved is None or self.moved.ready())
         return measured and all(map(ready, (self.scale, self.skipped, *self.clips)))
 
 
 class Rare:
-    """What not every step has: measured or clipped gradients, mixed precision, extras."""
+    """What only some steps have: measured or clipped gradients, mixed precision, extras."""
 
     __slots__ = ("_all", "_extras", "_scale", "_skipped", "_skipped_before", "_taken", "others")
 
     def __init__(
         self, taken: Taken, others: list[Taken], scale: Value | None, skipped: Any, skipped_before: int, extras: list[Extra]
     ) -> None:
-        """taken: by the optimizer that counts. others: by those that step on the same backward pass; more may yet come."""
+        """taken: the gradients of the optimizer that counts. others: those of optimizers that step on the same backward
+        pass; more of them may still be added."""
         self._taken, self.others, self._extras = taken, others, extras
         self._all: tuple[Taken, ...] = ()
         self._scale, self._skipped, self._skipped_before = scale, skipped, skipped_before
@@ -101,7 +109,7 @@ class Rare:
 
     @property
     def compared(self) -> bool:
-        """Whether the weights before and after the step were."""
+        """True if the weights before and after the step were compared."""
         return self._taken.moved is not None
 
     @property
@@ -109,18 +117,19 @@ class Rare:
         return self._taken.norms is not None or bool(self._taken.clips)
 
     def ready(self) -> bool:
-        self._all = taken = (self._taken, *self.others)  # one that comes now comes too late
+        self._all = taken = (self._taken, *self.others)  # an optimizer that is added now comes too late
         if not all(map(ready, (self._scale, self._skipped))) or not all(one.ready() for one in taken):
             return False
         return all(extra.ready() for extra in self._extras)
 
     def add(self, values: dict[str, float], p: Progress, when: tuple[int, float, float]) -> None:
-        """Once, when ready. when: step, Unix time and monotonic time of the rows that this adds besides."""
+        """Adds its series to `values`. Called once, when ready. when: step, Unix time and monotonic time
+        of the extra rows."""
         scale = value_of(self._scale) if self._scale is not None else None
         on_device = isinstance(self._skipped, (Reading, float))  # a fused optimizer skips on the device
         skipped = value_of(self._skipped) > 0 if on_device else bool(self._skipped)
         if skipped and on_device:
-            p.amp.skipped += 1  # only here is it known
+            p.amp.skipped += 1  # known only here
         if scale is not None:
             values["amp/scale"] = scale
             values["amp/skipped"] = float(p.amp.skipped if on_device else self._skipped_before)
@@ -132,11 +141,12 @@ class Rare:
 
 
 class StepRow(NamedTuple):
-    """One completed step as the training thread leaves it: the fields of a `Note`, so that a usual step is one as it stands.
+    """One completed step as the training thread leaves it. It has the fields of a `Note`, so a usual step
+    is already one.
 
-    A tuple, since that is what the training thread makes fastest; the sender's thread asks it for more. began: end of the step
-    before, 0 for the first; the last entry of the trace says when this one ended. roots: how many losses were backpropagated in
-    it. wall, user_loss and passes are worked out later, where they are needed.
+    A tuple, since that is the fastest for the training thread to make; the methods run on the sender's thread. began:
+    end of the step before, 0 for the first; the last entry of the trace holds this step's end. roots: the number of
+    losses that were backpropagated in it. wall, user_loss and passes are filled in later, where they are needed.
     """
 
     step: int
@@ -151,22 +161,23 @@ class StepRow(NamedTuple):
 
     @property
     def ended(self) -> int:
-        """ns; the trace ends with (ended, event, OPTIMIZER_END)."""
+        """The end in ns; the trace ends with (ended, event, OPTIMIZER_END)."""
         return self.trace[-3]  # type: ignore[no-any-return]
 
     def ready(self, p: Progress) -> bool:
-        """Never blocks. Waits until the next step starts, since a loss logged by the user for this step takes precedence."""
+        """True when the row can be made; never blocks. Waits until the next step starts, since a loss that the script
+        logs for this step takes precedence."""
         if not p.ended:
             waited_ns = time.perf_counter_ns() - max(self.ended, p.step_end)
             hurried = p.completed > self.step or p.opened or (waited_ns >= _SETTLE_S * 1e9 and not p.pausing and not p.entered)
             few = p.completed < self.step + 2
             waits = not hurried or (self.roots > 1 and few and p.reader.needs_next_step(self))
-            if waits and not p.reader.loss_is_bad(self):  # such a loss waits for nothing
+            if waits and not p.reader.loss_is_bad(self):  # a bad loss is reported at once
                 return False
         return (self.rare is None or self.rare.ready()) and ((p.clock is None and not waiting()) or self._arrived(p))
 
     def _arrived(self, p: Progress) -> bool:
-        """Whether what was on its way from a device has come."""
+        """True if all values from a device have arrived."""
         entries = entries_of(self.trace)
         if not ready(self.lr) or not all(ready(value) for root in _all_roots(entries) for value in root):
             return False
@@ -176,12 +187,12 @@ class StepRow(NamedTuple):
         return not events or bool(events[-1].query())
 
     def plain(self, p: Progress) -> bool:
-        """Whether its note is plain data that can be read at any time: not where a device's clock ran, values came from a device,
-        or an evaluation may be in it."""
+        """True if its note is plain data that can be read at any time: no device clock ran, no values came from a
+        device, and no evaluation may be in it."""
         return p.clock is None and type(self.trace) is list and not waiting()
 
     def note(self, p: Progress) -> Note:
-        """What can be written down of it; once, when ready."""
+        """Returns the step as plain data. Called once, when ready."""
         ended = self.ended
         wall = time.time() - (time.perf_counter_ns() - ended) / 1e9
         rare: dict[str, float] | None = None
@@ -197,14 +208,14 @@ class StepRow(NamedTuple):
         return _as_note(Note, (self.step, wall, self.began, self.roots, self.lr, user_loss, passes, self.trace, rare))
 
     def with_user_loss(self, p: Progress) -> Note:
-        """The note of a plain step in a loop that logs its loss itself."""
+        """Returns the note of a plain step in a loop that logs its loss itself."""
         return _as_note(Note, (*self[:5], self._user_loss(p), *self[6:]))
 
     def _user_loss(self, p: Progress) -> float | None:
         return p.user_losses.pop(self.step, None)
 
     def row(self, p: Progress) -> Row:
-        """The finished row; once, when ready. For what cannot be written down before."""
+        """Returns the finished row of a step that has no plain note. Called once, when ready."""
         note = self.note(p)
         if type(self.trace) is not list:
             note = note._replace(trace=p.account.evaluations.fold(p, self.step, self.trace, first=not self.began))
@@ -216,6 +227,7 @@ def _all_roots(entries: Sequence[Entry]) -> Iterator[tuple[Value | None, Divided
 
 
 def _passes_as_in(other: StepRow, roots: int) -> int:
-    """Forward passes of a step with so many losses, as another step has them, which may have had fewer of both; 0: not known."""
+    """Returns the forward passes of a step with `roots` losses, taken from another step, which may have fewer of
+    both; 0: not known."""
     passes = forward_passes(entries_of(other.trace))
     return roots if passes and passes >= other.roots else passes

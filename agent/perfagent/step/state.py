@@ -1,12 +1,14 @@
-"""What the training thread notes about the step in progress: a trace of stamps, and the little that must be known at once.
+"""Holds what the training thread records about the step in progress: a trace of stamps, and the few values that
+are needed at once.
 
-One `Progress` belongs to one run; `state.current` is the one the hooks write to, None when no run is active and in every forked
-child. A hook adds a few items to the trace and returns; what the stamps mean is worked out on the sender's thread
-(account.py), because a hook runs with cold caches in the middle of somebody's training step and every object it touches costs.
-Measured: the same arithmetic in the hooks cost four times as much in a real step as in a loop of its own.
+One `Progress` belongs to one run. The hooks write to `state.current`, which is None when no run is active and in
+every forked child. A hook adds a few items to the trace and returns; the sender's thread interprets them
+(decode/phase_times.py), because a hook runs with cold caches in the middle of a training step and every object
+it touches costs time. Measured: the same arithmetic in the hooks cost four times as much in a real step as in a
+loop of its own.
 
-Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; what crosses threads
-is one append to a deque or one assignment.
+Times are nanoseconds of `time.perf_counter_ns`, which is the monotonic clock on Linux. Nothing here locks; threads
+exchange data by one append to a deque or one assignment.
 """
 
 from __future__ import annotations
@@ -43,7 +45,7 @@ _as_row = tuple.__new__
 
 
 class _EveryStep:
-    """What the hooks touch in every step: slots of their own, beside one another, since they lie in memory by class and name."""
+    """The slots that hooks use in every step, in a class of their own so that they lie next to each other in memory."""
 
     __slots__ = (
         "backward_depth", "boundary", "clips", "clock", "completed", "data_depth", "early", "entered", "gradients", "last",
@@ -55,13 +57,17 @@ class _EveryStep:
 class Progress(_EveryStep):
     """The step in progress.
 
-    rows: the sender's deque. governor: decides how often gradients are measured. completed: the last completed step. opened:
-    a fetch, forward or backward of the next one has started. thread: the thread that steps the optimizer; hooks on other
-    threads (prefetching, evaluation servers) do nothing. plain: the next backward pass is the first of a step, in a loop
-    whose last step had only one, in full precision and on the CPU. roots: how many losses were backpropagated since the last
-    step of any optimizer. off: nobody takes what is noted any more. unusual: the step holds something that only some steps
-    have (clipping, mixed precision, a closure). whole: the optimizer's step is timed from outside of torch's wrapper, and the
-    hooks inside have nothing to do.
+    rows: the sender's deque.
+    governor: decides how often gradients are measured.
+    completed: the last completed step.
+    opened: a fetch, forward or backward pass of the next step has started.
+    thread: the thread that steps the optimizer; hooks on other threads (prefetching, evaluation servers) do nothing.
+    plain: the next backward pass is the first of its step, in full precision and on the CPU, and the step before had
+        only one.
+    roots: the number of losses backpropagated since the last step of any optimizer.
+    off: nobody reads the trace any more.
+    unusual: the step holds something that only some steps have (clipping, mixed precision, a closure).
+    whole: the optimizer's step is timed outside of torch's wrapper, so the hooks inside do nothing.
     """
 
     __slots__ = (
@@ -136,16 +142,16 @@ class Progress(_EveryStep):
         self.seen_backward = False
         self.backward_depth = self.data_depth = self.phase_depth = self.scaler_depth = 0
         self.clock: DeviceClock | None = None
-        self.outputs: Outputs | None = None  # what the model returned, where the loss is in it
-        self.proof: Callable[[Any], None] | None = None  # shown what the next backward pass starts from (forward.py)
+        self.outputs: Outputs | None = None  # the model's output, if the loss is in it
+        self.proof: Callable[[Any], None] | None = None  # gets the root of the next backward pass (hooks/forward.py)
         self.early: list[EarlyLog] = []
         self.roots = 0
         self.unusual = self.whole = False
-        self.boundary: Callable[[], None] | None = None  # what waits for the end of a step (rootcause/investigator.py)
+        self.boundary: Callable[[], None] | None = None  # called at the end of a step (rootcause/investigator.py)
         self.investigator: Any = None
         self.entered = 0  # id of the optimizer whose step is running
         self.primary_id = 0
-        self.measure_at = start_step  # gradients are measured when this many steps are completed
+        self.measure_at = start_step  # gradients are measured once this many steps are completed
         self.completed = start_step
         self.rows = rows
         Mark.put(rows)
@@ -154,68 +160,69 @@ class Progress(_EveryStep):
         self.governor = governor
         self.step_end = 0
         self.last: StepRow | None = None
-        self.pausing = False  # between the end of a step and what the loop does next, we do something that takes long
-        self.parts_for = 0  # calls of the model that may be with a part of a batch (forward.py)
-        self.pass_ns = 0  # what measuring gradients has cost so far; counted by the training thread
-        self.telling_ns = 0.0  # and what telling of it costs the sender's
-        self.device_ns = 0.0  # and by how much it took longer on the device; counted by the sender's
-        self.hooks_ns = 0.0  # and all else, counted by the sender's
+        self.pausing = False  # after a step and before the loop goes on, the agent does something that takes long
+        self.parts_for = 0  # calls of the model whose input may be a part of a batch (hooks/forward.py)
+        self.pass_ns = 0  # cost of measuring gradients so far; counted by the training thread
+        self.telling_ns = 0.0  # cost of reporting them; counted by the sender's thread
+        self.device_ns = 0.0  # device time that the passes added; counted by the sender's thread
+        self.hooks_ns = 0.0  # all other costs; counted by the sender's thread
         self.clipped = self.clipped_gradients = 0  # calls that clip so far, and their gradients
         # loss
-        self.accumulates = True  # several backward passes a step: until the first step is over, it may be so
-        self.user_losses: dict[int, float] = {}  # logged by the user as "loss", by step, until the sender's thread takes them
+        self.accumulates = True  # several backward passes a step; assumed until the first step is over
+        self.user_losses: dict[int, float] = {}  # step -> logged "loss", until the sender's thread takes it
         self.inside_roots = False
-        self.whole_loss = -1, 0  # completed, and where the trace was, at the last loss whose parts were folded (backward.py)
+        self.whole_loss = -1, 0  # `completed` and trace length at the last loss with folded parts (hooks/backward.py)
         self.amp = MixedPrecision()
         # gradients
         self.gradients: Any = None
-        self.moved: UpdateRatios | None = None  # how far the step has moved the weights
+        self.moved: UpdateRatios | None = None  # how far the step moved the weights
         self.health = health
-        self.extras: list[Extra] = []  # of some steps: what else was measured in them; whoever adds one sets `unusual`
-        self.probe: Any = None  # has a method `call(call, args, kwargs)` for the root model's next training call, once
+        self.extras: list[Extra] = []  # other measurements of this step; whoever adds one sets `unusual`
+        self.probe: Any = None  # its method `call(call, args, kwargs)` runs the root's next training call, once
         self.clip_norm: list[Value] = []
-        self.looked = False  # the step's gradients were looked at inside of its closure
-        self.clips: Any = None  # what was clipped since the last step (clipping.py)
+        self.looked = False  # the step's gradients were measured inside of its closure
+        self.clips: Any = None  # what was clipped since the last step (hooks/grad_clipping.py)
         self.together = together
-        self.clip_rounds = 0  # how often in the step before, with a backward pass in between
-        # whose steps count
+        self.clip_rounds = 0  # clipping rounds in the step before, with a backward pass between them
+        # which optimizer counts
         self.primary: Any = None  # weak reference to the optimizer that owns most parameters
-        self.began = -1  # completed when it became that
-        self.alone_since = -1  # completed at its first step: that may have been told late
-        self.newcomer = 0  # id of one that has come while the primary one stepped alone
-        self.looks = self.look_at = 0  # how often another model was looked for, and from when on (ns) that may be again
+        self.began = -1  # `completed` when it became the primary one
+        self.alone_since = -1  # `completed` at its first step, which may have been known late
+        self.newcomer = 0  # id of an optimizer that appeared while the primary one stepped alone
+        self.looks = self.look_at = 0  # searches for another model so far; the time (ns) of the next search
         self.steppers: dict[int, tuple[int, int, list[float | None]]] = {}
-        # id of other optimizers -> completed then, their steps since, and the rates of these
-        self.beside: dict[int, Any] = {}  # weak references to other optimizers that stepped, by id; the newest few
-        self.overtaken = 0, 0  # id of the optimizer before this one over the same parameters, and completed when it was left
+        # id of another optimizer -> `completed` then, its steps since, and the learning rates of those steps
+        self.beside: dict[int, Any] = {}  # id -> weak reference to another optimizer that stepped; the newest few
+        self.overtaken = 0, 0  # id of the optimizer that this one replaced over the same parameters, `completed` then
         self.take_turns = False  # two over the same parameters step in turn: no stages
         self.blocked = 0
-        self.model_size = 0  # trainable numbers of the model that the user named
+        self.model_size = 0  # number of trainable parameters of the model that the script named
         self.found: Any = None  # weak reference to the model that was found
         self.on_first_step: Callable[[Any], None] | None = None
-        self.on_resumed: Callable[[int], None] | None = None  # takes the number of the first step to come
+        self.on_resumed: Callable[[int], None] | None = None  # gets the number of the next step
         self.on_next_model: Callable[[], None] | None = None
         self.on_next_optimizer: Callable[[Any], None] | None = None
         self.stream: int | None = None  # the CUDA stream that computes, by its handle
         self.on_event: Callable[..., None] | None = None  # the sender's: (kind, data, *, step)
-        self.told_phases: dict[str, tuple[float, int]] = {}  # name -> when its last event was (monotonic clock, s), and its step
-        # log() before anything is known about steps
+        self.told_phases: dict[str, tuple[float, int]] = {}  # name -> monotonic time (s) and step of its last event
+        # log() before the steps are known
         self.early_step = start_step + 1 if start_step else 0
-        # log() between backward passes of which none was followed by an optimizer's step so far
-        self.first_logged = -1  # where the trace was at the first such call
-        self.by_log: bool | None = None  # no optimizer ever steps here, so each call is a step; None until that is asked
+        # log() between backward passes, before any optimizer has stepped
+        self.first_logged = -1  # length of the trace at the first such call
+        self.by_log: bool | None = None  # no optimizer ever steps, so each log() is a step; None: not decided
         # other loggers of the script (captured_log.py)
-        self.captures = False  # whether what they log is recorded
-        self.captured_step = 0  # the highest step that they have named before an optimizer's first
+        self.captures = False  # whether their values are recorded
+        self.captured_step = 0  # the highest step that they named before an optimizer's first
         self.fetched = False
         self.readers: dict[int, Any] = {}
-        self.release: Any = None  # what the loop lets go of where it takes the next batch (release.py)
+        self.release: Any = None  # measures how long the loop takes to free a batch (hooks/batch_lifetime.py)
         self.ended = False
 
     def complete(self, lr: Value | None, skipped: Any, event: Any) -> None:
-        """One step of the optimizer that counts is over: one append, and the next step begins.
+        """Ends one step of the optimizer that counts with one append, and begins the next step.
 
-        The end is taken last, so that the step and its optimizer phase hold what we did in them, as a timer round the call does.
+        Takes the end time last, so that the step and its optimizer phase include our own work, as a timer
+        around the call would.
         """
         if self.early:
             self.settle_early(self.completed + 1)
@@ -238,44 +245,44 @@ class Progress(_EveryStep):
             self.boundary()
 
     def complete_late(self, trace: Trace, lr: float | None) -> None:
-        """A step that was over long before it was known for one. trace: all of it, its end included."""
+        """Adds a step that is recognized only long after its end. trace: all of the step, its end included."""
         self.completed = step = self.completed + 1
         roots = sum(entry[0] == BACKWARD and entry[3] is not None for entry in entries_of(trace))
         self.rows.append(_as_row(StepRow, (step, 0.0, self.step_end, roots, lr, None, 0, trace, None)))
         self.step_end = trace[-3]
 
     def _rare(self, skipped: Any) -> Rare:
-        """What only some steps leave behind."""
+        """Collects what only some steps have."""
         taken = Taken(self.gradients, self.clip_norm, self.amp.grad_scale, 0.0, self.moved)
         rare = Rare(taken, self.together.of_step(self), self.amp.scaler_scale, skipped, self.amp.skipped, self.extras)
         self.plain = not self.unusual and self.roots == 1 and self.clock is None
         self.gradients = self.amp.grad_scale = self.amp.scaler_scale = self.moved = None
-        self.clip_norm, self.extras = [], []  # the step keeps its own: they are read later
+        self.clip_norm, self.extras = [], []  # the step keeps the old lists, which are read later
         if self.unusual:
             self.unusual = self.inside_roots = self.amp.scaling = self.amp.unscaled = False
             self.amp.scaled.clear()
         return rare
 
     def spent_ns(self, logged: Sequence[int], stepped: Sequence[int]) -> float:
-        """What the hooks have taken of the training so far, of its thread or of its device. logged, stepped: the sender's
-        counts of calls and steps."""
+        """Returns the time that the hooks have taken from the training so far, on its thread or its device. logged,
+        stepped: the sender's counts of log() calls and steps."""
         counted = log_ns(*logged) + steps_ns(*stepped) + clips_ns(self.clipped, self.clipped_gradients)
         return counted + self.hooks_ns + self.pass_ns + self.device_ns
 
     def adopts(self) -> bool:
-        """Whether the calling thread, which is not the one that trains, becomes it: it is the first that does anything of a step,
-        or the other one is no more."""
+        """Makes the calling thread, which is not the training thread, the training thread if the old one has done
+        nothing of a step yet or no longer exists. Returns whether it did."""
         if (self.last is not None or self.trace or self.seen_backward) and lives(self.thread):
             return False
         self.thread = get_ident()
         return True
 
     def follows(self, optimizer: Any) -> bool:
-        """Whether the training has moved to the calling thread, which is not the one that trains, and on which this is about to
-        step."""
+        """Returns whether the training has moved to the calling thread, which is not the training thread and is about
+        to step this optimizer."""
         if self.last is None:
-            self.thread = get_ident()  # the first to step says which thread it is
-            self.trace, self.roots = [], 0  # what another one did is none of its step
+            self.thread = get_ident()  # the first thread that steps is the training thread
+            self.trace, self.roots = [], 0  # what another thread did is not part of its step
         elif self.primary_id == id(optimizer) and not (self.entered or self.opened):
             self.thread = OneOfThreads.of(*getattr(self.thread, "known", (self.thread,)), get_ident())
         else:
@@ -283,30 +290,31 @@ class Progress(_EveryStep):
         return True
 
     def in_progress(self) -> int:
-        """The step that log() takes: n until the step after n starts."""
+        """Returns the step for a log() call: n until the step after n starts."""
         return self.completed + self.opened
 
     def logged_at(self) -> int:
-        """The step of the newest log() call, or of another logger's where there is none, in a process in which those count the
-        steps; else the step in progress."""
+        """Returns the step of the newest log() call, or of another logger's if there is none, if such calls count the
+        steps; otherwise the step in progress."""
         if self.last is not None or (self.seen_backward and not self.by_log):
             return self.in_progress()
         by_calls = max(0, self.early_step + sum(not log.goes_on for log in self.early) - 1)
         return by_calls or self.captured_step
 
-    # log() before the first backward pass --------------------------------------------------------------------------------------
+    # ---- log() before the first backward pass
 
     def log_early(self, log: EarlyLog) -> None:
-        """Whether this process will ever step an optimizer is not known yet."""
+        """Keeps a call while it is not known whether this process will ever step an optimizer."""
         if self.early and (not self.fetched or len(self.early) >= _EARLY_LOGS):
             self.settle_early(None)
         self.early.append(log)
-        if "torch" not in sys.modules:  # nothing here will step an optimizer soon
+        if "torch" not in sys.modules:  # no optimizer will step soon
             self.settle_early(None)
         self.rows.append(log)
 
     def settle_early(self, step: int | None) -> None:
-        """Gives the waiting logs their step: the first step if training has begun, else one step a call. Any thread."""
+        """Gives the waiting logs their step: the given one if training has begun; for None, one step a
+        call. Any thread."""
         waiting, self.early = self.early, []
         for log in waiting:
             if step is None:
@@ -316,16 +324,19 @@ class Progress(_EveryStep):
                 log.settle(step)
 
     def step_of_early(self, before: int) -> int:
-        """The step of a waiting log, should this process end before an optimizer steps; before: how many steps those that wait
-        before it are. After a backward pass that is the first one, as of micro-steps; a loop without an optimizer is not known
-        for one yet. Any thread."""
+        """Returns the step of a waiting log if this process ends before an optimizer steps. After a backward pass that
+        is the first step, as for micro-batches: a loop without an optimizer is not recognized yet. Any thread.
+
+        before: the number of steps of the logs that wait in front of it.
+        """
         return self.completed + 1 if self.awaits_optimizer() else self.early_step + before
 
-    # log() after it, before the first step of an optimizer ---------------------------------------------------------------------
+    # ---- log() after it, before the first step of an optimizer
 
     def unstepped(self) -> bool:
-        """Asked by log() while no optimizer has stepped: whether the step of the call is not the one in progress for sure. A
-        second backward pass has begun then, and that is accumulation, or a loop that updates its parameters by hand."""
+        """Called by log() while no optimizer has stepped: True if the call may not belong to the step in progress,
+        since a second backward pass has begun. That is either accumulation, or a loop that updates its parameters by
+        hand. (Giving all of these calls the first step left a loop that updates by hand with a single step.)"""
         if self.by_log is not None:
             return self.by_log
         at = len(self.trace)
@@ -334,7 +345,7 @@ class Progress(_EveryStep):
         return at != self.first_logged
 
     def awaits_optimizer(self) -> bool:
-        """Whether log() calls between backward passes wait for an optimizer's first step."""
+        """True if log() calls between backward passes wait for the first step of an optimizer."""
         return self.last is None and self.first_logged >= 0 and not self.by_log
 
     def log_unstepped(self, log: EarlyLog) -> None:
@@ -346,14 +357,15 @@ class Progress(_EveryStep):
         self.rows.append(log)
 
     def settle_unstepped(self, *, by_log: bool) -> None:
-        """by_log: there is no optimizer that could step. Any thread."""
-        self.early_step = max(self.early_step, self.completed + 2)  # the first call was given the first step
+        """Gives the logs between backward passes their step. by_log: no optimizer exists that could step.
+        Any thread."""
+        self.early_step = max(self.early_step, self.completed + 2)  # the first call has the first step
         self.by_log = by_log
         self.settle_early(None if by_log else self.completed + 1)
 
 
 class _State:
-    """current: where the hooks write to. An object of its own: a slot is the cheapest thing to look up."""
+    """current: the Progress that the hooks write to. An object with a slot, since that is the fastest to look up."""
 
     __slots__ = ("current",)
 

@@ -1,28 +1,30 @@
-"""What happened in a step, as the training noted it.
+"""Records what happened in a step as one flat list, the trace.
 
-A trace is one flat list, since what is in it is looked at on another processor: entry by entry the fields and then the
-kind, so that the last item tells what happened last. What it may hold, in the order in which it happened (time in ns; event: of
-the device clock, or None):
+A flat list is cheap to read on another processor: each entry is its fields and then its kind, so the last item of the
+list is the kind of the newest entry. These are the kinds, in the order of a step (times in ns; event: of the device
+clock, or None):
 
-    began, ended, loader, size, DATA        a wait for data; size is None when it only started workers (loader 0) or ended an
-                                            epoch
-    began, event, training, size, FORWARD   the root model is called with gradients on; size where there is no loader
-    ended, event, holds_loss, RETURNED      it returned
-    began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, where it starts from; None
-                                            where that is no loss; divided: the user scaled it: by what a division made it,
-                                            True where a product did or that is not known, False where neither did
+    began, ended, loader, size, DATA        a wait for data; size is None if it only started workers (loader 0) or
+                                            ended an epoch
+    began, event, training, size, FORWARD   a call of the root model with gradients on; size: set if there is no loader
+    ended, event, holds_loss, RETURNED      the call returned
+    began, event, value, divided, BACKWARD  the outermost backward call; value: of its root, the tensor it starts
+                                            from; None if that is no loss; divided: how the script scaled the loss: the
+                                            divisor of a division; True for a product or if not known; False if not
     ended, event, BACKWARD_END
     began, event, OPTIMIZER                 the optimizer's step, or GradScaler.step around it
     ended, event, OPTIMIZER_END
-    began, ended, name, event, event, PHASE a part of the loop that the user named or that was recognised; the events at its
-                                            ends where the device's time is meant, else None twice. UNNAMED: the closure of an
-                                            optimizer's step, in which no call of the model was seen
-    began, ended, CLEARED                   zero_grad between the model's call and backward; or of the gradients of the optimizer
-                                            that counts, after a backward pass
-    began, ended, training, event, event, EVALUATED     a call of a model without gradients (evaluation.py)
-    began, event, ended, BESIDE             another model was called with gradients, while the root's pass did not run (beside.py)
+    began, ended, name, event, event, PHASE a part of the loop that the script named or the agent recognized; the events
+                                            at its ends if device time is meant, else None twice; named UNNAMED: the
+                                            closure of an optimizer's step, in which no call of the model was seen
+    began, ended, CLEARED                   zero_grad between the model's call and backward, or of the gradients of the
+                                            optimizer that counts, after a backward pass
+    began, ended, training, event, event, EVALUATED
+                                            a call of a model without gradients (hooks/evaluation.py)
+    began, event, ended, BESIDE             a call of another model with gradients, outside the root's forward pass
+                                            (hooks/auxiliary_models.py)
 
-`entries_of` makes tuples of them, the kind first: what those read that are not in a hurry.
+`entries_of` turns them into tuples, the kind first, for readers that are not in a hurry.
 """
 
 from __future__ import annotations
@@ -67,18 +69,18 @@ __all__ = [
 
 DATA, FORWARD, RETURNED, BACKWARD, BACKWARD_END, OPTIMIZER, OPTIMIZER_END, PHASE, CLEARED, EVALUATED, BESIDE = range(11)
 FIELDS = (5, 5, 4, 5, 3, 3, 3, 6, 3, 6, 4)
-"""Items of an entry in a trace, by its kind."""
+"""Number of items of an entry in a trace, by kind."""
 _HOST_TIMED = frozenset((CLEARED, DATA, EVALUATED, PHASE))
 UNNAMED = ""
-"""What is no phase, and no part of the optimizer's."""
+"""Name of a span that belongs to no phase, not even the optimizer's."""
 MOST_ITEMS = 400_000
-"""Of a trace that no step ends."""
+"""Most items of a trace that no step ends."""
 Trace = list[Any]
 Entry = tuple[Any, ...]
 Divided = Value | bool
-"""What a loss was divided by before its backward pass; see BACKWARD."""
+"""The divisor of a loss before its backward pass; see BACKWARD."""
 NEWEST = 64
-"""As many entries are looked through where a step that no optimizer ends may have any number."""
+"""Number of newest entries to search where a step that no optimizer ends may have any number."""
 
 
 class Root(NamedTuple):
@@ -89,7 +91,8 @@ class Root(NamedTuple):
 
 
 def entries_of(trace: Sequence[Any]) -> list[Entry]:
-    """Raises ValueError, IndexError or TypeError for what is no trace (damaged on the disk)."""
+    """Turns a trace into tuples. Raises ValueError, IndexError or TypeError for a list that is no trace
+    (damaged on disk)."""
     found: list[Entry] = []
     end = len(trace)
     while end:
@@ -104,13 +107,13 @@ def entries_of(trace: Sequence[Any]) -> list[Entry]:
 
 
 def trace_of(entries: Sequence[Entry]) -> Trace:
-    """The trace that holds these."""
+    """Returns the trace that holds these entries."""
     return [item for entry in entries for item in (*entry[1:], entry[0])]
 
 
 def entry_count(trace: Sequence[Any]) -> int:
-    """About how many entries a trace has: those of a usual step have four items on average. A fetch, which is what a trace begins
-    with where there is a loader, counts twice, as it costs."""
+    """Returns about how many entries a trace has: those of a usual step have four items on average. A fetch, with which
+    a trace begins where there is a loader, counts twice, since it costs twice."""
     return len(trace) // 4 + (trace[4:5] == [DATA])
 
 
@@ -121,13 +124,13 @@ def shorten(trace: Trace) -> None:
 
 
 def events_of(entries: Sequence[Entry]) -> list[Any]:
-    """The events of the device clock in a trace, those of its last entry last."""
+    """Returns the events of the device clock in a trace; those of its last entry come last."""
     events = [event for entry in entries if entry[0] in (PHASE, EVALUATED) for event in entry[4:] if event is not None]
     return events + [entry[2] for entry in entries if entry[0] not in _HOST_TIMED and entry[2] is not None]
 
 
 def forward_runs(trace: Trace) -> bool:
-    """Whether the root was called and its forward pass is not over: looked for in the newest entries only."""
+    """True if the root was called and its forward pass is not over. Searches the newest entries only."""
     end = len(trace)
     for _ in range(NEWEST):
         kind = trace[end - 1] if end else OPTIMIZER_END
@@ -140,7 +143,7 @@ def forward_runs(trace: Trace) -> bool:
 
 
 def backward_since(trace: Trace, at: int) -> bool:
-    """Whether a backward pass has ended since the trace was that long."""
+    """True if a backward pass has ended since the trace had `at` items."""
     end = len(trace)
     while end > at:
         kind = trace[end - 1]
@@ -151,7 +154,7 @@ def backward_since(trace: Trace, at: int) -> bool:
 
 
 def only_backward_since(trace: Trace, at: int) -> bool:
-    """Whether one has ended since then, and no call of a model was seen."""
+    """True if a backward pass has ended since the trace had `at` items, and no call of a model was seen since."""
     end, ended = len(trace), False
     while end > at:
         kind = trace[end - 1]
@@ -163,7 +166,7 @@ def only_backward_since(trace: Trace, at: int) -> bool:
 
 
 def begins_entry(trace: Trace, at: int) -> bool:
-    """Whether an entry of the trace begins there, or the next one will."""
+    """True if an entry of the trace begins at item `at`, or the next entry will."""
     end = len(trace)
     while end > at:
         end -= FIELDS[trace[end - 1]]
@@ -171,10 +174,11 @@ def begins_entry(trace: Trace, at: int) -> bool:
 
 
 def only_optimizers(trace: Trace) -> bool:
-    """Whether nothing but optimizers' steps, and what they clear, is in it."""
+    """True if the trace holds only optimizers' steps and their clearing of gradients."""
     return all(entry[0] in (OPTIMIZER, OPTIMIZER_END, CLEARED) for entry in entries_of(trace))
 
 
 def forward_passes(entries: Sequence[Entry]) -> int:
-    """How many calls of the root model, or else batches, a trace holds: what tells accumulation from several losses."""
+    """Returns the number of calls of the root model, or else of batches: it distinguishes accumulation
+    from several losses."""
     return sum(entry[0] == FORWARD for entry in entries) or sum(entry[0] == DATA and entry[4] is not None for entry in entries)

@@ -1,8 +1,9 @@
-"""Training that moves from one thread to another: the next trial of a search in a thread of its own, or each step in whichever
-thread a pool has free (`asyncio.to_thread`).
+"""Recognizes that training has moved to another thread: each trial of a search in its own thread, or each step on any
+free thread of a pool (`asyncio.to_thread`).
 
-What another thread trains beside the one that counts is none of its steps. So a training has moved where that thread is no more,
-or where the very optimizer that counts steps on another one.
+A second training on another thread is not part of this one's steps. So training has moved only if its thread no longer
+exists, or if the very optimizer that counts steps on another thread. (If the first thread counted for good, 5 of 40
+steps by `asyncio.to_thread` were seen, and of cross-validation folds with a thread each only the first.)
 """
 
 from __future__ import annotations
@@ -16,14 +17,15 @@ _MOST = 64
 
 
 class OneOfThreads(int):
-    """In the place of the ident of the thread that trains: equal to those of all that have stepped the optimizer, since they take
-    turns, and to no other's: what runs there may be another training."""
+    """Stands for the ident of the training thread where several threads take turns: equal to the ident of each thread
+    that has stepped the optimizer, and of no other, since another thread may run another training."""
 
     known: tuple[int, ...]
 
     @classmethod
     def of(cls, *threads: int) -> OneOfThreads:
-        """The newest last; of more than 64 the oldest are forgotten, as a pool that makes a thread for each step has them."""
+        """Takes the idents with the newest last. Forgets the oldest of more than 64, as where a pool makes a
+        thread for each step."""
         made = cls(threads[-1])
         made.known = threads[-_MOST:]
         return made
@@ -38,5 +40,5 @@ class OneOfThreads(int):
 
 
 def lives(thread: int) -> bool:
-    """Whether there is a thread with that ident, of Python's or one that was started by something else."""
+    """True if a thread with that ident exists, whether Python or another library started it."""
     return thread in getattr(threading, "_active", {}) or thread in sys._current_frames()

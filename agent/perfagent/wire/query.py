@@ -43,6 +43,22 @@ class Finding:
     fix: str = ""
     gain_pct: float | None = None
 
+    def __str__(self) -> str:
+        """For print: the sentence, and what to do. repr() shows the evidence too."""
+        return f"{self._heading()}: {self.message}" + (f"\n  fix: {self.fix}" if self.fix else "")
+
+    def _repr_html_(self) -> str:
+        """For notebooks."""
+        from html import escape  # not with the training
+
+        advice = f"<br>Fix: {escape(self.fix)}" if self.fix else ""
+        return f"<p><b>{escape(self._heading())}</b>: {escape(self.message)}{advice}</p>"
+
+    def _heading(self) -> str:
+        if self.rule == "healthy":
+            return self.rule
+        return f"{self.rule} ({self.severity}" + (f", since step {self.since_step:,})" if self.since_step is not None else ")")
+
 
 @dataclass(slots=True, kw_only=True)
 class Alert:

@@ -1,4 +1,4 @@
-"""`perfagent channels add|list|test|remove`: who is told of alerts. Asks the running server."""
+"""`perfagent channels add|list|test|remove`: who receives alerts. Asks the running server."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import json
 from urllib.parse import quote
 
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent_server.commands.connection import AdminApi, add_options
 
 __all__ = ["command"]
@@ -13,7 +14,7 @@ __all__ = ["command"]
 
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = (
-        "Channels are told of alerts. A webhook's secret is shown once, when it is added; receivers verify with it."
+        "Channels receive alerts. A webhook's secret is shown once, when it is added; receivers verify with it."
     )
     actions = parser.add_subparsers(dest="action", required=True, metavar="add|list|test|remove")
     add = actions.add_parser("add", help="add a channel and print its secret")
@@ -26,7 +27,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     add.set_defaults(run=_add)
     show = actions.add_parser("list", help="list channels, without their secrets")
     show.set_defaults(run=_list)
-    test = actions.add_parser("test", help="send a test and tell whether it arrived")
+    test = actions.add_parser("test", help="send a test and say whether it arrived")
     test.add_argument("id", help="the channel's id, as `channels list` shows it")
     test.set_defaults(run=_test)
     remove = actions.add_parser("remove", help="remove a channel")
@@ -51,11 +52,18 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found))
         return 0
+    screen = Screen()
     if not found["channels"]:
-        print("no channels; `perfagent channels add webhook URL` makes one")
-    for channel in found["channels"]:
-        state = "enabled" if channel["enabled"] else f"disabled: {channel['disabled_reason']}"
-        print(f"{channel['id']}  {channel['kind']}  {channel['min_severity']:<8}  {channel['url']}  {channel['name']}  ({state})")
+        screen.line("no channels; `perfagent channels add webhook URL` makes one")
+        return 0
+    rows = [
+        (
+            channel["id"], channel["kind"], channel["min_severity"], channel["name"], channel["url"],
+            "enabled" if channel["enabled"] else f"disabled: {channel['disabled_reason']}",
+        )
+        for channel in found["channels"]
+    ]  # fmt: skip
+    screen.table(Table(("ID", "KIND", "FROM", "NAME", "URL", "STATE"), rows, narrow=(3, 4, 5)))
     return 0
 
 

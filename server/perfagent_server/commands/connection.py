@@ -10,17 +10,13 @@ from typing import Any
 import httpx
 
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
+from perfagent.local_server import DEFAULT_SERVER, LocalServer, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
-from perfagent_server.security.keys import ADMIN_TOKEN_FILE
-from perfagent_server.settings import data_folder
 
-__all__ = ["ADDRESS_FILE", "AdminApi", "add_options"]
+__all__ = ["AdminApi", "add_options"]
 
-ADDRESS_FILE = "address"  # where the running server of this data folder listens; written by `up`
-DEFAULT_SERVER = "http://127.0.0.1:8420"
 _COMMANDS = {"GET /api/v1/keys": "`perfagent keys list`", "GET /api/v1/channels": "`perfagent channels list`"}
 """A request that the server's words advise -> the command that makes it."""
-_OWN = ("http://127.", "http://localhost:", "http://[::1]:")
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -29,8 +25,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         "--server", metavar="URL", help="the server's address (default: PERFAGENT_SERVER, else the server of the data folder)"
     )
     parser.add_argument(
-        "--data", metavar="DIR", type=Path, help="the server's data folder, where the admin token lies (default: PERFAGENT_DATA)"
-    )
+        "--data", metavar="DIR", type=Path,
+        help="the data folder of the server on this machine: its address and its admin token (default: PERFAGENT_DATA)",
+    )  # fmt: skip
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -38,13 +35,11 @@ class AdminApi:
     """Requests with an admin's rights: PERFAGENT_ADMIN_TOKEN, else the token in the data folder, else PERFAGENT_API_KEY."""
 
     def __init__(self, server: str | None = None, data: Path | None = None) -> None:
-        self.data = data or data_folder()
+        self.data = data.expanduser() if data else data_folder()
         # A folder that was named is that server's, whatever the environment says for training jobs.
-        named = server or (self._written_address() if data else None)
-        found = named or os.environ.get("PERFAGENT_SERVER") or self._written_address()
-        self.assumed = found is None or (data is not None and named is None)  # nothing tells that this is the folder's server
-        self.server = _address(found or DEFAULT_SERVER)
-        self._token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or self._token_in_folder() or os.environ.get("PERFAGENT_API_KEY")
+        self.server = _address(server_address(server, data))
+        token = os.environ.get("PERFAGENT_ADMIN_TOKEN") or LocalServer(self.data).token_for(self.server)
+        self._token = token or os.environ.get("PERFAGENT_API_KEY")
 
     @classmethod
     def from_arguments(cls, arguments: argparse.Namespace) -> AdminApi:
@@ -71,7 +66,8 @@ class AdminApi:
         message = _message(answer)
         for request, words in _COMMANDS.items():
             message = message.replace(request, words)
-        raise PerfagentError(f"the server refused: {message}")
+        wrong = answer.status_code in (400, 422)  # what was given, not who asked or what there is
+        raise (ConfigError if wrong else PerfagentError)(f"the server refused: {message}")
 
     def _json(self, answer: httpx.Response) -> Any:
         try:
@@ -84,21 +80,6 @@ class AdminApi:
         raise PerfagentError(
             f"what answers at {self.server} is no perfagent server: it sent {kind}, not JSON; name the server with --server"
         )
-
-    def _written_address(self) -> str | None:
-        try:
-            return (self.data / ADDRESS_FILE).read_text().strip() or None
-        except OSError:
-            return None
-
-    def _token_in_folder(self) -> str | None:
-        # This machine's token is for this machine's server: it must not be sent to whatever address --server names.
-        if not self.server.startswith(_OWN) and self.server != self._written_address():
-            return None
-        try:
-            return (self.data / ADMIN_TOKEN_FILE).read_text().strip() or None
-        except OSError:
-            return None
 
 
 def _address(text: str) -> str:
@@ -118,5 +99,5 @@ def _message(answer: httpx.Response) -> str:
     try:
         return str(answer.json()["error"]["message"])
     except (ValueError, KeyError, TypeError):
-        tls = REFUSAL if refuses_plain_http(answer.content) else ""
-        return f"status {answer.status_code}{tls}"
+        why = REFUSAL if refuses_plain_http(answer.content) else f"; is {answer.request.url.netloc.decode()} a perfagent server?"
+        return f"status {answer.status_code}{why}"

@@ -9,7 +9,7 @@ import sqlite3
 import time
 from pathlib import Path
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent_server.settings import Settings
 
 __all__ = ["command"]
@@ -59,14 +59,14 @@ def _upgrade(arguments: argparse.Namespace) -> int:
 def _backup(arguments: argparse.Namespace) -> int:
     source = _sqlite_file(_settings(arguments))
     if not source.exists():
-        raise ConfigError(f"there is no database at {source}; name its folder with --data")
+        raise ResourceError(f"there is no database at {source}; name its folder with --data")
     target: Path = arguments.file
     try:
         os.close(os.open(target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except FileExistsError:
-        raise ConfigError(f"{target} exists; give the name of a new file") from None
+        raise ResourceError(f"{target} exists; give the name of a new file") from None
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written ({error.strerror})") from error
+        raise ResourceError(f"{target} cannot be written ({error.strerror})") from error
     try:
         _copy(source, target)
     except BaseException:
@@ -84,7 +84,7 @@ def _restore(arguments: argparse.Namespace) -> int:
     source: Path = arguments.file
     target = _sqlite_file(settings)
     if not source.is_file():
-        raise ConfigError(f"there is no file {source}")
+        raise ResourceError(f"there is no file {source}")
     _check(source)
     with only_server(settings.data):
         target.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,7 +114,7 @@ def _copy(source: Path, target: Path) -> None:
             old.backup(new)
             new.execute("PRAGMA journal_mode=DELETE")  # one file, not three
     except sqlite3.Error as error:
-        raise ConfigError(f"{source} could not be copied to {target} ({error})") from error
+        raise ResourceError(f"{source} could not be copied to {target} ({error})") from error
 
 
 def _check(file: Path) -> None:
@@ -123,6 +123,6 @@ def _check(file: Path) -> None:
             verdict = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
             ours = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'alembic_version'").fetchone()[0]
     except sqlite3.Error as error:
-        raise ConfigError(f"{file} is no database ({error}); give a file that `perfagent db backup` made") from error
+        raise ResourceError(f"{file} is no database ({error}); give a file that `perfagent db backup` made") from error
     if verdict != "ok" or not ours:
-        raise ConfigError(f"{file} is damaged or not ours ({verdict}); give a file that `perfagent db backup` made")
+        raise ResourceError(f"{file} is damaged or not ours ({verdict}); give a file that `perfagent db backup` made")

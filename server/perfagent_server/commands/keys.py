@@ -5,10 +5,14 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
+from perfagent.command_line.option_types import number_above
+from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.errors import ConfigError, ServerUnreachable
+from perfagent.local_server import LocalServer
 from perfagent_server.commands.connection import AdminApi, add_options
 from perfagent_server.security.keys import ONLY_INGEST_HAS_A_PROJECT
 
@@ -22,7 +26,7 @@ def command(parser: argparse.ArgumentParser) -> None:
     create.add_argument("scope", choices=("ingest", "read", "admin"))
     create.add_argument("--name", default="", help="what the key is for")
     create.add_argument("--project", help="the only project that an ingest key may send to")
-    create.add_argument("--expires-days", type=float, metavar="N", help="refused after N days (default: never)")
+    create.add_argument("--expires-days", type=number_above(0, 36500), metavar="N", help="refused after N days (default: never)")
     create.set_defaults(run=_create)
     show = actions.add_parser("list", help="list keys, without their secrets")
     show.set_defaults(run=_list)
@@ -40,31 +44,29 @@ def _create(arguments: argparse.Namespace) -> int:
         raise ConfigError("--" + ONLY_INGEST_HAS_A_PROJECT.format(scope=arguments.scope))
     body: dict[str, Any] = {"scope": arguments.scope, "name": arguments.name, "project": arguments.project}
     if arguments.expires_days is not None:
-        if not 0 < arguments.expires_days <= 36500:
-            raise ConfigError(f"--expires-days is {arguments.expires_days:g}; it must be above 0 and at most 36500")
         body["expires_in_s"] = arguments.expires_days * 86400
-    api = AdminApi.from_arguments(arguments)
-    if api.assumed and arguments.data is not None:
-        made = _create_offline(api, body)  # no server runs on this folder; one that answers elsewhere is another's
+    folder = None if arguments.data is None else arguments.data.expanduser()
+    if arguments.server is None and folder is not None and LocalServer(folder).address is None:
+        made = _create_offline(folder, body)  # no server runs on this folder; one that answers elsewhere is another's
     else:
         try:
-            made = api.request("POST", "/keys", body)
+            made = AdminApi.from_arguments(arguments).request("POST", "/keys", body)
         except ServerUnreachable:
             if arguments.server is not None:
                 raise
-            made = _create_offline(api, body)
+            made = _create_offline(folder, body)
     print(json.dumps(made) if arguments.json else made["key"])
     return 0
 
 
-def _create_offline(api: AdminApi, body: dict[str, Any]) -> dict[str, Any]:
+def _create_offline(data: Path | None, body: dict[str, Any]) -> dict[str, Any]:
     """The first key for a server that refuses to start without one."""
     from perfagent_server.commands.up import only_server
     from perfagent_server.database import open_database
     from perfagent_server.security.keys import PEPPER_FILE, Keys, secret_file
     from perfagent_server.settings import Settings
 
-    settings = Settings.from_env(data=api.data)
+    settings = Settings.from_env(data=data)
     with only_server(settings.data):
         database = open_database(settings)
         try:
@@ -81,14 +83,18 @@ def _list(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(found))
         return 0
-    for key in found["keys"]:
-        state = "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid"
-        used = key["used"] or "never used"
-        print(
-            f"{key['id']}  {key['scope']:<6}  {state:<32}  {used:<24}  {key['project'] or 'any project'}  {key['name']}".rstrip()
-        )
+    screen = Screen()
     if not found["keys"]:
-        print("no keys; `perfagent keys create ingest` makes one")
+        screen.line("no keys; `perfagent keys create ingest` makes one")
+        return 0
+    rows = [
+        (
+            key["id"], key["scope"], "revoked" if key["revoked"] else f"expires {key['expires']}" if key["expires"] else "valid",
+            key["used"] or "never", key["project"] or "any", key["name"],
+        )
+        for key in found["keys"]
+    ]  # fmt: skip
+    screen.table(Table(("ID", "SCOPE", "STATE", "LAST USED", "PROJECT", "NAME"), rows, narrow=(4, 5)))
     return 0
 
 

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from perfagent import __version__
-from perfagent.errors import ConfigError
-from perfagent_server.commands.connection import ADDRESS_FILE
+from perfagent.command_line.option_types import port
+from perfagent.errors import ConfigError, ResourceError
+from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ LOCK_FILE = "server.lock"
 def command(parser: argparse.ArgumentParser) -> None:
     parser.description = "Starts the server and its dashboard. Every option can be given as PERFAGENT_<OPTION> too."
     parser.add_argument("--host", help="the address to listen on (default 127.0.0.1: this machine only)")
-    parser.add_argument("--port", type=int, help="the port to listen on (default 8420; 0 is any free one)")
+    parser.add_argument("--port", type=port, help="the port to listen on (default 8420; 0 is any free one)")
     parser.add_argument("--data", type=Path, metavar="DIR", help="the data folder (default: $XDG_DATA_HOME/perfagent)")
     parser.add_argument("--database", metavar="URL", help="an SQLAlchemy URL (default: SQLite in the data folder)")
     parser.add_argument("--metrics", metavar="URL", help="a separate store for samples: not there yet, and refused")
@@ -95,13 +96,13 @@ def _serve(settings: Settings, listening: socket.socket) -> None:
         helper.terminate()
         helper.wait()
     if not server.started:
-        raise ConfigError("the server could not start; the lines above say why")
+        raise ResourceError("the server could not start; the lines above say why")
 
 
 def _refuse_open_door(settings: Settings, services: Services) -> None:
     if settings.loopback or settings.insecure_no_auth or settings.admin_token or services.access.keys.any_valid():
         return
-    raise ConfigError(
+    raise ResourceError(
         f"{settings.host} can be reached from other machines and no key exists yet: make one with `perfagent keys create ingest` "
         "(no server needed), or set PERFAGENT_ADMIN_TOKEN, or leave --host out; --insecure-no-auth lets everybody in"
     )
@@ -127,7 +128,7 @@ def _take_in(settings: Settings) -> subprocess.Popen[bytes] | None:
     """Sends the recordings of --folder through the front door, by a process of its own: `perfagent sync`."""
     if settings.folder is None:
         return None
-    token = settings.admin_token or (settings.data / "admin-token").read_text().strip()
+    token = settings.admin_token or (settings.data / ADMIN_TOKEN_FILE).read_text().strip()
     environment = os.environ | {"PERFAGENT_SERVER": settings.url, "PERFAGENT_API_KEY": token}
     return subprocess.Popen([sys.executable, "-m", "perfagent", "sync", str(settings.folder)], env=environment)
 
@@ -149,13 +150,13 @@ def _listen(settings: Settings) -> socket.socket:
     except OSError as error:
         listening.close()
         if error.errno == errno.EADDRINUSE:
-            raise ConfigError(
+            raise ResourceError(
                 f"port {settings.port} on {settings.host} is taken: if perfagent runs there already, open {settings.url}; "
                 f"otherwise take another: `perfagent up --port {settings.port + 1}` (and PERFAGENT_SERVER for the training jobs)"
             ) from error
         if error.errno == errno.EACCES:
-            raise ConfigError(f"port {settings.port} may not be used by this user; ports from 1024 may") from error
-        raise ConfigError(f"cannot listen on {settings.host}:{settings.port} ({error.strerror})") from error
+            raise ResourceError(f"port {settings.port} may not be used by this user; ports from 1024 may") from error
+        raise ResourceError(f"cannot listen on {settings.host}:{settings.port} ({error.strerror})") from error
     listening.set_inheritable(False)
     return listening
 
@@ -168,13 +169,13 @@ def only_server(data: Path) -> Iterator[None]:
         descriptor = os.open(data / LOCK_FILE, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     except OSError as error:
         why = "it is a file" if data.is_file() else error.strerror
-        raise ConfigError(f"the data folder {data} cannot be written ({why}); choose another with --data") from error
+        raise ResourceError(f"the data folder {data} cannot be written ({why}); choose another with --data") from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             where = (data / ADDRESS_FILE).read_text().strip() if (data / ADDRESS_FILE).exists() else "another port"
-            raise ConfigError(
+            raise ResourceError(
                 f"a server runs on the data folder {data} already ({where}); stop it, or choose another folder with --data"
             ) from None
         yield

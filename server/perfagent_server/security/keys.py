@@ -22,17 +22,16 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 from sqlalchemy import insert, select, update
 from sqlalchemy.engine import Connection
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ResourceError
 from perfagent_server.store.tables import api_key
 
 if TYPE_CHECKING:
     from perfagent_server.database import Database
 
-__all__ = ["ADMIN_TOKEN_FILE", "KEY_SCOPES", "ONLY_INGEST_HAS_A_PROJECT", "PEPPER_FILE", "Key", "KeyScope", "Keys", "secret_file"]
+__all__ = ["KEY_SCOPES", "ONLY_INGEST_HAS_A_PROJECT", "PEPPER_FILE", "Key", "KeyScope", "Keys", "secret_file"]
 
 KeyScope = Literal["ingest", "read", "admin"]
 KEY_SCOPES: tuple[KeyScope, ...] = get_args(KeyScope)
-ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
 PEPPER_FILE = "key-pepper"
 ONLY_INGEST_HAS_A_PROJECT = (
     "project limits what an ingest key may send to; a key with the scope {scope!r} sees every project, so leave project out"
@@ -60,17 +59,17 @@ class Key:
 
 
 def secret_file(path: Path) -> str:
-    """The secret in a file that only its owner can read; made at the first start. Raises ConfigError when others can read it."""
+    """The secret in a file that only its owner can read; made at the first start. Raises ResourceError if others can read it."""
     try:
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     except FileExistsError:
         if path.stat().st_mode & 0o077:
-            raise ConfigError(
+            raise ResourceError(
                 f"{path} can be read by others; run `chmod 600 {path}`, or delete it to have a new one made"
             ) from None
         text = path.read_text().strip()
         if len(text) < 16:
-            raise ConfigError(f"{path} holds no usable secret; delete it to have a new one made") from None
+            raise ResourceError(f"{path} holds no usable secret; delete it to have a new one made") from None
         return text
     with os.fdopen(descriptor, "w") as file:
         text = secrets.token_urlsafe(32)

@@ -10,7 +10,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, Engine
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ResourceError
 
 __all__ = ["config", "current", "head", "upgrade"]
 
@@ -34,7 +34,7 @@ def current(connection: Connection) -> str | None:
 
 
 def upgrade(engine: Engine, where: str) -> None:
-    """Runs what is missing, all in one transaction. Raises ConfigError for a revision from a newer version."""
+    """Runs what is missing, all in one transaction. Raises ResourceError for a revision from a newer version."""
     scripts = ScriptDirectory.from_config(config())
     newest = scripts.get_current_head()
     with engine.connect() as connection, connection.begin():
@@ -42,7 +42,7 @@ def upgrade(engine: Engine, where: str) -> None:
     if found == newest:
         return
     if found is not None and found not in {script.revision for script in scripts.walk_revisions()}:
-        raise ConfigError(
+        raise ResourceError(
             f"the database {where} has schema version {found!r}, which this perfagent does not know (newest here: {newest!r}): "
             "upgrade perfagent, or restore a backup made with this version"
         )

@@ -13,7 +13,7 @@ import pytest
 from builders import until
 from canaries import BY_VALUE
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.context.console import MOST_CHARACTERS, MOST_PIECES, Console
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
@@ -184,7 +184,7 @@ def test_a_gap_at_the_end_is_told_at_the_end(tmp_path: Path, monkeypatch: pytest
 WATCHED = """
 import sys, tempfile
 from pathlib import Path
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.context.console import MOST_PIECES, Console
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity

@@ -43,6 +43,20 @@ def test_of_each_sixteen_rows_the_first_the_extremes_of_the_loss_and_what_is_not
     assert events == [event]
 
 
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("at", [0, 3, 15])
+def test_a_loss_that_is_not_finite_hides_no_extreme_of_the_others(bad: float, at: int) -> None:
+    loss = [1.0] * 16
+    loss[at], loss[5], loss[9] = bad, 100.0, -50.0
+    (kept,), _ = thin([columns([*range(16)], loss=loss)], [])
+    assert [*kept.steps()] == sorted({0, at, 5, 9})
+
+
+def test_rows_without_a_finite_loss_all_stay() -> None:
+    (kept,), _ = thin([columns([*range(20)], loss=[math.nan] * 20)], [])
+    assert [*kept.steps()] == [*range(20)]
+
+
 @pytest.mark.parametrize("lengths", [(2,), (5,), (1, 1), (1, 2, 4), (7, 1, 1)])
 def test_halves_are_of_equal_size_and_the_events_go_with_the_first(lengths: tuple[int, ...]) -> None:
     groups = [columns([*range(10 * number, 10 * number + length)], x=[0.5] * length) for number, length in enumerate(lengths)]

@@ -20,7 +20,7 @@ from builders import until
 from faults.loops import orphan
 from ingest_server import IngestServer
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery import courier, segments
 from perfagent.delivery.columns import DROPPED, pack
 from perfagent.delivery.handoff import MAX_EVENTS, MAX_ROWS, Sender

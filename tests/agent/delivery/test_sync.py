@@ -191,12 +191,46 @@ def test_a_server_that_is_away_is_named_at_once_and_what_to_do_at_the_end(
     assert last.endswith("the same command again sends the rest")
 
 
-def test_a_refused_key_is_told_with_the_variable(run_sync: Sync, tmp_path: Path) -> None:
-    record(tmp_path / "record")
+def test_a_refused_key_is_said_once_for_all_sources_and_how_to_get_one(run_sync: Sync, tmp_path: Path) -> None:
+    for letter in "abcd":
+        record(tmp_path / "record", letter * 32, run=f"run-{letter}")
     with IngestServer(Scripted(status=401)) as server:
         status, said = run_sync(server.url, tmp_path / "record")
     assert status == 1
-    assert "status 401; set PERFAGENT_API_KEY to a key with the ingest scope" in said
+    first, second = said.splitlines()
+    assert first.startswith("not sent: run-a rank 0, run-b rank 0, run-c rank 0, run-d rank 0: server ")
+    assert first.endswith("status 401")
+    assert "set PERFAGENT_API_KEY to a key with the ingest scope" in second
+    assert "`perfagent keys create ingest`" in second
+    assert "again" in second
+
+
+def test_what_was_recorded_for_another_server_is_left_with_the_command_for_it(run_sync: Sync, tmp_path: Path) -> None:
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    for letter in "ab":
+        left = Spool(
+            spool / (letter * 32), Header(source=letter * 32, project="p", rank=0, server="http://old:1", run="r", attempt=1)
+        )
+        left.append([Group(step=[1], time=[1.0], monotonic=[1.0], values={"loss": [1.0]})], [], now=0.0)
+        left.close(final="finished")
+    status, said = run_sync("http://127.0.0.1:9")
+    assert status == 0
+    (line,) = said.splitlines()
+    assert line.startswith("2 folders of the spool recorded for http://old:1, skipped.")
+    assert "To send: PERFAGENT_SERVER=http://old:1 perfagent sync." in line
+    assert f"To drop: rm -r {spool / ('a' * 32)} {spool / ('b' * 32)}" in line
+    assert "--all" not in line, "not to this server"
+
+
+def test_a_folder_that_is_not_there_and_a_file_are_told_apart(run_sync: Sync, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    assert run_sync("http://127.0.0.1:9", tmp_path / "nowhere") == (
+        2,
+        f"perfagent sync: there is no folder {tmp_path / 'nowhere'}; give the one of PERFAGENT_RECORD, attach(record=...) or "
+        "run --record\n",
+    )
+    status, said = run_sync("http://127.0.0.1:9", tmp_path / "file")
+    assert (status, said) == (2, f"perfagent sync: {tmp_path / 'file'} is a file; give the folder of the recording\n")
 
 
 def test_an_interrupted_upload_goes_on_where_it_was(run_sync: Sync, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -132,19 +132,19 @@ _HEAD = """\
 
 Written by `scripts/compatibility` from the matrix that the tests run (tests/agent/frameworks/matrix.py); do not edit by hand.
 
-Every row is a real training of some steps, done twice in its processes: without the agent and with it. **Every cell is an
-assertion** of tests/agent/frameworks/test_matrix.py, which compares what was captured with what the script itself knows of its
-steps: *yes* means that it is there and right; a letter means that there is nothing to capture, for the reason below the table,
-and that nothing is reported.
+Every row is a real training of a few steps. It runs twice: without the agent and with it. **Every cell is an assertion** of
+tests/agent/frameworks/test_matrix.py, which compares what perfagent recorded with what the script knows of its steps. *yes* means
+that the value is recorded and right. A letter means that there is nothing to record, for the reason below the table, and that
+perfagent records nothing.
 
 | column | what *yes* means |
 |---|---|
-| Steps | every optimizer step has its number, from 1 on without a gap, steps that a scaler skipped included |
-| Loss | of every step, bit-equal to the script's; to 1 part in 10⁶ where micro-batches are added up in another order |
+| Steps | every optimizer step has its number, from 1 on without a gap, also those that a scaler skipped |
+| Loss | the loss of every step, bit-equal to the script's; to 1 part in 10⁶ if micro-batches are summed in another order |
 | Rate | the learning rate of every step |
-| Norm | the norm of all gradients that the main optimizer takes, and others on the same backward pass, after unscaling and before clipping, to 1 part in 10⁵: with DDP, FSDP2 and ZeRO the norm that a single process finds on the joined batches |
-| Samples/s, Tokens/s | times the step time, exactly what the script consumed |
-| Data, Forward, Backward, Optimizer | the phase of every step from the second on; together no longer than the step |
+| Norm | the norm of all gradients of the main optimizer (and of other optimizers on the same backward pass), after unscaling and before clipping, to 1 part in 10⁵; with DDP, FSDP2 and ZeRO, the norm that one process computes on the joined batches |
+| Samples/s, Tokens/s | multiplied by the step time, exactly what the script consumed |
+| Data, Forward, Backward, Optimizer | the time of the phase in every step from the second on; their sum is at most the step time |
 | Scale, skipped | the loss scale of every step and the number of skipped steps, exactly |
 | End | the run is `finished` when the script is |
 | One run | all ranks are one run, each with its own rank, and node samples come from one of them |
@@ -152,57 +152,61 @@ and that nothing is reported.
 
 """
 _TAIL = """
-Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Phases
-agree with the script's timers: tests/e2e/test_foreign_scripts.py. What was not tried: real accelerators here (docs/gpu.md),
+
+Launchers (`torchrun`, `deepspeed`, SLURM, Open MPI) have tests of their own: tests/agent/frameworks/test_launchers.py. Another test
+compares the phases with the timers of scripts: tests/e2e/test_foreign_scripts.py. Not tried: real accelerators here (docs/gpu.md),
 DeepSpeed's pipeline engine, ZeRO offload, Megatron.
 
-**Tried besides**, on 24 November 2026 and not in these tests: small trainings with and without the agent, bit-equal each, beside
-what the scripts counted themselves. Language: sentence-transformers 6.2, trl 1.16 (SFT, DPO, GRPO, reward models), peft 0.21 and
-Transformers 5.23 with their options, a diffusers loop, accumulation as in open_clip, cached gradients. Loops: ignite, fastai,
-skorch, torchtnt, poutyne, monai, speechbrain, mmengine, catalyst, Fabric, timm, 22 optimizers. Domains: Ultralytics, Stable-Baselines3,
-tianshou, torchrl, d3rlpy, Pyro, gpytorch, botorch, torch_geometric, torchdiffeq, nflows, pytorch-forecasting, darts,
-neuralforecast, recbole; k-fold, Optuna, federated averaging, MAML, physics-informed networks. What was wrong was mended, or is below.
-`scripts/libraries` installs many of them and trains them again: [libraries.md](libraries.md).
+**Other libraries.** On 24 November 2026, small trainings with the libraries below ran with and without the agent. Their results were
+bit-equal, and perfagent's figures were compared with what the scripts counted. Faults that were found are repaired, or listed below.
+`scripts/libraries` repeats many of these trainings: [libraries.md](libraries.md).
+
+| kind | tried |
+|---|---|
+| language | sentence-transformers 6.2, trl 1.16 (SFT, DPO, GRPO, reward models), peft 0.21 and Transformers 5.23 with their options, a diffusers loop, accumulation as in open_clip, cached gradients |
+| loops and optimizers | ignite, fastai, skorch, torchtnt, poutyne, monai, speechbrain, mmengine, catalyst, Fabric, timm, 22 optimizers |
+| domains | Ultralytics, Stable-Baselines3, tianshou, torchrl, d3rlpy, Pyro, gpytorch, botorch, torch_geometric, torchdiffeq, nflows, pytorch-forecasting, darts, neuralforecast, recbole |
+| schemes | k-fold, Optuna, federated averaging, MAML, physics-informed networks |
 
 Known limits:
 
-- The norm is measured here in every step; in a real job as often as the overhead budget allows, unless clipping or DeepSpeed
-  computes it anyway. FSDP2 with clipping has one from its second step on; so has FSDP's first version, clipped by
-  `torch.nn.utils.clip_grad_norm_`, which sees one rank's pieces. With `zero_optimization.compute_grad_norm: false` DeepSpeed
-  computes no norm, and none is reported.
-- FSDP of either version: what it does not shard is taken to be the same on all ranks. Experts that differ from rank to rank,
-  as plain tensors beside sharded ones, make the norm wrong.
-- A loss that the script divides by the number of micro-batches is added up, one that it divides by the items of each
-  micro-batch (a masked mean) is averaged. Accelerate divides a short last window by the full number, so that is the loss it
-  minimizes.
-- Schedules of torch.distributed.pipelining: the last stage tells the loss, the mean over the micro-batches, and each stage the
-  norm of its own gradients (tests/agent/frameworks/test_pipelining.py).
-- Where batches are taken in parts, a step each (truncated backpropagation through time), the first part of the first batch is
-  told as the whole.
-- Ranks that a script spawns itself (multiprocessing) are ranks of its run under `perfagent run`, and ranks of one run with
-  `attach()`, called before or after `init_process_group`. Started by hand, without a launcher's variables, they are where it
-  is called after it.
-- A Transformers Trainer or a Lightning training that resumes from its own checkpoint counts its steps on from there, unless
-  `start_step` says otherwise; under the same run id they replace those that the attempt before made after the checkpoint. A
-  second training of the same process goes on counting where the first one ended.
-- After gevent's `monkey.patch_all()` the agent works only while the training sleeps or waits, and says so; with `thread=False`
-  as ever.
-- One process is one run, however many trainings it does, until `finish()` or an `attach()` under another name; each job of
-  Hydra's `--multirun` that calls `attach()` is a run of its own. Of trainings in several threads at once one is told; threads
-  that take turns in one training (`asyncio.to_thread`), or follow each other, are one.
-- An optimizer of a class of your own is seen where it is named, `attach(model, optimizer=...)`; fastai's is seen by itself.
-  Keras 3 on torch has optimizers of another kind: of it only what is logged is told.
-- Of gradients by `torch.autograd.grad` or `torch.func` the steps, the rate and the norm are told, and no more.
-- Samples are not told where nothing tells them: batches of torch_geometric's NeighborLoader and of recbole, updates from a memory with
-  more than two backward passes, adjoint equations.
-- What a model is asked between steps is told as an evaluation, or, where an environment of gymnasium, gym or Stable-Baselines3 was
-  stepped, as a rollout; an environment of a class of your own is none of these. The evaluation of another model than the trained one
-  is seen where its loader is read to the end.
-- A second training in one process that is smaller than the first, whose optimizer is kept, is told after up to 64 of its steps, all
-  of them at once and these without gradient norms; so is one as large after ten. Of shorter ones, whose optimizers are all kept, the
-  first is told.
-- A script that leaves by `raise SystemExit(1)` itself is told as finished with `attach()` alone; with `sys.exit(1)`, or under
-  `perfagent run`, as failed.
+- **Gradient norm, how often.** These tests measure the norm in every step. A real job measures it as often as the overhead budget
+  allows, unless clipping or DeepSpeed computes it anyway. FSDP2 with clipping has a norm from its second step on. So has FSDP's first
+  version if `torch.nn.utils.clip_grad_norm_`, which sees one rank's pieces, clips it. With
+  `zero_optimization.compute_grad_norm: false` DeepSpeed computes no norm, and perfagent reports none.
+- **Gradient norm with FSDP.** perfagent assumes that tensors which FSDP does not shard are the same on all ranks. Experts that differ
+  from rank to rank, as plain tensors next to sharded ones, make the norm wrong.
+- **Loss with accumulation.** If the script divides the loss by the number of micro-batches, perfagent sums the micro-batches. If the
+  script divides by the items of each micro-batch (a masked mean), perfagent averages them. Accelerate divides a short last window by
+  the full number, and perfagent reports that loss, which is the one that Accelerate minimizes.
+- **Pipeline schedules** (torch.distributed.pipelining). The last stage reports the loss, as the mean over the micro-batches. Each
+  stage reports the norm of its own gradients (tests/agent/frameworks/test_pipelining.py).
+- **Truncated backpropagation through time.** If a script takes a step for each part of a batch, perfagent counts the first part of
+  the first batch as the whole batch.
+- **Ranks that a script starts itself** (multiprocessing) belong to one run under `perfagent run`. With `attach()` they belong to one
+  run too, whether `attach()` comes before or after `init_process_group`. If you start ranks by hand without a launcher's variables,
+  call `attach()` after `init_process_group`.
+- **Resuming.** A Transformers Trainer or a Lightning training that resumes from its own checkpoint continues to count its steps from
+  there, unless `start_step` says otherwise. Under the same run id its steps replace those that the previous attempt made after the
+  checkpoint. A second training in the same process continues to count where the first ended.
+- **gevent.** After `monkey.patch_all()` the agent works only while the training sleeps or waits, and it prints that. With
+  `monkey.patch_all(thread=False)` it works as usual.
+- **One process is one run**, however many trainings it does, until `finish()` or an `attach()` with another name. Each job of Hydra's
+  `--multirun` that calls `attach()` is a run of its own. If several threads train at the same time, perfagent records one of the
+  trainings. Threads that take turns in one training (`asyncio.to_thread`), or follow each other, count as one.
+- **Optimizers of your own class**: name them, `attach(model, optimizer=...)`. perfagent finds fastai's by itself. Keras 3 on torch
+  has optimizers of another kind: perfagent records only what the script logs.
+- **Gradients by `torch.autograd.grad` or `torch.func`**: perfagent records the steps, the learning rate and the norm, nothing else.
+- **Samples are missing** for batches of torch_geometric's NeighborLoader and of recbole, for updates from a replay memory with more
+  than two backward passes, and for adjoint equations.
+- **Evaluations and rollouts.** Calls of the model between steps count as an evaluation. They count as a rollout if the script stepped
+  an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. perfagent notices the
+  evaluation of another model than the trained one if its loader is read to the end.
+- **A second, smaller training in one process.** While the optimizer of the first exists, perfagent records the second after up to 64 of
+  its steps, then all of them at once, without gradient norms. For a second training of the same size it takes ten steps. Of several
+  shorter trainings whose optimizers all exist, it records the first.
+- **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
+  `failed`.
 """
 
 

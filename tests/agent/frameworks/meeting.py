@@ -1,8 +1,10 @@
-"""`python meeting.py RANK SIZE ADDRESS`: a rank that is told its place in words and trains four steps; run under some launcher's
-environment. ADDRESS is where the ranks meet (tcp://host:port). With no environment at all, it attaches once they have met."""
+"""`python meeting.py SIZE ADDRESS`: a rank that trains four steps, run under some launcher's environment. Its place is in
+MEETING_RANK, which perfagent does not read. ADDRESS is where the ranks meet (tcp://host:port). With `late` behind it, it
+attaches once they have met."""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 
@@ -11,7 +13,7 @@ import torch.distributed as dist
 
 import perfagent
 
-rank, size, address = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
+rank, size, address = int(os.environ["MEETING_RANK"]), int(sys.argv[1]), sys.argv[2]
 late = "late" in sys.argv
 torch.set_num_threads(1)
 if not late:

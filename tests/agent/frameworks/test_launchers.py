@@ -11,13 +11,14 @@ from pathlib import Path
 import pytest
 from agent.frameworks.recordings import Recorded, recorded
 from builders import free_port, job_environment
+from preloaded import run
 
 HERE = Path(__file__).parent
 NODE = "host/memory_used_bytes"
 PERFAGENT = ("perfagent", "run")
 
 
-@pytest.mark.parametrize("launcher", ["torchrun", "deepspeed"])
+@pytest.mark.parametrize("launcher", ["torchrun", pytest.param("deepspeed", marks=pytest.mark.long)])
 def test_a_launchers_ranks_are_one_run(launcher: str, tmp_path: Path) -> None:
     port = str(free_port())
     words = {
@@ -96,16 +97,18 @@ def nothing(rank: int) -> dict[str, str]:
 def test_ranks_meet_in_the_environment_of(launcher: Callable[[int], dict[str, str]], nodes: int, tmp_path: Path) -> None:
     """nodes: the nodes' folders are apart, so that their ranks have nothing but the job's own store in common."""
     address = f"tcp://127.0.0.1:{free_port()}"
-    ranks = []
-    for rank in (0, 1):
-        environment = job_environment(
-            tmp_path / (f"node{rank}" if nodes == 2 else "node"), PERFAGENT_RECORD=str(tmp_path / "record"), **launcher(rank)
+    environments = [
+        job_environment(
+            tmp_path / (f"node{rank}" if nodes == 2 else "node"),
+            PERFAGENT_RECORD=str(tmp_path / "record"),
+            MEETING_RANK=str(rank),
+            **launcher(rank),
         )
-        late = ["late"] if launcher is nothing else []
-        command = [sys.executable, str(HERE / "meeting.py"), str(rank), "2", address, *late]
-        ranks.append(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True))
-    said = [process.communicate(timeout=120)[0] for process in ranks]
-    assert [process.returncode for process in ranks] == [0, 0], said
+        for rank in (0, 1)
+    ]
+    late = ["late"] if launcher is nothing else []
+    ended = run([str(HERE / "meeting.py"), "2", address, *late], tmp_path, environments)
+    assert [one.returncode for one in ended] == [0, 0], ended
     sources = recorded(tmp_path / "record")
     assert_one_run(sources, nodes=nodes)
     assert all(sorted(source.series["loss"]) == [1, 2, 3, 4] for source in sources)
@@ -138,7 +141,9 @@ for _ in range(5):
 """
 
 
-@pytest.mark.parametrize("outside", [True, False], ids=["run accelerate", "accelerate run"])
+@pytest.mark.parametrize(
+    "outside", [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run", marks=pytest.mark.long)]
+)
 def test_what_accelerate_starts_alone_is_monitored_on_either_side(outside: bool, tmp_path: Path) -> None:
     """It tells a single process no rank."""
     (tmp_path / "train.py").write_text(WITH_ACCELERATE)

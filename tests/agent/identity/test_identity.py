@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from builders import free_port, job_environment
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 from perfagent.identity.pids import process_start
 
@@ -161,7 +161,7 @@ def test_nodes_that_share_a_home_have_locks_of_their_own(tmp_path: Path) -> None
 
 
 JOB_KEY = """
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 print(Identity.from_environment(AgentConfig.from_env()).job_key)
 """
@@ -211,7 +211,7 @@ def test_a_process_is_told_apart_from_a_later_one_with_its_number() -> None:
 TWO_NODES = """
 import time, torch.distributed as dist
 from pathlib import Path
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 who = Identity.from_environment(AgentConfig.from_env())
 if who.rank == 1:

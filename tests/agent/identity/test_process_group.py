@@ -62,7 +62,7 @@ def last_states(server: IngestServer) -> list[str]:
     return sorted(last.values())
 
 
-@pytest.mark.parametrize("how", ["name='job'", "run_id='named'"])
+@pytest.mark.parametrize("how", ["name='job'", pytest.param("run_id='named'", marks=pytest.mark.long)])
 def test_ranks_that_attach_before_they_join_a_group_are_one_run(how: str, tmp_path: Path, server: IngestServer) -> None:
     started(SPAWNED.format(how=how), tmp_path, server, str(free_port()))
     until(lambda: last_states(server) == ["finished"] * 2, within_s=30, why="a rank's end was not told")
@@ -90,7 +90,13 @@ for _ in range(5):
 """
 
 
-@pytest.mark.parametrize("left", [{}, {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}], ids=["rank", "rank and address"])
+@pytest.mark.parametrize(
+    "left",
+    [
+        pytest.param({}, id="rank", marks=pytest.mark.long),
+        pytest.param({"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}, id="rank and address"),
+    ],
+)
 def test_variables_that_were_left_in_a_shell_make_no_job(left: dict[str, str], tmp_path: Path, server: IngestServer) -> None:
     """It trains in no group, and nobody else is there."""
     started(ALONE, tmp_path, server, RANK="1", WORLD_SIZE="4", **left)
@@ -122,7 +128,7 @@ if __name__ == "__main__":
 
 NEXT = """
 import time, perfagent
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 (left,) = AgentConfig.from_env().sources.iterdir()
 perfagent.init()
 perfagent.log({"later": 1.0})

@@ -11,13 +11,13 @@ from pathlib import Path
 
 from builders import job_environment
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 
 JOB = {"SLURM_JOB_ID": "42", "SLURM_STEP_ID": "0", "SLURM_JOB_START_TIME": "1700000000"}
 TRAINING = """
 import sys
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.identity import Identity
 config = AgentConfig.from_env()
 place = Identity.from_environment(config, meet=False)  # as `perfagent run` does, before it becomes the trainer

@@ -18,6 +18,7 @@ from ingest_server import IngestServer, Scripted
 from perfagent import launch_options
 from perfagent.launch.run import start
 
+LONG = pytest.mark.long
 ENDS = ("finished", "failed", "killed", "preempted", "oom")
 PERFAGENT = [sys.executable, "-m", "perfagent", "run"]
 
@@ -274,10 +275,10 @@ def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(tmp_p
     ("end", "state", "reason"),
     [
         ("os.kill(os.getpid(), 9)", "killed", "SIGKILL"),
-        ("os.kill(os.getpid(), 15)", "preempted", "SIGTERM"),
-        ("os.kill(os.getpid(), 11)", "killed", "SIGSEGV"),
-        ("os._exit(7)", "failed", "exit code 7"),
-        ("sys.exit(7)", "failed", "exit code 7"),
+        pytest.param("os.kill(os.getpid(), 15)", "preempted", "SIGTERM", marks=LONG),
+        pytest.param("os.kill(os.getpid(), 11)", "killed", "SIGSEGV", marks=LONG),
+        pytest.param("os._exit(7)", "failed", "exit code 7", marks=LONG),
+        pytest.param("sys.exit(7)", "failed", "exit code 7", marks=LONG),
         ("raise ValueError('broken')", "failed", "ValueError: broken"),
     ],
     ids=["kill", "term", "segv", "_exit", "exit", "raise"],
@@ -300,7 +301,7 @@ def test_an_end_has_its_own_time_however_long_the_watcher_takes_to_load(tmp_path
     (tmp_path / "site").mkdir()
     slow = "import sys, time\nif 'perfagent.launch.watcher' in sys.orig_argv: time.sleep(3)\n"
     (tmp_path / "site" / "sitecustomize.py").write_text(slow)
-    (tmp_path / "train.py").write_text(TRAIN.format(end="print(time.time(), flush=True)\nos._exit(7)"))
+    (tmp_path / "train.py").write_text("import os, time\nprint(time.time(), flush=True)\nos._exit(7)\n")
     env = environment(tmp_path, server)
     env["PYTHONPATH"] = os.pathsep.join([str(tmp_path / "site"), env.get("PYTHONPATH", "")]).rstrip(os.pathsep)
     done = subprocess.run([*PERFAGENT, "train.py"], cwd=tmp_path, env=env, capture_output=True, text=True, timeout=120)
@@ -309,10 +310,13 @@ def test_an_end_has_its_own_time_however_long_the_watcher_takes_to_load(tmp_path
     assert 0 <= told.time - float(done.stdout.split()[-1]) < 2
 
 
-def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server(tmp_path: Path) -> None:
-    (tmp_path / "script.py").write_text("import time; print('up', flush=True); time.sleep(1.0)")
+@pytest.mark.parametrize("leaves", [False, pytest.param(True, marks=LONG)], ids=["while it runs", "until it leaves"])
+def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server(tmp_path: Path, leaves: bool) -> None:
+    (tmp_path / "script.py").write_text("import sys; print('up', flush=True); sys.stdin.read()")
     env = environment(tmp_path, f"http://127.0.0.1:{free_port()}")
-    with subprocess.Popen([*PERFAGENT, "script.py"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as process:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*PERFAGENT, "script.py"], cwd=tmp_path, env=env, **pipes) as process:
+        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
         watcher = until(lambda: waiter_of(process.pid), why="there is no watcher")
@@ -320,7 +324,11 @@ def test_the_watcher_holds_neither_pipe_nor_terminal_and_leaves_without_a_server
         assert links == {"/dev/null", "anon_inode:[pidfd]"}
         rollup = Path(f"/proc/{watcher}/smaps_rollup").read_text().splitlines()
         assert int(next(line for line in rollup if line.startswith("Pss:")).split()[1]) <= 6 * 1024
+        process.stdin.close()
         assert process.stdout.read() == ""  # ends with the script, although the watcher lives on
+    if not leaves:  # that takes it 20 seconds
+        os.kill(watcher, signal.SIGKILL)
+        return
     began = time.monotonic()
     until(lambda: not Path(f"/proc/{watcher}").exists(), within_s=25, why="the watcher never gave up")
     assert time.monotonic() - began <= 22
@@ -480,8 +488,14 @@ run.log({{"x": 1.0}}, step=1)
 TOLD = ["--project", "vision", "--name", "first", "--tag", "a"]
 
 
-@pytest.mark.parametrize("end", ["", KILL], ids=["end", "kill"])
-@pytest.mark.parametrize("named", ["option", "variable", "drawn"])
+@pytest.mark.parametrize(
+    ("named", "end"),
+    [
+        ("option", ""),
+        ("drawn", KILL),
+        *(pytest.param(*case, marks=LONG) for case in (("option", KILL), ("variable", ""), ("variable", KILL), ("drawn", ""))),
+    ],
+)
 def test_a_script_that_names_another_server_has_the_commands_run_there(
     tmp_path: Path, server: IngestServer, named: str, end: str
 ) -> None:
@@ -555,7 +569,7 @@ KILLED = """
 """
 
 
-@pytest.mark.parametrize("form", ["no-python", "module", "outside"])
+@pytest.mark.parametrize("form", [pytest.param("no-python", marks=LONG), "module", pytest.param("outside", marks=LONG)])
 def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestServer, form: str) -> None:
     (tmp_path / "ddp.py").write_text(DDP)
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc_per_node", "2", "--master_port", str(free_port())]
@@ -576,7 +590,7 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
     assert speaks == {0}
 
 
-@pytest.mark.parametrize("form", ["inside", "outside"])
+@pytest.mark.parametrize("form", ["inside", pytest.param("outside", marks=LONG)])
 def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: IngestServer, form: str) -> None:
     """Rank 0 waits for rank 1, which is gone, and torchrun terminates it: the run's end is the first one's."""
     (tmp_path / "ddp.py").write_text(DDP.replace("    time.sleep(0.01)", KILLED))
@@ -592,6 +606,7 @@ def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: 
     assert sorted(server.values("loss", source=source)) == list(range(1, 6)), "what was measured until then"
 
 
+@LONG
 def test_all_ranks_that_name_another_server_are_one_run_there(tmp_path: Path, server: IngestServer) -> None:
     with IngestServer() as other:
         (tmp_path / "ddp.py").write_text(DDP + f"\nimport perfagent\nperfagent.attach(server={other.url!r})\ntime.sleep(1.0)\n")
@@ -636,12 +651,14 @@ AS_IT_IS = {"imports": "import perfagent", "before": "", "join": "dist.init_proc
 @pytest.mark.parametrize(
     "script",
     [
-        AS_IT_IS | {"imports": ""},
-        AS_IT_IS | {"imports": "from torch.distributed import init_process_group", "join": "init_process_group"},
-        AS_IT_IS | {"after": "perfagent.attach()"},
-        AS_IT_IS | {"before": "perfagent.attach()"},
+        pytest.param(AS_IT_IS | {"imports": ""}, id="unchanged"),
+        pytest.param(
+            AS_IT_IS | {"imports": "from torch.distributed import init_process_group", "join": "init_process_group"},
+            id="imported by name", marks=LONG,
+        ),
+        pytest.param(AS_IT_IS | {"after": "perfagent.attach()"}, id="attaches", marks=LONG),
+        pytest.param(AS_IT_IS | {"before": "perfagent.attach()"}, id="attaches before", marks=LONG),
     ],
-    ids=["unchanged", "imported by name", "attaches", "attaches before"],
 )
 def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server: IngestServer, script: dict[str, str]) -> None:
     (tmp_path / "train.py").write_text(SPAWNED.format(**script))
@@ -659,7 +676,32 @@ def test_ranks_that_a_script_spawns_are_ranks_of_its_run(tmp_path: Path, server:
     assert {frame.attempt for frame in frames} != {frame.attempt for frame in server.frames}, "the script's own is an earlier one"
 
 
-def test_a_spawned_child_that_has_a_run_of_its_own_keeps_it(tmp_path: Path, server: IngestServer) -> None:
+def test_a_spawned_child_may_name_a_run_of_its_own(tmp_path: Path, server: IngestServer) -> None:
+    (tmp_path / "train.py").write_text(
+        """
+import multiprocessing, perfagent
+
+def child():
+    perfagent.attach(run_id="theirs").log({"x": 1.0}, step=1)
+
+if __name__ == "__main__":
+    perfagent.attach().log({"y": 1.0}, step=1)
+    process = multiprocessing.get_context("spawn").Process(target=child)
+    process.start()
+    process.join()
+"""
+    )
+    command = [*PERFAGENT, "train.py"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr[-2000:]
+    until(lambda: server.states().count("finished") == 2, within_s=30)
+    runs = {name: {f.run for f in server.frames if any(name in group.values for group in f.groups)} for name in ("x", "y")}
+    assert runs["x"] == {"theirs"}
+    assert len(runs["y"] - runs["x"]) == 1
+
+
+@LONG
+def test_a_spawned_rank_that_has_a_run_of_its_own_keeps_it(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "train.py").write_text(SPAWNED.format(**AS_IT_IS | {"before": "perfagent.attach(run_id='theirs')"}))
     command = [*PERFAGENT, "train.py", str(free_port())]
     done = subprocess.run(command, cwd=tmp_path, env=environment(tmp_path, server), capture_output=True, text=True, timeout=170)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import subprocess
 import sys
 import textwrap
 from itertools import pairwise
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
+from preloaded import run
 
 import perfagent
 from perfagent import session
@@ -48,11 +48,9 @@ CLOSE = """while epoch == 0 and run._sender.mirror._file is None:
 
 
 def trained(folder: Path, script: str = LOOP) -> tuple[Recording, str]:
+    (folder / "script.py").write_text(textwrap.dedent(script))
     environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], cwd=folder, env=environment, capture_output=True, text=True, timeout=120,
-        check=False,
-    )  # fmt: skip
+    [done] = run([str(folder / "script.py")], folder, [environment])
     assert done.returncode == 0, done.stderr
     return Recording(folder / "record"), done.stderr
 

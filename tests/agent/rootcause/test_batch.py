@@ -27,6 +27,16 @@ def test_the_batch_of_the_loop_is_found_by_its_size() -> None:
     assert where.startswith("local variables of train (")
 
 
+def test_a_list_of_all_batches_does_not_hide_the_one_that_was_trained_on() -> None:
+    def train() -> list[str]:
+        data = [{"x": torch.ones(6, 3), "y": torch.zeros(6)} for _ in range(300)]
+        batch = data[200]
+        batch["x"][0, 0] = float("nan")
+        return [name for name, _ in in_callers(6, sys._getframe())[1]]
+
+    assert train()[:2] == ["batch.x", "batch.y"]
+
+
 def test_what_was_looked_at_is_let_go() -> None:
     """Up to Python 3.12 a look at `f_locals` keeps all that a function holds until it returns: here that would be a batch."""
 

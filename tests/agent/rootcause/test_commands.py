@@ -9,7 +9,7 @@ import pytest
 from builders import until
 from ingest_server import IngestServer
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.governor import Governor
 from perfagent.identity import Identity

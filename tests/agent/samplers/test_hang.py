@@ -11,7 +11,7 @@ from builders import until
 from fake_nvml import FakeGpu, FakeNvml
 from ingest_server import IngestServer
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler

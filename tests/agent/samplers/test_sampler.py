@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.delivery.transport import RecordingTransport
 from perfagent.identity import Identity
@@ -171,7 +171,7 @@ def test_where_memory_is_nearly_used_up_every_tick_tells_it(tmp_path: Path) -> N
 RANK_0 = """
 import sys
 from pathlib import Path
-from perfagent.config import AgentConfig
+from perfagent.agent_config import AgentConfig
 from perfagent.delivery.handoff import Sender
 from perfagent.identity import Identity
 from perfagent.samplers.sampler import Sampler
@@ -245,7 +245,8 @@ def test_a14_a_forked_child_lets_go_of_the_nodes_lock(tmp_path: Path) -> None:
     sampler, _, _ = make(tmp_path, world_size=2, job_key="job")
     assert sampler._lock is not None
     sampler.poll()
-    files = [file for reader in sampler._readers or () for file in vars(reader).values() if isinstance(file, KernelFile)]
+    counters: list[Any] = [reader._counters for reader in sampler._readers or ()]
+    files = [file for counter in counters for file in vars(counter).values() if isinstance(file, KernelFile)]
     assert [file for file in files if file._file is not None]
     child = os.fork()
     if child == 0:

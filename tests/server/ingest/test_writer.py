@@ -18,7 +18,7 @@ from perfagent_server.store.sql import SqlStore
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    opened = open_database(SimpleNamespace(data=tmp_path, database=None), ballast_bytes=1 << 12)
+    opened = open_database(SimpleNamespace(data=tmp_path, database=None), reserve_bytes=1 << 12)
     yield opened
     opened.close()
 
@@ -87,11 +87,11 @@ def test_too_many_waiting_frames_are_refused_at_once(database: Database) -> None
 
 def test_a_refusal_of_the_database_reaches_every_sender_and_the_next_one_is_served(database: Database, ingest: Ingest) -> None:
     database.full = True
-    database._fill_ballast = lambda: False  # type: ignore[method-assign]
+    database._fill_reserve = lambda: False  # type: ignore[method-assign]
     with pytest.raises(StorageFull):
         asyncio.run(ingest.accept([piece(1)]))
     assert ingest.waiting == 0
-    del database._fill_ballast
+    del database._fill_reserve
     assert asyncio.run(ingest.accept([piece(1)]))[0].stored == 2
 
 

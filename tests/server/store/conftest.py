@@ -44,7 +44,7 @@ def place(tmp_path: Path) -> Place:
 
 @pytest.fixture
 def database(place: Place) -> Iterator[Database]:
-    opened = open_database(place, ballast_bytes=1 << 16)
+    opened = open_database(place, reserve_bytes=1 << 16)
     yield opened
     opened.close()
 

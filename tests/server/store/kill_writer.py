@@ -14,7 +14,7 @@ from perfagent_server.store.compaction import CompactionPolicy, Compactor
 from perfagent_server.store.sql import SqlStore
 
 folder, source, first = Path(sys.argv[1]), sys.argv[2], int(sys.argv[3])
-database = open_database(SimpleNamespace(data=folder, database=None), ballast_bytes=1 << 12)
+database = open_database(SimpleNamespace(data=folder, database=None), reserve_bytes=1 << 12)
 ingest = Ingest(database, SqlStore(database))
 compactor = Compactor(database, rules_enabled=False, policy=CompactionPolicy(frames=3, pause_s=0.005))
 compactor.start()

@@ -56,7 +56,7 @@ def test_a_future_resolves_after_the_commit(database: Database) -> None:
 
 
 def test_the_queue_is_bounded(place) -> None:
-    database = open_database(place, ballast_bytes=1 << 12, max_waiting=2)
+    database = open_database(place, reserve_bytes=1 << 12, max_waiting=2)
     gate = threading.Event()
     first = database.submit(lambda connection: gate.wait(10))
     until(lambda: database.waiting == 0)
@@ -85,7 +85,7 @@ def test_a_second_writer_delays_ours_and_nothing_is_lost(database: Database, pla
 @pytest.mark.fault
 def test_s04_a_lock_that_is_not_released_refuses_writes_and_names_the_cause(place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCK_PATIENCE_S", 0.2)
-    database = open_database(place, ballast_bytes=1 << 12)
+    database = open_database(place, reserve_bytes=1 << 12)
     other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(QueueFull, match="another program has kept the database locked"):
@@ -120,7 +120,7 @@ def log_bytes(place) -> int:
 
 
 def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_small(place) -> None:
-    database = open_database(place, ballast_bytes=1 << 12)
+    database = open_database(place, reserve_bytes=1 << 12)
     try:
         grown = log_bytes(place)
         assert grown >= module.LOG_BYTES
@@ -139,9 +139,9 @@ def test_the_log_has_its_size_before_the_first_write_and_the_database_stays_smal
 
 
 def test_a_log_that_is_large_enough_is_left_alone(place) -> None:
-    first = open_database(place, ballast_bytes=1 << 12)
+    first = open_database(place, reserve_bytes=1 << 12)
     grown = log_bytes(place)
-    second = open_database(place, ballast_bytes=1 << 12)
+    second = open_database(place, reserve_bytes=1 << 12)
     assert log_bytes(place) == grown
     second.close()
     first.close()
@@ -149,11 +149,11 @@ def test_a_log_that_is_large_enough_is_left_alone(place) -> None:
 
 @pytest.mark.fault
 def test_a_log_that_cannot_grow_keeps_nobody_from_starting(place) -> None:
-    open_database(place, ballast_bytes=1 << 12).close()
+    open_database(place, reserve_bytes=1 << 12).close()
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, hard))
     try:
-        database = open_database(place, ballast_bytes=1 << 12)
+        database = open_database(place, reserve_bytes=1 << 12)
         database.write(mark("a"))
         assert log_bytes(place) <= 2_000_000
         assert marks(database) == {"a"}
@@ -165,11 +165,11 @@ def test_a_log_that_cannot_grow_keeps_nobody_from_starting(place) -> None:
 @pytest.mark.fault
 def test_another_programs_lock_does_not_hold_up_the_start(place, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOCK_PATIENCE_S", 60.0)
-    open_database(place, ballast_bytes=1 << 12).close()
+    open_database(place, reserve_bytes=1 << 12).close()
     other = sqlite3.connect(place.data / "perfagent.db", isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     begin = time.monotonic()
-    database = open_database(place, ballast_bytes=1 << 12)
+    database = open_database(place, reserve_bytes=1 << 12)
     assert time.monotonic() - begin < 30
     with database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA busy_timeout").scalar() == 60_000
@@ -197,9 +197,17 @@ class SmallDisk:
         self.database.write(job)
 
 
+def test_the_reserve_of_an_older_version_takes_the_name_that_says_what_it_is(place) -> None:
+    open_database(place, reserve_bytes=1 << 12).close()
+    (place.data / "reserve-for-a-full-disk").rename(place.data / "ballast")
+    open_database(place, reserve_bytes=1 << 12).close()
+    assert (place.data / "reserve-for-a-full-disk").stat().st_size == 1 << 12
+    assert not (place.data / "ballast").exists()
+
+
 @pytest.mark.fault
 def test_s02_a_full_disk_refuses_new_data_keeps_reads_and_recovers(place, monkeypatch: pytest.MonkeyPatch) -> None:
-    database = open_database(place, ballast_bytes=1 << 16)
+    database = open_database(place, reserve_bytes=1 << 16)
     store = SqlStore(database)
 
     def send(seq: int, size: int):
@@ -207,23 +215,23 @@ def test_s02_a_full_disk_refuses_new_data_keeps_reads_and_recovers(place, monkey
         return database.write(lambda connection: store.append(connection, [frame(seq, piece)], BEGIN))[0]
 
     send(1, 10)
-    ballast = place.data / "ballast"
-    assert ballast.stat().st_size == 1 << 16
+    reserve = place.data / "reserve-for-a-full-disk"
+    assert reserve.stat().st_size == 1 << 16
     free = [0]
     monkeypatch.setattr(module.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[0]})())
     SmallDisk(database).limit(2)
     with pytest.raises(StorageFull, match="free some space or delete runs"):
         send(2, 10_000)
     assert database.full
-    assert not ballast.exists()
+    assert not reserve.exists()
     with pytest.raises(StorageFull):
         send(3, 1)
     assert len(list(store.samples("r1"))) == 10  # reads go on
-    database.write(mark("alert"), essential=True)  # and so do deletions and alerts, in the room of the ballast
+    database.write(mark("alert"), essential=True)  # and so do deletions and alerts, in the room of the reserve
     free[0] = 1 << 30
     assert send(2, 10).stored == 10  # the frame that was refused, sent again
     assert not database.full
-    assert ballast.stat().st_size == 1 << 16
+    assert reserve.stat().st_size == 1 << 16
     assert len(list(store.samples("r1"))) == 20
     with database.read() as connection:
         assert connection.exec_driver_sql("PRAGMA quick_check").scalar() == "ok"
@@ -234,7 +242,7 @@ def test_s02_a_full_disk_refuses_new_data_keeps_reads_and_recovers(place, monkey
 
 
 def closed(place) -> Path:
-    open_database(place, ballast_bytes=1 << 12).close()
+    open_database(place, reserve_bytes=1 << 12).close()
     return place.data / "perfagent.db"
 
 

@@ -45,7 +45,7 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
         with sqlite3.connect(place.data / "perfagent.db") as connection:
             assert connection.execute("PRAGMA quick_check").fetchone() == ("ok",), f"after kill {kill + 1}"
         connection.close()
-    database = open_database(place, ballast_bytes=1 << 12)
+    database = open_database(place, reserve_bytes=1 << 12)
     samples = {"loss": [], "many/7": []}
     for row in SqlStore(database).samples("r"):
         if row.name in samples:

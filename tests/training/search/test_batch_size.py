@@ -128,6 +128,47 @@ def test_a_function_that_hides_its_model_is_restored_too() -> None:
     assert all(p.grad is None for p in model.parameters())
 
 
+@pytest.mark.parametrize("where", ["default", "keyword-only default", "closure", "global"])
+def test_a_schedule_is_restored_wherever_the_step_has_it_from(where: str) -> None:
+    model = nn.Linear(3, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, gamma=0.5)
+
+    def train(size: int, schedule: Any) -> None:
+        model(torch.ones(size, 3)).sum().backward()
+        optimizer.step()
+        schedule.step()
+
+    def by_default(size: int, schedule: Any = schedule) -> None:
+        train(size, schedule)
+
+    def by_keyword(size: int, *, schedule: Any = schedule) -> None:
+        train(size, schedule)
+
+    def by_closure(size: int) -> None:
+        train(size, schedule)
+
+    found: dict[str, Any] = {"train": train, "schedule": schedule}
+    exec("def by_global(size): train(size, schedule)", found)  # globals without a __name__: the function has no module
+    steps = {"default": by_default, "keyword-only default": by_keyword, "closure": by_closure, "global": found["by_global"]}
+    assert find_batch_size(steps[where], limit=8) == 8
+    assert (schedule.last_epoch, optimizer.param_groups[0]["lr"]) == (0, 1.0)
+
+
+def test_a_step_may_name_what_is_only_assigned_later() -> None:
+    training = Training(room=9)
+    before = training.state()
+
+    def step(size: int) -> None:
+        training.step(size)
+        if size > 1000:
+            print(later)
+
+    assert find_batch_size(step, limit=4) == 4
+    assert training.state() == before
+    later = "now"
+
+
 def test_no_hook_stays_and_errors_go_through_with_everything_restored() -> None:
     training = Training(room=9)
     before = training.state()

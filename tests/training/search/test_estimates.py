@@ -380,7 +380,7 @@ def test_the_command_prints_a_table_and_json(capsys: pytest.CaptureFixture[str],
     (tmp_path / "pair.py").write_text("import torch\ndef made():\n    return torch.nn.Linear(8, 2), torch.zeros(4, 8)\n")
     assert run_command(f"{tmp_path / 'pair.py'}:made", "--optimizer", "sgd", "--json") == 0
     assert json.loads(capsys.readouterr().out)["weights_bytes"] == 4 * 18
-    assert run_command("--json") == 0  # the demo's model
+    assert run_command("--demo", "--json") == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 501_312
     with pytest.raises(ConfigError, match="give one of"):
         run_command("x.py", "--parameters", "7B")

@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
+import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, TensorDataset
 
+from perfagent import session
 from perfagent.errors import ConfigError
 from perfagent.training.estimates.memory import estimate_memory
 from perfagent.training.search.command import command
 from perfagent.training.search.job import TuningJob, demo_job, job_from
-from perfagent.training.search.tuning import TuningStep, tune
+from perfagent.training.search.tuning import Setting, TuningReport, TuningStep, _left_out, tune
 
 
 class Slow(Dataset[tuple[Tensor, Tensor]]):
@@ -133,10 +136,13 @@ def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[
     (tmp_path / "mine.py").write_text(JOB)
     assert run_command(str(tmp_path / "mine.py"), "--steps", "2", "--rounds", "1", "--largest-batch", "32") == 0
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["change", "samples/s", "gain"]
-    assert lines[1].startswith("as given")
-    assert any(line.startswith("batch_size=32") and "%" in line and ("kept" in line or "left out" in line) for line in lines)
-    assert lines[-1].startswith("all that was kept")
+    assert lines[0].split() == ["samples/s", "without", "with", "gain", "spread"]
+    (line,) = (line for line in lines if line.startswith("batch_size=32"))
+    without, with_it, gain, _, spread, _, result = line.removeprefix("batch_size=32").replace(",", "").split(maxsplit=6)
+    assert float(gain) == pytest.approx(100 * (float(with_it) / float(without) - 1), abs=2), "as the columns say"
+    assert float(spread) >= 0
+    assert result.startswith(("kept: fewer larger steps", "left out: "))
+    assert any(line.startswith(("all that was kept", "nothing pays here")) for line in lines)
     assert run_command(str(tmp_path / "mine.py"), "--steps", "1", "--rounds", "1", "--largest-batch", "16", "--json") == 0
     report = json.loads(capsys.readouterr().out)
     assert report["setting"]["batch_size"] == 16
@@ -158,8 +164,10 @@ def test_files_that_describe_no_training_say_what_is_missing(tmp_path: Path) -> 
     with pytest.raises(ConfigError, match="there is no file"):
         job_from(str(tmp_path / "other.py"))
     (tmp_path / "script.py").write_text("x = 1")
-    with pytest.raises(ConfigError, match=r"has no function; write `def job\(\):`"):
+    with pytest.raises(ConfigError, match=r"has no function; write `def job\(\):` that returns a TuningJob"):
         job_from(str(tmp_path / "script.py"))
+    with pytest.raises(ConfigError, match="whose function returns a TuningJob"):
+        job_from(str(tmp_path / "nonexist.py"))
 
 
 def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(
@@ -173,10 +181,86 @@ def test_a_file_that_parses_its_arguments_finds_none_of_the_commands(
     monkeypatch.setattr("sys.argv", given)
     assert job_from(str(file)) == (3, 3)
     assert sys.argv is given
-    file.write_text("raise ValueError('mine')")
+    file.write_text("def job():\n    raise ValueError('mine')")
     with pytest.raises(ValueError, match="mine"):
         job_from(str(file))
     assert sys.argv is given
+
+
+TRAINS = {
+    "for step in range(3):\n    print('trained')": "line 2: `for step in range(3):`",
+    "def main():\n    print('trained')\n\nmain()": "line 5: `main()`",
+    "from trainings import main\nmain()": "line 3: `main()`",
+    "class Trainer:\n    def fit(self):\n        print('trained')\n\nx = Trainer().fit()": "line 6: `x = Trainer().fit()`",
+    "def fit():\n    print('trained')\n\nif True:\n    x = fit()": "line 6: `x = fit()`",
+    "with open('x') as file:\n    pass": "line 2: `with open('x') as file:`",
+}
+
+
+@pytest.mark.parametrize(("body", "said"), TRAINS.items(), ids=[*map(str, range(len(TRAINS)))])
+def test_a_file_that_trains_when_it_is_imported_is_refused_with_the_line_and_not_run(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], body: str, said: str
+) -> None:
+    file = tmp_path / "plain.py"
+    file.write_text(f"import torch\n{body}\n" + JOB)
+    with pytest.raises(ConfigError) as refused:
+        job_from(str(file))
+    assert f"{file}, {said} would run when the file is imported" in str(refused.value)
+    assert "move it into job() or below `if __name__ ==" in str(refused.value)
+    assert capsys.readouterr().out == ""
+
+
+PREPARES = """
+import logging, os, sys
+from pathlib import Path
+import torch
+import perfagent
+try:
+    import nothing_of_that_name
+except ImportError:
+    nothing_of_that_name = None
+HERE = Path(__file__).parent
+WIDTH: int = int(os.environ.get("WIDTH", 8)) * 2
+SIZES = [size for size in range(3)]
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+sys.path.insert(0, str(HERE))
+torch.manual_seed(0)
+logging.getLogger("x").setLevel("INFO")
+assert WIDTH
+run = perfagent.attach(project="never")
+if __name__ == "__main__":
+    print("trained")
+"""
+
+
+def test_a_file_may_prepare_what_its_function_needs_and_begins_no_run_meanwhile(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "mine.py"
+    file.write_text(PREPARES + JOB)
+    assert job_from(str(file)).batch_size == 16
+    assert session.current() is None
+    assert caplog.messages == [f"perfagent: attach() or init() begins no run here: {file} is read for its function job()"]
+
+
+@pytest.mark.parametrize("name", ["tune", "estimate"])
+def test_without_a_file_the_command_prints_how_it_is_used_and_works_on_nothing(name: str) -> None:
+    done = subprocess.run([sys.executable, "-m", "perfagent", name], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"usage: perfagent {name} " in done.stderr
+    assert "--demo" in done.stderr
+
+
+def test_why_a_change_is_left_out_and_what_is_noise() -> None:
+    assert _left_out([10.0, 10.0, 10.0], [13.0, 12.0, 12.0]) == ""
+    assert _left_out([10.0, 10.0, 10.0], [9.0, 12.0, 9.5]) == "slower"
+    assert _left_out([10.0, 10.0, 10.0], [10.2, 10.2, 10.1]) == "gains less than 3 %"
+    assert _left_out([10.0, 40.0, 10.0], [34.0, 34.0, 34.0]) == "slower in 1 of 3 rounds: noise"
+    setting = Setting(batch_size=1, num_workers=0, precision="fp32")
+    quiet = TuningReport(1.0, [], setting, 0.0, load=0.1, spread_pct=2.0)
+    assert quiet.noise == ""
+    assert replace(quiet, load=1.4).noise == "other programs kept 140 % of this machine's cores busy"
+    assert "rounds of the same setting lay 45 % apart" in replace(quiet, spread_pct=45.0).noise
 
 
 @pytest.mark.parametrize(
@@ -211,7 +295,7 @@ def test_a_loss_that_is_no_number_is_refused_in_words(tmp_path: Path, name: str,
     for ask in (lambda: tune(job, steps=1, rounds=1), lambda: estimate_memory(job.with_loss(), (job.batch(16),))):
         with pytest.raises(ConfigError) as caught:
             ask()
-        assert f"loss(model, batch) answered {said}" in str(caught.value)
+        assert f"loss(model, batch) returned {said}" in str(caught.value)
 
 
 def test_a_batch_of_a_job_has_the_size_that_was_asked_for() -> None:

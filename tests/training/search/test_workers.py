@@ -100,6 +100,12 @@ class Starved(Dataset[int]):
         return index
 
 
+def test_a_trial_measures_a_batch_however_short_it_may_be() -> None:
+    found, trials = search_num_workers(loader_of(Slow(0.001)), [0], batches=4, most_s=1e-9)
+    assert found == 0
+    assert trials[0].seconds is not None and trials[0].seconds >= 0.008  # eight samples
+
+
 def test_workers_that_cannot_start_are_left_out() -> None:
     found, trials = search_num_workers(loader_of(Starved()), [0, 2, 4], batches=4, most_s=1.0)
     assert found == 0

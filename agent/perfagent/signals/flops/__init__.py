@@ -1,1 +1,1 @@
-"""How many floating-point operations a step does, read from one recorded step."""
+"""Counts the floating-point operations of a step, from one recorded step."""

@@ -1,8 +1,11 @@
-"""What autograd's graph knows of a step's operators and torch's recording does not say: the type they compute in, results and
-gradients of convolutions, and whether attention is causal. Each node has the number that the recording gives the operator.
+"""Reads from autograd's graph what torch's recording of operators lacks.
 
-Only what a node says of itself is read: the tensors that it keeps for its backward pass may be on another device, on a disk, or
-be computed again when they are asked for.
+That is the dtype of products, the results and gradients of convolutions, and whether attention is causal. Each node has
+the number that the recording gives its operator.
+
+Only the node's own fields are read: the tensors that it keeps for its backward pass may be on another device, on a
+disk, or be recomputed on access. Guessed from the order of operators, convolutions counted 1.05 to 1.67 times too much
+(two branches from the input, frozen or adapted layers, text next to pictures).
 """
 
 from __future__ import annotations
@@ -16,13 +19,14 @@ from perfagent.signals.convolutions import NODES, Convolution
 __all__ = ["PRODUCTS", "in_graph"]
 
 PRODUCTS = re.compile(r"(Mm|Addmm|AddmmActivation|Bmm|Baddbmm|Addbmm|Mv|Addmv|GroupedMm|ScaledDotProduct\w+)Backward0")
-"""Nodes whose gradients are products of the size of the forward pass's own. Those of convolutions besides."""
+"""Nodes whose gradients are products of the same size as in the forward pass. Convolutions are found separately."""
 
 
 def in_graph(roots: Iterable[Any]) -> Iterable[tuple[Any, str, Convolution | bool | None]]:
-    """(node, type, convolution or whether it is causal) of all products that a backward pass from these tensors may meet.
+    """Yields (node, dtype, convolution or whether it is causal) of all products that a backward pass from these
+    tensors may meet.
 
-    Half a microsecond a node.
+    Half a microsecond per node.
     """
     waiting = [root.node if hasattr(root, "node") else root.grad_fn for root in roots]
     seen, computes = set(), {type(None): False}

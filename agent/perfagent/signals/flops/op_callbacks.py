@@ -1,12 +1,13 @@
-"""What torch calls around each operator on this thread: asked for, and taken out.
+"""Finds and removes the callbacks that torch runs around each operator on this thread.
 
-A recorder's callback is torch's to take out, once, by a number that it forgets when it is asked for what was recorded so far, or
-when the recorder is ended inside of a backward pass. A callback that stays takes the next profiler of this thread for its
-recorder, and writes into it: the training hangs, or its memory is spoilt (torch 2.13). Python has a function that takes out all
-callbacks, those of other threads and of other people as well; the one for this thread is C++'s alone, under its mangled name.
+Torch itself removes a recorder's callback, once, by a number. It forgets that number when it returns what was
+recorded so far, or when the recorder ends inside a backward pass. A callback that stays takes the next profiler of
+this thread for its recorder and writes into it: training hangs, or its memory is corrupted (torch 2.13). Python has a
+function that removes all callbacks, including those of other threads and libraries; only C++ has one for this thread,
+under its mangled name.
 
-What begins while they are off has none when it ends, either. That is for ranges that a script names: one would call a recorder's
-callback at its end, whatever profiler of the script's had begun in the midst of it.
+An operator or range that begins while callbacks are off has none at its end either. That is needed for ranges that a
+script names: at its end, a range would call a recorder's callback, whatever profiler the script had started within it.
 """
 
 from __future__ import annotations
@@ -25,8 +26,8 @@ _ENABLED = "_ZN2at23isRecordFunctionEnabledEv"
 
 
 class _Functions(NamedTuple):
-    """Those of C++ in the library that torch has loaded: bool at::hasThreadLocalCallbacks(),
-    void at::clearThreadLocalCallbacks(), bool at::hasGlobalCallbacks(), bool at::isRecordFunctionEnabled()."""
+    """The C++ functions in the library that torch has loaded: bool at::hasThreadLocalCallbacks(), void
+    at::clearThreadLocalCallbacks(), bool at::hasGlobalCallbacks(), bool at::isRecordFunctionEnabled()."""
 
     has: Any
     clear: Any
@@ -39,7 +40,7 @@ def _functions() -> _Functions | None:
     try:
         library = ctypes.CDLL(str(Path(sys.modules["torch"].__file__ or "").parent / "lib" / "libtorch_cpu.so"))
         found = _Functions(*(getattr(library, name) for name in (_HAS, _CLEAR, _HAS_GLOBAL, _ENABLED)))
-    except (OSError, AttributeError):  # another system, a build of somebody's own
+    except (OSError, AttributeError):  # another system, or a custom build
         return None
     found.clear.restype = None
     for asks in (found.has, found.has_global, found.enabled):
@@ -48,18 +49,18 @@ def _functions() -> _Functions | None:
 
 
 def can_clear_here() -> bool:
-    """Whether this thread's callbacks can be taken out without all others'."""
+    """True if this thread's callbacks can be removed without all others."""
     return _functions() is not None
 
 
 def any_here() -> bool:
-    """Whether there are callbacks of this thread or of all; where only profilers can be asked for, whether there is one."""
+    """True if this thread, or all threads, have callbacks. Without the C++ functions: True if a profiler is on."""
     functions = _functions()
     return bool(functions.has() or functions.has_global() if functions else sys.modules["torch"].autograd._profiler_enabled())
 
 
 def clear_here() -> None:
-    """Takes out the callbacks of this thread; where that cannot be done alone, all."""
+    """Removes the callbacks of this thread; all callbacks if that is not possible."""
     functions = _functions()
     if functions is not None:
         functions.clear()
@@ -68,11 +69,11 @@ def clear_here() -> None:
 
 
 def are_on_here() -> bool:
-    """Whether what begins on this thread calls any of them; where that cannot be asked, as it is with torch's default."""
+    """True if operators that begin on this thread run callbacks; assumed (torch's default) if that cannot be read."""
     functions = _functions()
     return functions is None or bool(functions.enabled())
 
 
 def turn_here(*, on: bool) -> None:
-    """From here on what begins on this thread calls them, or does not."""
+    """Turns callbacks on or off for operators that begin on this thread from here on."""
     sys.modules["torch"].autograd._enable_record_function(on)

@@ -1,7 +1,7 @@
-"""The operators of one step as torch recorded them, and what they compute: floating-point operations by formula.
+"""Counts the floating-point operations of one recorded step from its operators and their shapes, by formula.
 
-One step of a model with 300 tensors leaves 26,000 events, which hold 15 MB of native memory if they wait to be read until it is
-over. What is left of them is how often each operator that computes ran, by its shapes: a few dozen lines.
+One step of a model with 300 tensors leaves 26,000 events, which hold 15 MB of native memory if they are read only after
+the step. They are reduced to how many times each computing operator ran, by its shapes: a few dozen lines.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ Shapes = tuple[tuple[int, ...], ...]
 
 @dataclass(slots=True)
 class Counted:
-    """Floating-point operations of one step. products: matrix products and convolutions; attention: scores and weighted values,
-    whichever kernel computes them.
+    """The floating-point operations of one step.
 
-    unknown: names of operators whose arithmetic cannot be told; the figures then say too little. kind: the type in which most
-    of it is multiplied; empty where that is not known.
+    products: matrix products and convolutions.
+    attention: scores and weighted values, whichever kernel computes them.
+    unknown: names of operators whose arithmetic is not known; the figures are then too low.
+    kind: the dtype in which most of it is multiplied; empty if not known.
     """
 
     products: float = 0.0
@@ -43,10 +44,12 @@ class Counted:
 
 
 class Op(NamedTuple):
-    """One operator as torch recorded it, with the shape of a convolution's result behind those of what it was given.
+    """One operator as torch recorded it. shapes: of its inputs; for a convolution, followed by that of its result.
 
-    again: it belongs to the forward pass, and ran in backward. transposed, gradients: of a convolution, the latter of its
-    backward pass: how many of two it computes. causal: of attention. None: not known.
+    again: it belongs to the forward pass but ran in backward.
+    transposed: of a convolution; None if not known.
+    gradients: of a convolution's backward pass, how many of two it computes.
+    causal: of attention; None if not known.
     """
 
     name: str
@@ -66,14 +69,14 @@ class Op(NamedTuple):
 
     @property
     def forward(self) -> Op:
-        """Of a gradient: what it is the gradient of, or what costs the same."""
+        """For a gradient: the operator that it is the gradient of, or one with the same cost."""
         if self.attends:
             return self._replace(name=self.name.removesuffix("_backward"), shapes=self.attended)
         return self._replace(gradients=1)
 
     @property
     def attended(self) -> Shapes:
-        """The shapes of query, key and value of one that attends."""
+        """For attention: the shapes of query, key and value."""
         return self.shapes[1:4] if self.is_gradient else self.shapes[:3]
 
 
@@ -85,9 +88,9 @@ def _product(a: Shape, b: Shape) -> float:
 
 
 def _grouped(a: Shape, b: Shape) -> float:
-    """Every row of a with one of the matrices in b, as experts do it; or, where one of them has no dimension for them, the groups
-    share what that one has: its rows, its columns, or (gradients of the experts' weights) what is summed over. All of it counts:
-    how many numbers lie behind the last group the shapes do not tell."""
+    """Counts every row of a with one of the matrices in b, as experts do. If one of them has no dimension for the
+    groups, the groups share its rows, its columns, or (for gradients of the experts' weights) the dimension that is
+    summed over. Counts all of it, since the shapes do not show how much lies behind the last group."""
     if len(a) == len(b) == 3:
         return _product(a, b)
     return 2.0 * a[-2] * a[-1] * b[-1]
@@ -114,28 +117,30 @@ _UNKNOWN = re.compile(
     r"|(torch_attn|flash_attn\w*|xformers\w*)::.*|torch_sparse::spmm\w*|pyg::\w+_matmul\w*"
 )
 _OF_SPARSE = frozenset(("aten::_nnz", "aten::_sparse_addmm"))
-"""What a product of a sparse matrix asks for: it computes as much as that has numbers, which its shape does not tell."""
+"""Operators that a product with a sparse matrix calls: its cost follows from the number of values, not from its shape.
+By its shape it counted 466 times too much for a graph network of 20,000 nodes."""
 
 
 def _attention(query: Shape, key: Shape, value: Shape) -> float:
-    """Scores and weighted values of one forward pass, all pairs of positions."""
+    """Counts scores and weighted values of one forward pass, for all pairs of positions."""
     batch, heads, length, width = query
     return 2.0 * batch * heads * length * key[2] * (width + value[3])
 
 
 def causal_share(length: int, keys: int) -> float:
-    """Share of the pairs of positions that causal attention needs, its mask beginning at the upper left."""
+    """Returns the share of position pairs that causal attention needs, with its mask beginning at the upper left."""
     short = min(length, keys)
     return (short * (short + 1) // 2 + (length - short) * keys) / (length * keys)
 
 
-# ---- reading what was recorded
+# ---- reading the recording
 
 _NOTHING, _NODE, _PRODUCT_NODE, _NOT_TOLD, _PRODUCT, _ATTENDS, _FORWARD_CONVOLUTION, _BACKWARD_CONVOLUTION = range(8)
 
 
 def _kind(name: str) -> int:
-    """What an operator is to us; from _NOT_TOLD on it is taken as a whole, with all that runs inside of it."""
+    """Returns the kind of an operator. From _NOT_TOLD on, an operator is counted as a whole, with all that
+    runs inside it."""
     if name in _PRODUCTS:
         return _PRODUCT
     if _ATTENTION.fullmatch(name):
@@ -155,24 +160,28 @@ def _kind(name: str) -> int:
 
 @dataclass(slots=True)
 class _Place:
-    """Where the reading of one thread's operators has come to, in one call."""
+    """How far the reading of one thread's operators has come in one call."""
 
     inside: int = 0
     """Depth below an operator that is counted as a whole."""
     open: list[tuple[Sought, int]] = field(default_factory=list)
-    """Convolutions whose result was not seen yet, and their places among all."""
+    """Convolutions whose result was not seen yet, and their places in the list of numbered operators."""
     number: int = -1
-    """Of the node that runs, if it is of a product."""
+    """Number of the running graph node if it belongs to a product; else -1."""
     ends_with: int = -1
-    """Place of a convolution's gradients with no node of the graph after them so far."""
+    """Place of the newest gradients of a convolution, while no other graph node has followed them; else -1."""
 
 
 class Operators:
-    """What ran in all forward passes of a step, or in all backward passes: how often each operator that computes did.
+    """The operators of all forward passes of a step, or of all its backward passes: how many times each
+    computing operator ran.
 
-    passed: of backward passes, what had run in the forward passes that they came through, each once. unknown: names of those
-    whose arithmetic cannot be told. unseen: convolutions of which it cannot be told yet: the shape of their result was not seen,
-    since what takes it lies outside of the model. Convolutions and attention are there once they are settled.
+    passed: for backward passes, the operators of the forward passes that they came through, each once.
+    unknown: names of operators whose arithmetic is not known.
+    unseen: convolutions that cannot be counted yet: the shape of their result was not seen, since it is used outside of
+        the model.
+
+    Convolutions and attention appear here once they are settled.
     """
 
     def __init__(self, *, backward: bool) -> None:
@@ -182,35 +191,35 @@ class Operators:
         self.unseen: Counter[Op] = Counter()
         self._backward = backward
         self._kinds: dict[str, int] = {}
-        self._numbered: list[tuple[int, Op]] = []  # in the graph; where there is no node, that of a later one
+        self._numbered: list[tuple[int, Op]] = []  # by number in the graph; without a node, that of a later one
         self._came_through: set[tuple[int, str]] = set()
         self._graph = False
-        self._of_gradients: set[int] = set()  # nodes of products that a backward pass computed, where it left a graph
-        self._second = False  # a later pass came through those
+        self._of_gradients: set[int] = set()  # nodes of products that a backward pass computed and left in a graph
+        self._second = False  # a later pass came through those nodes
         self._places: dict[int, _Place] = {}  # by thread
 
     def begin(self, *, graph: bool = False) -> None:
-        """Another call. graph: of what a backward pass computes there is a graph, too: then nothing tells what it computes again
-        from the gradients, which count."""
+        """Begins another call. graph: the backward pass builds a graph, too: nothing then distinguishes recomputation
+        from gradients, so all of it counts as gradients."""
         self._places.clear()
         self._graph = graph
 
     def end(self) -> None:
-        """The call is over, and all that was recorded of it has been read."""
+        """Ends a call, once all that was recorded of it has been read."""
         for place in self._places.values():
             if place.ends_with >= 0:  # its input is the batch, which needs no gradient
                 self._learn(place.ends_with, gradients=1)
         self._places.clear()
 
     def read(self, events: Sequence[Any]) -> None:
-        """What one thread recorded of a call, or some of it, behind what was read before: 0.7 µs an event."""
+        """Reads what one thread recorded in a call, or the next part of it: 0.7 µs per event."""
         if not events:
             return
         at = self._places.setdefault(events[0].thread_id(), _Place())
         kinds, inside = self._kinds, at.inside
         for event in events:
             name = event.name()
-            if not name:  # only the end of an operator has none; asking for the kind as well takes half as much again
+            if not name:  # only the end of an operator has no name; reading the kind as well takes half as long again
                 inside -= inside > 0
             elif inside:
                 inside += 1
@@ -258,7 +267,7 @@ class Operators:
             self._numbered.append((at.number, op._replace(shapes=shapes[:3])))
 
     def _comes_through(self, number: int, op: Op) -> bool:
-        """Whether this is the first that is seen of a node: the pass may compute two gradients, and come by once more."""
+        """True at the first operator of a node: the pass may compute two gradients, and so meet the node again."""
         if number in self._of_gradients:
             self._second = True
             return False
@@ -268,7 +277,7 @@ class Operators:
         return True
 
     def _closes(self, sought: Sought, place: int, shapes: Shapes) -> bool:
-        """Whether nothing more is to be learned of a convolution's result after an operator with these shapes."""
+        """True if the search for a convolution's result ends at an operator with these shapes."""
         out = sought.result_in(shapes)
         if out:
             self._learn(place, shapes=(*self._numbered[place][1].shapes, out))
@@ -280,17 +289,17 @@ class Operators:
 
     @property
     def not_told(self) -> set[str]:
-        """Names of those that the count misses."""
+        """Names of the operators that the count misses."""
         missed = self.unknown.union(op.name for op in self.unseen)
-        if self._of_gradients and not self._second:  # the graph was made for somebody: torch.autograd.grad, which is not recorded
+        if self._of_gradients and not self._second:  # torch.autograd.grad used that graph, and is not recorded
             missed.add("second derivatives")
         return missed
 
     def settle(self, nodes: Mapping[int, Sequence[Convolution | bool]]) -> None:
-        """Takes what autograd's graph knows of convolutions and attention. nodes: by their numbers, first those of the outermost
-        pass; of attention, whether it is causal."""
+        """Adds what autograd's graph knows about convolutions and attention. nodes: by number, those of the outermost
+        pass first; for attention, whether it is causal."""
         told = set()
-        for number, op in reversed(self._numbered):  # of several with one number the last has the node
+        for number, op in reversed(self._numbered):  # of several with one number, the last has the node
             settled = _settled(op, nodes.get(number, ())) if (op.name, number) not in told else op
             if not op.is_gradient:
                 told.add((op.name, number))
@@ -301,7 +310,7 @@ class Operators:
         self._numbered = []
 
     def close_by(self, backward: Operators) -> None:
-        """Takes the shapes of results that were not seen from the gradients of the same inputs and weights."""
+        """Takes the shapes of results that were not seen from gradients of the same inputs and weights."""
         for op in [*self.unseen]:
             same = [
                 (op._replace(shapes=(*op.shapes, other.shapes[0])), times)
@@ -309,12 +318,13 @@ class Operators:
                 if other.name == GRADIENTS and other.shapes[1:3] == op.shapes
             ]
             left = {found for found, times in same if times > self.ran[found]}
-            if len(left) == 1:  # with more, they differ in their strides, and the one that was not seen may be either
+            if len(left) == 1:  # several differ in their strides, and any of them may be the one that was not seen
                 self.ran[left.pop()] += self.unseen.pop(op)
 
 
 def _settled(op: Op, known: Sequence[Convolution | bool]) -> Op:
-    """A convolution, attention, or the gradients of one, with what one of the nodes that it may be of tells."""
+    """Completes a convolution, an attention or their gradients with what one of the graph nodes that may
+    belong to it knows."""
     for node in known:
         if isinstance(node, bool):
             if op.attends:
@@ -330,10 +340,10 @@ def _settled(op: Op, known: Sequence[Convolution | bool]) -> Op:
 
 
 class Attended:
-    """Which products are attention's scores and weighted values, where no fused kernel computed them.
+    """Finds the products that are attention's scores and weighted values, where no fused kernel computed them.
 
-    causal: (shape of the query, shape of the key) -> share of the pairs of positions that are needed. length: of the samples, by
-    which those are known that the model computes itself; 0 where it is not known.
+    causal: (shape of the query, shape of the key) -> share of the position pairs that are needed.
+    length: of the samples, which identifies the scores that the model computes itself; 0 if not known.
     """
 
     def __init__(self, causal: Mapping[tuple[Any, Any], float], length: int) -> None:
@@ -344,19 +354,19 @@ class Attended:
                 self._pairs[query[0] * query[1], query[2], key[2]] = self._pairs[query[0] * query[1], key[2], query[2]] = share
 
     def share(self, op: Op) -> float | None:
-        """The share of a product's pairs that are needed; None: it is none of attention."""
+        """Returns the share of a product's position pairs that are needed; None if it is not part of attention."""
         a, b = op.shapes[1:3] if op.name == "aten::baddbmm" else op.shapes[:2]
         if len(a) != 3 or len(b) != 3:
             return None
         sizes = a[1], a[2], b[2]
-        for pair in combinations(sizes, 2):  # scores are what is made, or on either side; their gradients the same
+        for pair in combinations(sizes, 2):  # scores are the result or one of the inputs; the same for gradients
             if (a[0], *pair) in self._pairs:
                 return self._pairs[a[0], *pair]
         return 1.0 if self._length > 1 and sizes.count(self._length) > 1 else None
 
 
 def count(ran: Mapping[Op, int], attended: Attended, unknown: Iterable[str] = ()) -> Counted:
-    """What all that ran computes. unknown: names of what ran besides."""
+    """Counts all operators that ran. unknown: names of others that ran."""
     counted = Counted(unknown=set(unknown))
     for op, times in ran.items():
         try:

@@ -1,14 +1,15 @@
-"""Torch's light recording of operators, on one thread, for one call of the training's own; broken off where it would do harm.
+"""Records operators on one thread during one call of the training, by torch's light profiler; stops where
+that would do harm.
 
-What it has recorded can be taken in the midst of the call, from wherever Python is called on a thread that takes part in it: what
-waits for the call's end is one array of native memory, of 8 MB for the backward pass of a model with 300 tensors, and glibc keeps
-that much and more at the heap's end for good once it was freed.
+The recording can be read during the call, wherever Python runs on a thread that takes part in it. What waits for the
+call's end is one array of native memory, 8 MB for the backward pass of a model with 300 tensors; after it is freed,
+glibc keeps that much and more at the heap's end for good.
 
-Torch has room for one profiler a thread: a script that starts its own in the midst of the call would be refused. And torch asks
-every operator's tensors for their shapes, which nested ones have not: it prints a page for each operator then.
+Torch supports one profiler per thread: a script that starts its own during the call would get an error. And torch asks
+every operator's tensors for their shapes, which nested tensors lack: it then prints a page for each operator.
 
-A range that a script names (`record_function`; DistributedDataParallel's forward pass is one) is left out: at its end it would
-write into a profiler of the script's that has begun in the midst of it, or since, which ends or hangs the process.
+Ranges that a script names (`record_function`; DistributedDataParallel's forward pass is one) are not recorded: at its
+end, a range would write into a profiler that the script has started within it, or since, and end or hang the process.
 """
 
 from __future__ import annotations
@@ -33,17 +34,17 @@ _MARK = "__stop_profile"
 
 
 class Recording:
-    """One that has begun. broken_off: a profiler of the script's started, or the script made a nested tensor."""
+    """A running recording. broken_off: a profiler of the script started, or the script made a nested tensor."""
 
     def __init__(self, *, compiled: bool) -> None:
-        """compiled: what torch.compile may trace stays as it is."""
+        """compiled: leave functions that torch.compile may trace as they are."""
         torch = sys.modules["torch"]
         self.broken_off = False
         self._leaves_callback = False
         self._thread = get_ident()
         self._passes: set[int] = set()
-        self._theirs = 0  # the thread on which a profiler of the script's is on that is of the kind of ours
-        self._entering: set[int] = set()  # threads on which a range is being entered
+        self._theirs = 0  # the thread on which the script runs a profiler of the same kind as ours
+        self._entering: set[int] = set()  # threads that are entering a range
         makers = () if compiled else [(torch.nested, name) for name in _MAKE_NESTED if hasattr(torch.nested, name)]
         self._undo = [replace(module, name, self._break_off) for module, name in makers]
         ways = ((starts(), self._break_off, self._before_start), (ends(), self._make_way, self._before_end))
@@ -61,25 +62,25 @@ class Recording:
             raise
 
     def is_of_this_thread(self) -> bool:
-        """Whether this thread began it."""
+        """True if this thread began the recording."""
         return self._thread == get_ident()
 
     def joins(self) -> None:
-        """This thread goes through the graph of the call that is recorded."""
+        """Called by a thread that runs a part of the recorded call's graph."""
         self._passes.add(sys.modules["torch"]._C._current_graph_task_id())
 
     @untraced
     def so_far(self) -> list[list[Any]]:
-        """What each thread recorded since it was last asked for; the recording goes on."""
+        """Returns what each thread has recorded since the last call of this method; the recording goes on."""
         autograd = sys.modules["torch"]._C._autograd
-        if self.broken_off or not can_clear_here() or autograd._profiler_type().name != "LEGACY":  # the latter: somebody ended it
+        if self.broken_off or not can_clear_here() or autograd._profiler_type().name != "LEGACY":  # somebody ended it
             return []
         self._leaves_callback = True
         return _without_marks(autograd._disable_profiler_legacy(autograd._ProfilerDisableOptions(False, True)))
 
     @untraced
     def end(self) -> list[list[Any]]:
-        """The rest of what each thread recorded; empty where it was broken off."""
+        """Returns the rest of what each thread recorded; empty if the recording was stopped early."""
         self._put_back()
         if self.broken_off:
             self._take_out()
@@ -103,7 +104,7 @@ class Recording:
             self.broken_off = True
 
     def _leave_out(self, *_: Any) -> None:
-        """A range begins."""
+        """Turns callbacks off while a range begins."""
         if not self.broken_off and self._takes_part() and are_on_here():
             self._entering.add(get_ident())
             turn_here(on=False)
@@ -114,7 +115,8 @@ class Recording:
             turn_here(on=True)
 
     def _before_start(self, *_: Any, **__: Any) -> None:
-        """Of one of the kind of ours: from here until its end what is of that kind on this thread is the script's."""
+        """A profiler of the script's of the same kind starts: until its end, such a profiler on this thread is the
+        script's and not ours."""
         self._break_off()
         if self._takes_part():
             self._theirs = get_ident()
@@ -124,13 +126,16 @@ class Recording:
             self._theirs = 0
 
     def _make_way(self, *_: Any, **__: Any) -> None:
-        """For the end of a profiler that has begun in another node of a backward pass: what is here now is the recorder."""
+        """Removes our recorder before a profiler ends that began in another node of a backward pass."""
         if self.broken_off and self._takes_part():
             self._take_out()
 
     def _take_out(self) -> None:
-        """A backward pass gives each of its nodes, and the thread behind it, what was there when it began: the recorder, and its
-        callback, which torch takes out once."""
+        """Removes the recorder and its callback on this thread. A backward pass gives each of its nodes, and the thread
+        after it, the recorder and callback that were there when it began, but torch removes the callback only once.
+        (When we removed it only once, torch restored it in the next node, and it wrote into the script's profiler: a
+        hang in one of some ten runs. One case is left: if a profiler begins inside an operator written in Python, or in
+        a node's hook, of the recorded step, our callback writes into it when that operator or hook ends.)"""
         if self._theirs == get_ident():
             return
         autograd = sys.modules["torch"]._C._autograd
@@ -142,7 +147,8 @@ class Recording:
 
 
 def _without_marks(threads: list[list[Any]]) -> list[list[Any]]:
-    """Without what torch notes when it is asked: it would look like an operator that never ends."""
+    """Removes the mark that torch adds to a recording when it is read: it would look like an operator that
+    never ends."""
     for events in threads:
         if events and events[-1].name() == _MARK:
             events.pop()
@@ -150,8 +156,8 @@ def _without_marks(threads: list[list[Any]]) -> list[list[Any]]:
 
 
 def holds_nested(args: Iterable[Any], kwargs: dict[str, Any]) -> bool:
-    """Whether a call is given nested tensors, or there are some whose rows lie in one tensor: torch numbers their lengths, and
-    those of one of its own."""
+    """True if a call gets nested tensors, or if the process has jagged ones: torch numbers their lengths, and has one
+    such number of its own."""
     own: Any = sys.modules.get("torch.nested._internal.nested_tensor")
     if len(getattr(own, "_tensor_symint_registry", ())) > 1:
         return True

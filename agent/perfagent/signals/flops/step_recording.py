@@ -1,4 +1,4 @@
-"""The recording of one training step: which operators ran forward and backward, and what autograd's graph knows of them."""
+"""Records one training step: which operators ran forward and backward, and what autograd's graph knows about them."""
 
 from __future__ import annotations
 
@@ -26,53 +26,60 @@ if TYPE_CHECKING:
 __all__ = ["FlopCount", "Size"]
 
 Size = tuple[int, ...]
-"""Samples and tokens of a whole step; where there are no tokens the shape of a sample follows."""
+"""Samples and tokens of a whole step; without tokens, followed by the shape of a sample."""
 _PART = 64
-"""So many of the graph's numbers lie between two looks at what a backward pass has recorded: some 1000 events, 0.5 MB."""
+"""Graph numbers between two reads of a backward pass's recording: some 1000 events, 0.5 MB."""
 _EVERY = 32
-"""So many calls of the model's innermost modules lie between two looks at what a forward pass has recorded (0.1 to 0.2 ms)."""
+"""Calls of the model's innermost modules between two reads of a forward pass's recording (0.1 to 0.2 ms)."""
 _MOST_PLACES = 512
-"""Of a model with more innermost modules each n-th is stood in for: placing takes microseconds a module."""
+"""Most innermost modules whose calls are replaced; of more, every n-th, since that takes microseconds per module."""
 _ATTENTION = 4
-"""One of attention counts as so many."""
+"""A call of attention counts as so many calls."""
 
 
 class FlopCount:
     """Records one step: a task between two steps (rootcause/investigator.py), and the probe of the root model's calls.
 
-    operators: what ran in the calls, by whether it is of backward passes. nodes, types: what autograd's graph knows of some of
-    them, by their numbers in it.
+    operators: what ran in the calls; by False for forward passes, True for backward passes.
+    nodes, types: what autograd's graph knows about some operators, by their numbers in it.
 
-    What torch recorded is read while a call goes on, some hundred operators at a time, where they run: a model of 300 tensors
-    would leave 15 MB of it (reading takes 13 ms, a third of what recording takes). Python is called there by hooks of some of the
-    graph's nodes, and in the calls of the model's innermost modules and of `scaled_dot_product_attention`.
+    The recording is read while a call goes on, some hundred operators at a time, on the thread that runs them: a model
+    of 300 tensors would leave 15 MB of it (reading takes 13 ms, a third of what recording takes). Python runs there in
+    hooks of some of the graph's nodes, and in the calls of the model's innermost modules and of
+    `scaled_dot_product_attention`.
+
+    Read when the call was over, one array of 8 MB for 306 tensors made glibc keep 20 MB more for good: 27 to 29 MB in
+    all, now 4 to 12 (a loop over 150 time steps 92, now 10). `malloc_trim` after the step takes 3 ms during which
+    training waits, and 100 steps later 28 of 42 MB are back. Ending the recording inside a long backward pass was
+    tried as well: the profiler's callbacks belong to the thread and the pass that began them, handles leaked and later
+    events were lost.
     """
 
     def __init__(self, progress: Progress, model: Any = None) -> None:
-        """model: the root, whose modules are stood in for meanwhile."""
+        """model: the root; the calls of its modules are replaced meanwhile."""
         self._progress = progress
         self._model = (lambda: None) if model is None else ref(model)
-        self._innermost: list[Any] | None = None  # of its modules, or each n-th of them
-        self._calls = 0  # of those, since what was recorded was last read
+        self._innermost: list[Any] | None = None  # innermost modules of the model, or every n-th of them
+        self._calls = 0  # calls of these since the recording was last read
         self.step = 0
         self.size: Size | None = None
         self.operators: dict[bool, Operators] = {}
         self.nodes: dict[int, list[Convolution | bool]] = {}
         self.types: dict[int, str] = {}
-        self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of scaled_dot_product_attention: shapes, causal
+        self.calls: list[tuple[tuple[int, ...], tuple[int, ...], bool]] = []  # of attention: shapes, causality
         self.half: str | None = None
         self.over = self.failed = False
-        self.broken_off = False  # in the midst of the step
-        self.gave_way = False  # in the midst of a call, to a profiler of the script's or a nested tensor
+        self.broken_off = False  # during the step
+        self.gave_way = False  # stopped during a call for a profiler of the script or a nested tensor
         self.cost_ns = 0
-        self._recording: Recording | None = None  # this very moment: the profiler that is on is ours
-        self._reads = Operators(backward=False)  # what is recorded now
+        self._recording: Recording | None = None  # set while our profiler is on
+        self._reads = Operators(backward=False)  # what the current recording is read into
         self._reading = Lock()
         self._hooks: list[Any] = []
         self._undo: Callable[[], None] | None = None
 
     def at_boundary(self) -> bool:
-        """Begins at the end of one step, ends at the end of the next."""
+        """Begins at the end of one step and ends at the end of the next."""
         if self._undo is not None:
             self.close()
             return False
@@ -86,12 +93,12 @@ class FlopCount:
         return True
 
     def close(self) -> None:
-        """Takes everything out again; from here on what was read is another thread's."""
+        """Removes everything; from here on the results belong to another thread."""
         if self._undo is not None:
             self._undo()
         if self._progress.probe is self:
             self._progress.probe = None
-        if self._recording is not None:  # in the midst of a call, whose rest will not be read
+        if self._recording is not None:  # during a call, whose rest will not be read
             self.broken_off = True
         self._innermost = []
         self.over = True
@@ -101,7 +108,7 @@ class FlopCount:
         original = autograd.backward
 
         def backward(*args: Any, **kwargs: Any) -> Any:
-            if self._progress.thread != get_ident():  # another training's, beside this one
+            if self._progress.thread != get_ident():  # another training in the same process
                 return original(*args, **kwargs)
             if not (self.over or self.failed):
                 self._read_graph(args[0] if args else kwargs.get("tensors"))
@@ -150,7 +157,7 @@ class FlopCount:
         failed(__name__, error)
 
     def call(self, call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """A call of the root model, recorded."""
+        """Runs a call of the root model and records it."""
         functional: Any = sys.modules["torch.nn.functional"]
         attention = functional.scaled_dot_product_attention
         if compiled():
@@ -166,7 +173,7 @@ class FlopCount:
 
     @untraced
     def _stand(self, standing: list[tuple[Any, Any]]) -> None:
-        """In the calls of the innermost modules."""
+        """Replaces the calls of the innermost modules."""
         began = now()
         try:
             if self._innermost is None:
@@ -191,7 +198,7 @@ class FlopCount:
         self.cost_ns += now() - began
 
     def _reading_in(self, module: Any) -> Callable[..., Any]:
-        """A plain function: `torch.jit.script` stumbles over whatever else it finds in a module."""
+        """Returns a plain function, since `torch.jit.script` fails on any other object in a module."""
 
         def reading(*args: Any, **kwargs: Any) -> Any:
             self._called(1)
@@ -201,7 +208,7 @@ class FlopCount:
         return not_traced(reading)
 
     def _noting(self, attention: Callable[..., Any]) -> Callable[..., Any]:
-        traced = sys.modules["torch"].compiler.is_dynamo_compiling  # it says False, and the compiler reads True
+        traced = sys.modules["torch"].compiler.is_dynamo_compiling  # False at run time; the compiler reads it as True
 
         def scaled_dot_product_attention(query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> Any:
             if not traced():
@@ -218,7 +225,7 @@ class FlopCount:
 
     @untraced
     def _called(self, weight: int) -> None:
-        """In the midst of a call of the model."""
+        """Called during a call of the model."""
         recording = self._recording
         if recording is None or not recording.is_of_this_thread():
             return
@@ -229,14 +236,14 @@ class FlopCount:
 
     @untraced
     def _read_in_pass(self, *_: Any) -> None:
-        """In the midst of a backward pass, before a node of its graph runs, on whichever thread that is."""
+        """Called during a backward pass, before a node of its graph runs, on whatever thread."""
         recording = self._recording
         if recording is not None:
             recording.joins()
             self._read_so_far(recording)
 
     def _read_so_far(self, recording: Recording) -> None:
-        """Of several threads at once one reads for all."""
+        """Reads the recording of all threads; if several threads come here at once, only one of them reads."""
         if not self._reading.acquire(blocking=False):
             return
         began = now()
@@ -250,8 +257,8 @@ class FlopCount:
 
     @untraced
     def _read(self, threads: list[list[Any]], *, last: bool = False) -> None:
-        """threads: what each of them recorded. last: of this call."""
-        if self.over or self.failed or self.broken_off:  # the first: the run ended in the midst of it
+        """threads: what each of them recorded. last: this is the last part of the call."""
+        if self.over or self.failed or self.broken_off:  # over: the run ended meanwhile
             return
         try:
             for events in threads:
@@ -265,7 +272,7 @@ class FlopCount:
             raise
 
     def _recorded(self, function: Callable[..., Any], args: Any, kwargs: Any, *, backward: bool, graph: bool = False) -> Any:
-        """graph: of what a backward pass computes autograd makes a graph, too."""
+        """Runs and records a call. graph: autograd builds a graph of the backward pass, too."""
         p = self._progress
         began = now()
         recording = None
@@ -287,7 +294,7 @@ class FlopCount:
                 self.broken_off = self.broken_off or recording.broken_off
                 self._read(threads, last=True)
                 if not backward and not self.over:
-                    p.probe = self  # the next micro-step's call too
+                    p.probe = self  # for the next micro-batch's call
                 self.cost_ns += now() - began
 
     @untraced
@@ -302,7 +309,7 @@ class FlopCount:
     def _begin_recording(self, args: Any, kwargs: Any, *, backward: bool) -> Recording | None:
         torch = sys.modules["torch"]
         try:
-            if any_here():  # a backward pass in the root's own call, or what is recorded of the script
+            if any_here():  # a backward pass within the root's own call, or a profiler of the script
                 self.broken_off = self.broken_off or self._recording is None
                 return None
             if not backward:
@@ -315,11 +322,11 @@ class FlopCount:
 
 
 for _between in (FlopCount.call, FlopCount._recorded):
-    not_traced(_between)  # where a model was compiled after its first steps, we lie inside of what torch.compile traces
+    not_traced(_between)  # if the model is compiled after its first steps, torch.compile traces the code around us
 
 
 def _autocast(torch: Any) -> str | None:
-    """The type that autocast multiplies in, where it is on."""
+    """Returns the dtype of autocast if it is on."""
     for device in ("cuda", "cpu"):
         if torch.is_autocast_enabled(device):
             return str(torch.get_autocast_dtype(device)).removeprefix("torch.")

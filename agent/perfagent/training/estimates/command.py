@@ -19,7 +19,8 @@ examples:
   perfagent estimate --parameters 7B --precision bf16 --zero-stage 3 --world-size 8
   perfagent estimate --config DIR --sequence 4096                 the config.json of a causal language model of transformers
 
-A function of a file may also answer (model, batch). Without any of these the model of `perfagent demo` is estimated.
+A function of a file may also return (model, batch). The file is imported: it must not train at top level.
+  perfagent estimate --demo                                       the model of `perfagent demo`
 """
 
 
@@ -28,7 +29,8 @@ def command(parser: argparse.ArgumentParser) -> None:
     parser.epilog = _EXAMPLES
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     what = parser.add_argument_group("what is trained")
-    what.add_argument("file", nargs="?", metavar="FILE.py[:FUNCTION]", help="answers a TuningJob, its fields, or (model, batch)")
+    what.add_argument("file", nargs="?", metavar="FILE.py[:FUNCTION]", help="returns a TuningJob, its fields, or (model, batch)")
+    what.add_argument("--demo", action="store_true", help="the training of `perfagent demo`")
     what.add_argument("--parameters", "--params", metavar="N", help="a decoder of so many parameters, such as 7B or 350M")
     what.add_argument("--config", metavar="DIR", help="a folder with the config.json of a model of transformers; or its path")
     what.add_argument("--layers", type=int, help="of the decoder, with --width and --heads, in place of --parameters")
@@ -48,10 +50,13 @@ def command(parser: argparse.ArgumentParser) -> None:
     how.add_argument("--quantize", choices=("int8", "nf4"), help="of the frozen matrices, with --lora")
     how.add_argument("--device", choices=("cpu", "cuda"), help="whose allocator and optimizers (default: the model's)")
     parser.add_argument("--json", action="store_true", help="print the figures as JSON")
-    parser.set_defaults(run=_run)
+    parser.set_defaults(run=lambda arguments: _run(parser, arguments))
 
 
-def _run(arguments: argparse.Namespace) -> int:
+def _run(parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> int:
+    described = (arguments.file, arguments.parameters, arguments.config, arguments.layers, arguments.width, arguments.heads)
+    if not arguments.demo and all(item is None for item in described):
+        parser.error("give FILE.py, --parameters N, --config DIR, --layers with --width and --heads, or --demo")
     from perfagent.training.estimates.memory import estimate_memory
 
     given = _Given(arguments)
@@ -89,9 +94,9 @@ class _Given:
     def __init__(self, arguments: argparse.Namespace) -> None:
         shape = (arguments.layers, arguments.width, arguments.heads)
         shaped = any(one is not None for one in shape)
-        ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)] + [shaped]
+        ways = [one is not None for one in (arguments.file, arguments.parameters, arguments.config)] + [shaped, arguments.demo]
         if sum(ways) > 1:
-            raise ConfigError("give one of FILE.py, --parameters, --config and --layers with --width and --heads")
+            raise ConfigError("give one of FILE.py, --parameters, --config, --demo and --layers with --width and --heads")
         decoder = arguments.parameters is not None or shaped
         for name, of in (("batch_size", True), ("sequence", decoder or arguments.config is not None), ("vocabulary", decoder)):
             value = getattr(arguments, name)
@@ -153,8 +158,8 @@ class _Given:
     def _job(self, arguments: argparse.Namespace) -> None:
         from perfagent.training.search.job import TuningJob, demo_job, job_from
 
-        made = demo_job() if arguments.file is None else job_from(arguments.file)
-        source = "the training of `perfagent demo`" if arguments.file is None else arguments.file
+        made = demo_job() if arguments.demo else job_from(arguments.file)
+        source = "the training of `perfagent demo`" if arguments.demo else arguments.file
         if isinstance(made, TuningJob):
             job = made
             self.model, self.optimizer, self.precision = job.with_loss(), job.optimizer, job.precision
@@ -163,8 +168,8 @@ class _Given:
             self.said = f"{source}: {type(job.model).__name__}, batches of {size}"
         elif isinstance(made, tuple) and len(made) == 2:
             if arguments.batch_size is not None:
-                raise ConfigError("--batch-size needs a TuningJob, whose data make a batch; the file answers one itself")
+                raise ConfigError("--batch-size needs a TuningJob, whose data make a batch; the file returns one itself")
             self.model, self.batch = made
             self.said = f"{source}: {type(self.model).__name__}"
         else:
-            raise ConfigError(f"{source} answers a {type(made).__name__}; it must be a TuningJob, its fields, or (model, batch)")
+            raise ConfigError(f"{source} returns a {type(made).__name__}; it must be a TuningJob, its fields, or (model, batch)")

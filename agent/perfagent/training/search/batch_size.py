@@ -17,7 +17,7 @@ import torch.distributed as dist
 from perfagent.errors import ConfigError
 from perfagent.training.collectives import all_reduce
 from perfagent.training.search.host_memory import HostMemory
-from perfagent.training.search.trial_state import kept, release_memory
+from perfagent.training.search.trial_state import release_memory, restoring_state
 from perfagent.training.split_on_oom import is_out_of_memory
 
 __all__ = ["BatchTrial", "find_batch_size", "search_batch_size"]
@@ -70,7 +70,7 @@ def search_batch_size(
             raise ConfigError(f"{name} must be a whole number of samples, 1 or more, not {value!r:.60}")
     if limit < start:
         raise ConfigError(f"limit is {limit}, below start, which is {start}")
-    with kept(step, restore):
+    with restoring_state(step, restore):
         search = _Search(step, group)
         if not search.fits(start, times=2):
             raise ConfigError(

@@ -16,7 +16,9 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from perfagent.errors import ConfigError
+from perfagent.session import inert
 from perfagent.training.precision import Precision, checked_precision
+from perfagent.training.search.job_file import check_job_file
 
 __all__ = ["TuningJob", "checked_loss", "demo_job", "job_from"]
 
@@ -43,7 +45,7 @@ class TuningJob:
             if not isinstance(getattr(self, name), kind):
                 raise ConfigError(f"{name} must be a {kind.__module__}.{kind.__name__}, not {type(getattr(self, name)).__name__}")
         if not callable(self.loss):
-            raise ConfigError("loss must be a function of the model and a batch that answers one number")
+            raise ConfigError("loss must be a function of the model and a batch that returns one number")
         if not (hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")) or not len(self.dataset):
             raise ConfigError("dataset must have a length, above 0, and items by index")
         if type(self.batch_size) is not int or self.batch_size < 1:
@@ -57,7 +59,7 @@ class TuningJob:
         return next((parameter.device for parameter in self.model.parameters()), torch.device("cpu"))
 
     def with_loss(self) -> nn.Module:
-        """The model and its loss as one module: called with a batch, it answers the loss."""
+        """The model and its loss as one module: called with a batch, it returns the loss."""
         return _WithLoss(self.model, self.loss)
 
     def loader(self, *, batch_size: int | None = None, workers: int | None = None, pin: bool = False) -> DataLoader[Any]:
@@ -91,52 +93,49 @@ class _WithLoss(nn.Module):
 
 
 def checked_loss(found: Any) -> Tensor:
-    """What a job's loss answered. Raises ConfigError where nothing can be trained on it."""
+    """What a job's loss returned. Raises ConfigError where nothing can be trained on it."""
     if not isinstance(found, Tensor) or found.numel() != 1 or not found.requires_grad:
         what = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else f"a {type(found).__name__}"
         without = " without a gradient" if isinstance(found, Tensor) and not found.requires_grad else ""
-        raise ConfigError(f"loss(model, batch) answered {what}{without}; it must be one number, a tensor that has a gradient")
+        raise ConfigError(f"loss(model, batch) returned {what}{without}; it must be one number, a tensor that has a gradient")
     return found
 
 
 def job_from(text: str) -> Any:
-    """What the function `NAME` (by default `job`) of FILE.py answers, given as `FILE.py[:NAME]`: a TuningJob, or a mapping with
+    """What the function `NAME` (by default `job`) of FILE.py returns, given as `FILE.py[:NAME]`: a TuningJob, or a mapping with
     its fields, which becomes one; anything else as it is. The file is run as a module, with its folder on the path; where it
-    parses its arguments, it finds none, and so its defaults.
+    parses its arguments, it finds none, and so its defaults. No run begins meanwhile.
 
-    Raises ConfigError for a file or function that is not there.
+    Raises ConfigError for a file or function that is not there, and for a file that trains when it is imported (job_file.py).
     """
     path, _, name = text.partition(":")
     name = name or "job"
     file = Path(path)
     if not file.is_file():
-        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function answers a TuningJob")
+        raise ConfigError(f"there is no file {path!r:.200}; give FILE.py or FILE.py:FUNCTION, whose function returns a TuningJob")
+    check_job_file(file, name)
     spec = importlib.util.spec_from_file_location(f"perfagent_job_{file.stem}", file)
     if spec is None or spec.loader is None:
         raise ConfigError(f"{path!r:.200} is no Python file")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module  # workers that are spawned, and pickle, look it up there
     sys.path.insert(0, str(file.resolve().parent))
-    with _without_arguments(file):
+    with _without_arguments(file), inert(f"{path} is read for its function {name}()"):
         spec.loader.exec_module(module)
-    make = getattr(module, name, None)
-    if not callable(make):
-        own = [one for one, value in vars(module).items() if callable(value) and getattr(value, "__module__", "") == spec.name]
-        if not own:
-            raise ConfigError(f"{path} has no function; write `def {name}():` that answers a TuningJob (`perfagent tune --help`)")
-        raise ConfigError(f"{path} has no function {name!r:.60}; it has {', '.join(sorted(own))}: write FILE.py:FUNCTION")
-    if _needs_arguments(make):
-        raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
-    with _without_arguments(file):
+        make = getattr(module, name, None)
+        if not callable(make):
+            raise ConfigError(f"{path}: {name} is a {type(make).__name__}; it must be a function that returns a TuningJob")
+        if _needs_arguments(make):
+            raise ConfigError(f"{path}:{name} is called without arguments, and needs some; give them defaults")
         made = make()
     if isinstance(made, Mapping) and "model" in made and "dataset" in made:
         known = {one.name for one in fields(TuningJob)}
         strangers = sorted(set(made) - known)
         if strangers:
-            raise ConfigError(f"{name} answers {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}")
+            raise ConfigError(f"{name} returns {', '.join(map(str, strangers))}; a TuningJob has only {', '.join(sorted(known))}")
         missing = sorted({"model", "optimizer", "dataset", "loss"} - set(made))
         if missing:
-            raise ConfigError(f"{name} answers no {', '.join(missing)}")
+            raise ConfigError(f"{name} returns no {', '.join(missing)}")
         return TuningJob(**made)
     return made
 

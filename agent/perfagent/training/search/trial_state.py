@@ -1,9 +1,9 @@
-"""Notes whatever a trial step changes before it changes, and puts it back afterwards.
+"""Saves the state that trial steps change, and restores it after the search.
 
-Modules and optimizers are noticed as they are used, by torch's global hooks, which hear of every one of them wherever the step
-function has it from. What has a state_dict() and is reachable from the step function (a scheduler, a gradient scaler, an average
-of the weights) is found by looking at what the function refers to. Copies lie in host memory, so that they take nothing away
-from what is being measured.
+Modules and optimizers are saved when the step first uses them: torch's global hooks see each of them, wherever the step function
+gets it from. Other objects with a state_dict(), such as schedulers, gradient scalers and averages of the weights, are found by
+following the references of the step function: its closure, its global variables, its default arguments, keyword-only ones too,
+and the attributes of its object. Copies lie in host memory: they must not take device memory from the trials.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import functools
 import gc
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -26,14 +27,14 @@ from perfagent.errors import ConfigError
 from perfagent.training.randomness import random_state, restore_random_state
 from perfagent.training.suspend import unwatched
 
-__all__ = ["Kept", "kept", "release_memory"]
+__all__ = ["SavedState", "release_memory", "restoring_state"]
 
-_DEEP = 3
-"""So many functions or objects are followed from the step function."""
+_DEPTH = 3
+"""How many references in a row are followed from the step function."""
 
 
-class Kept:
-    """The state of everything that was met, from before it was first used."""
+class SavedState:
+    """The state of every object that the step uses, as it was before the first trial."""
 
     def __init__(self) -> None:
         self._tensors: dict[int, tuple[Tensor, Tensor]] = {}
@@ -44,11 +45,11 @@ class Kept:
         self._random = random_state()
 
     def module(self, module: nn.Module) -> None:
-        """A module with all that is below it."""
+        """A module with its submodules, parameters and buffers."""
         if id(module) in self._modes:
             return
-        for one in module.modules():
-            self._modes[id(one)] = (one, one.training)
+        for part in module.modules():
+            self._modes[id(part)] = (part, part.training)
         for parameter in module.parameters():
             self._parameter(parameter)
         for buffer in module.buffers():
@@ -61,24 +62,24 @@ class Kept:
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 self._parameter(parameter)
-        state = {parameter: {name: _copied(value) for name, value in of.items()} for parameter, of in optimizer.state.items()}
-        groups = [{name: _copied(value) for name, value in group.items() if name != "params"} for group in optimizer.param_groups]
+        state = {parameter: _copied(dict(values)) for parameter, values in optimizer.state.items()}
+        groups = [_copied({name: group[name] for name in group if name != "params"}) for group in optimizer.param_groups]
         self._optimizers[id(optimizer)] = (optimizer, {"state": state, "groups": groups})
 
-    def other(self, thing: Any) -> None:
-        """Something with state_dict() and load_state_dict()."""
-        if isinstance(thing, nn.Module):
-            self.module(thing)
-        elif isinstance(thing, torch.optim.Optimizer):
-            self.optimizer(thing)
-        elif id(thing) not in self._others:
-            self._others[id(thing)] = (thing, _copied(thing.state_dict()))
+    def stateful(self, item: Any) -> None:
+        """Any object with state_dict() and load_state_dict()."""
+        if isinstance(item, nn.Module):
+            self.module(item)
+        elif isinstance(item, torch.optim.Optimizer):
+            self.optimizer(item)
+        elif id(item) not in self._others:
+            self._others[id(item)] = (item, _copied(item.state_dict()))
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Puts everything back, in place: the same tensors as before hold what they held before."""
-        for thing, state in self._others.values():
-            thing.load_state_dict(state)
+        """Restores everything in place: the tensors stay the same objects and get their old values."""
+        for item, state in self._others.values():
+            item.load_state_dict(state)
         for tensor, copy in self._tensors.values():
             tensor.copy_(copy)
         for parameter, gradient in self._gradients.values():
@@ -105,37 +106,37 @@ class Kept:
 
 
 @contextmanager
-def kept(step: Any, also: Iterable[Any] = ()) -> Iterator[Kept]:
-    """Within, whatever a step uses is noted; at the end, after an error too, it is put back. also: objects with a state_dict that
-    nothing leads to. The run that is being recorded hears of none of it."""
-    keeper = Kept()
-    for thing in also:
-        if not (callable(getattr(thing, "state_dict", None)) and callable(getattr(thing, "load_state_dict", None))):
-            raise ConfigError(f"what is restored must have state_dict() and load_state_dict(); a {type(thing).__name__} has not")
-        keeper.other(thing)
-    for thing in _reachable(step):
-        keeper.other(thing)
+def restoring_state(step: Any, also: Iterable[Any] = ()) -> Iterator[SavedState]:
+    """Saves what the step uses inside of the block and restores it at the end, after an error too. also: further objects with
+    state_dict() and load_state_dict(), which no reference of the step leads to. The current run records nothing meanwhile."""
+    saved = SavedState()
+    for item in also:
+        if not _has_state(item):
+            raise ConfigError(f"restore takes objects with state_dict() and load_state_dict(); {type(item).__name__} lacks them")
+        saved.stateful(item)
+    for item in _reachable(step):
+        saved.stateful(item)
 
     def before_forward(module: nn.Module, _inputs: Any) -> None:
         _refuse_communication(module)
-        keeper.module(module)
+        saved.module(module)
 
     def before_step(optimizer: torch.optim.Optimizer, _args: Any, _kwargs: Any) -> None:
-        keeper.optimizer(optimizer)
+        saved.optimizer(optimizer)
 
     handles = [register_module_forward_pre_hook(before_forward), register_optimizer_step_pre_hook(before_step)]
     try:
         with unwatched():
-            yield keeper
+            yield saved
     finally:
         for handle in handles:
             handle.remove()
-        keeper.restore()
+        saved.restore()
         release_memory()
 
 
 def release_memory() -> None:
-    """Frees what is held in cycles, and gives the allocators' free blocks back: nothing is left in small pieces."""
+    """Collects reference cycles and returns the free blocks of the allocators, so that no fragments stay behind."""
     gc.collect()
     if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()
@@ -174,13 +175,13 @@ def _refuse_communication(module: nn.Module) -> None:
 
 
 def _copied(value: Any) -> Any:
-    """A copy that lies in host memory."""
+    """A copy in host memory."""
     if isinstance(value, Tensor):
         return value.detach().cpu().clone() if value.device.type == "cpu" else value.detach().cpu()
     if type(value) is dict:
-        return {key: _copied(one) for key, one in value.items()}
+        return {key: _copied(item) for key, item in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_copied(one) for one in value)
+        return type(value)(_copied(item) for item in value)
     return value
 
 
@@ -193,16 +194,16 @@ def _restore_optimizer(optimizer: torch.optim.Optimizer, before: dict[str, Any])
         for name in [name for name in state if name not in saved]:
             del state[name]
         for name, value in saved.items():
-            state[name] = _back(state.get(name), value)
+            state[name] = _restored(state.get(name), value)
     for group, saved in zip(optimizer.param_groups, before["groups"], strict=True):
         for name in [name for name in group if name != "params" and name not in saved]:
             del group[name]
         for name, value in saved.items():
-            group[name] = _back(group.get(name), value)
+            group[name] = _restored(group.get(name), value)
 
 
-def _back(now: Any, before: Any) -> Any:
-    """Into the same tensor where there is one of that shape."""
+def _restored(now: Any, before: Any) -> Any:
+    """The old value, in the tensor that holds the new one where the shapes agree."""
     if isinstance(before, Tensor) and isinstance(now, Tensor) and now.shape == before.shape:
         now.copy_(before)
         return now
@@ -210,34 +211,44 @@ def _back(now: Any, before: Any) -> Any:
 
 
 def _reachable(step: Any) -> Iterator[Any]:
-    """What has state and is referred to by a function: through its closure, its globals, its object, its defaults."""
+    """Objects with state that references lead to from the step function, at most _DEPTH of them in a row."""
     seen: set[int] = set()
     level = [step]
-    for _ in range(_DEEP):
-        found = {id(one): one for thing in level for one in _references(thing)}
-        level = [one for key, one in found.items() if key not in seen]
+    for _ in range(_DEPTH):
+        found = {id(item): item for holder in level for item in _references(holder)}
+        level = [item for key, item in found.items() if key not in seen]
         seen.update(found)
-        yield from (one for one in level if _has_state(one))
+        yield from (item for item in level if _has_state(item))
 
 
-def _has_state(thing: Any) -> bool:
-    return not inspect.isclass(thing) and all(callable(getattr(thing, name, None)) for name in ("state_dict", "load_state_dict"))
+def _has_state(item: Any) -> bool:
+    return not inspect.isclass(item) and all(callable(getattr(item, name, None)) for name in ("state_dict", "load_state_dict"))
 
 
-def _references(thing: Any) -> list[Any]:
-    if isinstance(thing, functools.partial):
-        return [thing.func, *thing.args, *thing.keywords.values()]
-    if inspect.ismethod(thing):
-        return [thing.__self__, thing.__func__]
-    if inspect.isfunction(thing):
-        if thing.__module__.startswith("torch."):
-            return []
-        found = inspect.getclosurevars(thing)
-        return [*found.nonlocals.values(), *found.globals.values(), *(thing.__defaults__ or ())]
-    if isinstance(thing, (list, tuple)):
-        return list(thing[:100])
-    if isinstance(thing, Mapping) and type(thing) is dict:
-        return list(thing.values())[:100]
-    if inspect.ismodule(thing) or inspect.isclass(thing) or isinstance(thing, (nn.Module, torch.optim.Optimizer, Tensor)):
+def _references(item: Any) -> list[Any]:
+    if isinstance(item, functools.partial):
+        return [item.func, *item.args, *item.keywords.values()]
+    if inspect.ismethod(item):
+        return [item.__self__, item.__func__]
+    if inspect.isfunction(item):
+        return [] if (item.__module__ or "").startswith("torch.") else _references_of_function(item)
+    if isinstance(item, (list, tuple)):
+        return list(item[:100])
+    if isinstance(item, Mapping) and type(item) is dict:
+        return list(item.values())[:100]
+    if inspect.ismodule(item) or inspect.isclass(item) or isinstance(item, (nn.Module, torch.optim.Optimizer, Tensor)):
         return []
-    return list(getattr(thing, "__dict__", {}).values())
+    return list(getattr(item, "__dict__", {}).values())
+
+
+def _references_of_function(function: FunctionType) -> list[Any]:
+    """The values of its free variables, of the global variables that it names, and of its default arguments.
+
+    Not by inspect.getclosurevars, which raises ValueError where a free variable has no value yet.
+    """
+    found = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    for cell in function.__closure__ or ():
+        with suppress(ValueError):  # empty: the variable is assigned after the search
+            found.append(cell.cell_contents)
+    names = function.__code__.co_names
+    return found + [function.__globals__[name] for name in names if name in function.__globals__]

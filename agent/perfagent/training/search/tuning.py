@@ -6,6 +6,7 @@ slows both. What is changed is put back at the end: the answer is a report, not 
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterator
@@ -21,7 +22,7 @@ from perfagent.training.estimates.meta_copy import mapped
 from perfagent.training.precision import Precision, autocast_of
 from perfagent.training.search.batch_size import search_batch_size
 from perfagent.training.search.job import TuningJob, checked_loss
-from perfagent.training.search.trial_state import kept
+from perfagent.training.search.trial_state import restoring_state
 from perfagent.training.search.workers import more_workers_than_cores, search_num_workers
 
 __all__ = ["Setting", "TuningReport", "TuningStep", "tune"]
@@ -30,6 +31,9 @@ LEAST_GAIN = 0.03
 """A change that brings less is left out: repeated measurements of the same thing differ by as much."""
 _HOPELESS = 0.7
 """A change that is slower than this in one round gets no other."""
+_BUSY = 0.5
+"""From so many programs a core on, that want to run before the search has begun, it is these that are measured."""
+_NOISY_PCT = 15.0
 _LONGEST_S = 3.0
 """A block of steps ends after this time, whatever the number of steps."""
 _FUSED = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad)
@@ -50,14 +54,19 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class TuningStep:
-    """One change: how many samples a second go through without and with it, in turns."""
+    """One change, measured in turns with the best so far.
+
+    before, after: samples a second without and with it, medians over the rounds. kept: it brought more than 3 % and was ahead in
+    every round. spread_pct: how far the rounds of one side lie apart, in percent of their median. remark: what to look at where
+    it is kept, why it is left out where it is not.
+    """
 
     change: str
     before: float
     after: float
     kept: bool
-    """It brought 3 % or more, and was ahead in every round."""
     remark: str = ""
+    spread_pct: float = 0.0
 
     @property
     def gain_pct(self) -> float:
@@ -67,12 +76,25 @@ class TuningStep:
 @dataclass(frozen=True, slots=True)
 class TuningReport:
     """samples_per_s: of the training as it was given. setting: the best that was found. gain_pct: of all that was kept together,
-    measured at the end in turns with the training as given."""
+    measured at the end in turns with the training as given. load: programs that wanted a core when the search began, for each
+    core (None where the system does not count them). spread_pct: the median of the steps' own."""
 
     samples_per_s: float
     steps: list[TuningStep]
     setting: Setting
     gain_pct: float
+    load: float | None = None
+    spread_pct: float = 0.0
+
+    @property
+    def noise(self) -> str:
+        """Why the figures are not to be trusted; empty where nothing speaks against them."""
+        signs = []
+        if self.load is not None and self.load > _BUSY:
+            signs.append(f"other programs kept {100 * self.load:.0f} % of this machine's cores busy")
+        if self.spread_pct > _NOISY_PCT:
+            signs.append(f"rounds of the same setting lay {self.spread_pct:.0f} % apart")
+        return " and ".join(signs)
 
 
 def tune(
@@ -101,7 +123,8 @@ def tune(
     if largest_batch is not None and (type(largest_batch) is not int or largest_batch < 1):
         raise ConfigError(f"largest_batch is a number of samples, 1 or more, not {largest_batch!r:.60}")
     given = Setting(batch_size=job.batch_size, num_workers=job.num_workers, precision=job.precision)
-    with kept(job.loss, [job.model, job.optimizer]):
+    load = _load()
+    with restoring_state(job.loss, [job.model, job.optimizer]):
         search = _Search(job, given, steps, rounds, told)
         search.run(largest_batch, job.device.type == "cuda" if compiling is None else compiling)
         if search.best == given:
@@ -109,7 +132,8 @@ def tune(
         else:
             as_given, best = search.in_turns(given, search.best, empty=True)
             gain_pct = 100 * (best / as_given - 1)
-    return TuningReport(as_given, search.done, search.best, gain_pct)
+    spread_pct = statistics.median(step.spread_pct for step in search.done) if search.done else 0.0
+    return TuningReport(as_given, search.done, search.best, gain_pct, load, spread_pct)
 
 
 class _Search:
@@ -159,14 +183,14 @@ class _Search:
     def _try(self, change: str, remark: str = "", *, empty: bool = False, **changed: Any) -> bool:
         candidate = replace(self.best, **changed)
         rates = self._rounds_of(self.best, candidate, empty=empty)
-        before, after = (statistics.median(one) for one in rates)
-        pays = after > (1 + LEAST_GAIN) * before and all(with_it > without for without, with_it in zip(*rates, strict=True))
+        before, after = (statistics.median(side) for side in rates)
+        why_not = _left_out(*rates)
         if self.first is None:
             self.first = before
-        if pays:
+        if not why_not:
             self.best = candidate
-        self._tell(TuningStep(change, before, after, pays, remark if pays else ""))
-        return pays
+        self._tell(TuningStep(change, before, after, not why_not, why_not or remark, max(map(_spread_pct, rates))))
+        return not why_not
 
     def _tell(self, step: TuningStep) -> None:
         self.done.append(step)
@@ -197,6 +221,28 @@ class _Search:
             if not self._try(f"batch_size={size}", "fewer, larger steps: look at the learning rate again", batch_size=size):
                 break
             size *= 2
+
+
+def _left_out(without: list[float], with_it: list[float]) -> str:
+    """Why a change does not pay, by its rates without and with it in each round; empty where it pays."""
+    gain = statistics.median(with_it) / statistics.median(without) - 1
+    if gain < 0:
+        return "slower"
+    if gain <= LEAST_GAIN:
+        return f"gains less than {100 * LEAST_GAIN:.0f} %"
+    behind = sum(other <= first for first, other in zip(without, with_it, strict=True))
+    return f"slower in {behind} of {len(without)} rounds: noise" if behind else ""
+
+
+def _spread_pct(rates: list[float]) -> float:
+    return 100 * (max(rates) - min(rates)) / statistics.median(rates)
+
+
+def _load() -> float | None:
+    try:
+        return os.getloadavg()[0] / (os.cpu_count() or 1)
+    except OSError:
+        return None
 
 
 def _computes_bf16(device: torch.device) -> bool:

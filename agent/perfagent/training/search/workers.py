@@ -144,7 +144,7 @@ def _measure(make_loader: Callable[[int], Iterable[Any]], workers: int, batches:
             source.next()
         begin = time.perf_counter()
         count = 0
-        while count < batches and time.perf_counter() - begin < most_s:
+        while not count or (count < batches and time.perf_counter() - begin < most_s):
             source.next()
             count += 1
         return (time.perf_counter() - begin) / count

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from perfagent.config import DEFAULT_SERVER, AgentConfig
+from perfagent.agent_config import DEFAULT_SERVER, AgentConfig
 from perfagent.errors import ConfigError
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from perfagent.errors import ConfigError
+from perfagent.errors import ConfigError, ResourceError
 from perfagent.naming import identity_problem
 
 __all__ = ["DEFAULT_SERVER", "AgentConfig"]
@@ -41,7 +41,7 @@ def _homeless_state_dir() -> Path:
     except OSError:  # no temporary folder either: the spool is kept in memory, and a warning says so
         return Path("/tmp") / own  # noqa: S108
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-        raise ConfigError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
+        raise ResourceError(f"{folder} is not a folder of yours alone: remove it, or set XDG_STATE_HOME (or HOME) to one that is")
     return folder
 
 
@@ -65,6 +65,8 @@ class AgentConfig:
     """What the script logs by other loggers appears in the run as well. PERFAGENT_CAPTURE_LOGS=0."""
     disabled: bool = False
     """Everything is a silent no-op. PERFAGENT_DISABLED=1."""
+    tune_malloc: bool = True
+    """Raise two thresholds of glibc's allocator, unless the user has set it himself (host_allocator.py). PERFAGENT_MALLOC=0."""
     state_dir: Path = field(default_factory=_default_state_dir)
     """Root of the spool (folders 0700, files 0600). $XDG_STATE_HOME/perfagent; without a home, perfagent-UID in the temporary
     folder."""
@@ -96,6 +98,8 @@ class AgentConfig:
                 raise ConfigError(f"{name} cannot be used: {problem}")
         if self.tensorboard is not None and not self.disabled and importlib.util.find_spec("tensorboard") is None:
             raise ConfigError("tensorboard= needs the package that writes TensorBoard's files: pip install tensorboard")
+        if not isinstance(self.tune_malloc, bool):
+            raise ConfigError(f"tune_malloc must be True or False, not {self.tune_malloc!r:.80}")
         if not isinstance(self.capture_logs, bool):
             raise ConfigError(f"capture_logs must be True or False, not {self.capture_logs!r:.80}")
         for name in ("overhead_budget_pct", "flush_s", "spool_tick_s", "sample_s", "max_spool_bytes", "max_memory_bytes"):
@@ -120,6 +124,8 @@ class AgentConfig:
             if text.strip() if name in _STRIPPED else text:
                 values[name] = text
         values["disabled"] = _truth("PERFAGENT_DISABLED", os.environ.get("PERFAGENT_DISABLED", ""))
+        if (text := os.environ.get("PERFAGENT_MALLOC", "")).strip():
+            values["tune_malloc"] = _truth("PERFAGENT_MALLOC", text)
         if (capture := os.environ.get("PERFAGENT_CAPTURE_LOGS", "")).strip():
             values["capture_logs"] = _truth("PERFAGENT_CAPTURE_LOGS", capture)
         state_home = os.environ.get("XDG_STATE_HOME")

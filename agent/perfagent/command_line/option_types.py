@@ -1,0 +1,48 @@
+"""The kinds of values that options of commands take. Each raises argparse's own error, in words that follow the
+option's name."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable
+
+__all__ = ["number_above", "port", "positive", "whole_number"]
+
+
+def whole_number(least: int, most: int | None = None) -> Callable[[str], int]:
+    """A whole number from `least` to `most`, both included."""
+
+    def read(text: str) -> int:
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"is {text!r}, not a whole number {allowed}")
+        return int(text)
+
+    allowed = f"from {least} to {most}" if most is not None else f"above {least - 1}" if least > 0 else "from 0 on"
+    return read
+
+
+def number_above(least: float, most: float | None = None) -> Callable[[str], float]:
+    """A number above `least`, and at most `most`."""
+
+    def read(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not (least < value < math.inf and (most is None or value <= most)):
+            raise argparse.ArgumentTypeError(f"is {text!r}, not a number above {least:g}{up_to}")
+        return value
+
+    up_to = "" if most is None else f", at most {most:g}"
+    return read
+
+
+positive = whole_number(1)
+
+
+def port(text: str) -> int:
+    """Where a server listens."""
+    if not text.isdecimal() or int(text) > 65535:
+        raise argparse.ArgumentTypeError(f"is {text!r}; allowed are 0 (any free one) to 65535")
+    return int(text)

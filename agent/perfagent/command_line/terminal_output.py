@@ -1,0 +1,221 @@
+"""What a command prints: lines, tables and a progress bar.
+
+On a terminal rich draws them, where it is installed: colours (not with NO_COLOR), columns that fit the width. Without
+rich, and in a pipe or a file, the same words come as plain text; in a pipe no line is cut, so that grep finds
+everything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import IO, TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["Line", "Screen", "Table", "is_terminal", "plain_table"]
+
+_GAP = "  "
+_NARROWEST = 6
+"""Columns keep so many characters."""
+_CONTROL = dict.fromkeys((*range(9), *range(10, 32), *range(127, 160)), "�")
+"""What a training logged must not steer the terminal of whoever reads it. A tab may stay."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """style: one of rich's, such as "bold red"; "" is plain."""
+
+    text: str = ""
+    style: str = ""
+
+
+@dataclass(slots=True)
+class Table:
+    """Rows of texts below a head. right: the columns of figures. indent: blanks in front of each line. narrow: the
+    columns that are cut where the terminal is too narrow; without any, all texts are."""
+
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    right: Sequence[int] = field(default_factory=tuple)
+    indent: int = 0
+    narrow: Sequence[int] = field(default_factory=tuple)
+
+    def __len__(self) -> int:
+        """Lines that it takes."""
+        return len(self.rows) + 1
+
+
+def is_terminal(stream: Any) -> bool:
+    """Whether somebody looks, at something that can do more than print lines."""
+    return hasattr(stream, "isatty") and stream.isatty() and os.environ.get("TERM") != "dumb"
+
+
+class Screen:
+    """width: of the terminal; None where lines stay whole."""
+
+    def __init__(self, stream: IO[str] | None = None) -> None:
+        self.stream = sys.stdout if stream is None else stream
+        self.terminal = is_terminal(self.stream)
+        self.width = shutil.get_terminal_size().columns if self.terminal else None
+        self.console = _console(self.stream, self.width) if self.terminal else None
+        """rich's, None without rich or a terminal."""
+
+    def line(self, text: str = "", style: str = "") -> None:
+        """One line, never folded: `wrapped` does that, where a text may be longer than the terminal is wide."""
+        text = text.translate(_CONTROL)
+        if self.console is None:
+            self.stream.write(text + "\n")
+            self.stream.flush()
+        else:
+            self.console.print(text, style=style or None, soft_wrap=True)
+
+    def lines(self, lines: Iterable[Line]) -> None:
+        for line in lines:
+            self.line(line.text, line.style)
+
+    def wrapped(self, text: str, indent: int = 0, hang: int = 0) -> list[str]:
+        """A text in lines that fit the terminal, all behind `indent` blanks and those after the first behind `hang`
+        more. A text of several lines stays so."""
+        front, rest = " " * indent, " " * (indent + hang)
+        if self.width is None:
+            return [front + part for part in text.splitlines() or [""]]
+        folded: list[str] = []
+        for part in text.splitlines() or [""]:
+            lines = textwrap.wrap(part, max(20, self.width - 1), initial_indent=front, subsequent_indent=rest)
+            folded += lines or [front.rstrip()]
+        return folded
+
+    def table(self, table: Table) -> None:
+        if self.console is None:
+            self.lines(Line(text) for text in plain_table(table, self.width))
+        else:
+            self.console.print(_drawn(table, self.width))
+
+    def parts(self, parts: Iterable[Line | Table]) -> None:
+        """A page of lines and tables, below each other. Lines are cut at the width of the terminal, so that none takes
+        two."""
+        for part in parts:
+            if isinstance(part, Table):
+                self.table(part)
+            else:
+                self.line(self._cut(part.text), part.style)
+
+    def drawn(self, parts: Iterable[Line | Table]) -> Any:
+        """The same page as one of rich's renderables, for what is drawn again and again."""
+        from rich.console import Group
+        from rich.text import Text
+
+        return Group(
+            *(
+                _drawn(part, self.width) if isinstance(part, Table) else Text(self._cut(part.text), style=part.style)
+                for part in parts
+            )
+        )
+
+    def _cut(self, text: str) -> str:
+        short = text if self.width is None or len(text) < self.width else text[: self.width - 2] + "…"
+        return short.translate(_CONTROL)
+
+    @contextmanager
+    def progress(self, label: str, total: int) -> Iterator[_Bar]:
+        """A bar that `move` fills; in a pipe a line for each tenth of the way."""
+        bar = _Bar(self, label, total)
+        try:
+            yield bar
+        finally:
+            bar.close()
+
+
+class _Bar:
+    def __init__(self, screen: Screen, label: str, total: int) -> None:
+        self._screen, self._label, self._total = screen, label, max(1, total)
+        self._tenth = -1
+        self._drawn = self._task = None
+        if screen.console is not None:
+            from rich.progress import BarColumn, Progress, TextColumn
+
+            columns = (
+                TextColumn("{task.description}"),
+                BarColumn(),
+                TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+            )
+            self._drawn = Progress(*columns, TextColumn("{task.fields[words]}"), console=screen.console, transient=True)
+            self._drawn.start()
+            self._task = self._drawn.add_task(label, total=self._total, words="")
+
+    def move(self, done: int, words: str = "") -> None:
+        """done: of the total. words: what stands behind the bar."""
+        done = min(done, self._total)
+        if self._drawn is not None and self._task is not None:
+            self._drawn.update(self._task, completed=done, words=words)
+            return
+        tenth = 10 * done // self._total
+        if tenth > self._tenth:
+            self._tenth = tenth
+            self._screen.line(f"{self._label} {done:,}/{self._total:,}  {words}".rstrip())
+
+    def close(self) -> None:
+        if self._drawn is not None:
+            self._drawn.stop()
+
+
+def _drawn(table: Table, width: int | None) -> Any:
+    """rich's table, with our widths: its own would cut all columns alike."""
+    from rich.table import Table as Drawn
+    from rich.text import Text
+
+    drawn = Drawn(box=None, pad_edge=False, padding=0, collapse_padding=True, header_style="bold", show_edge=False)
+    rows = _cells(table, width)
+    for column, head in enumerate(rows[0]):
+        drawn.add_column(Text(head), justify="right" if column in table.right else "left", no_wrap=True)
+    for row in rows[1:]:
+        drawn.add_row(*(Text(cell) for cell in row))
+    return drawn
+
+
+def plain_table(table: Table, width: int | None = None) -> list[str]:
+    """The table as text, no wider than `width`; None leaves every cell whole."""
+    return ["".join(row).rstrip() for row in _cells(table, width)]
+
+
+def _cells(table: Table, width: int | None) -> list[list[str]]:
+    """The head and the rows, every cell as wide as its column, with what is between columns. The widest of the columns
+    that may be cut is, until the lines fit; where that is not enough, the last columns are left out."""
+    rows = [list(table.head), *(list(row) for row in table.rows)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(table.head))]
+    may = list(table.narrow) or [column for column in range(len(widths)) if column not in table.right]
+
+    def too_wide() -> bool:
+        return width is not None and table.indent + sum(widths) + len(_GAP) * (len(widths) - 1) >= width
+
+    while too_wide() and any(widths[column] > _NARROWEST for column in may):
+        widths[max(may, key=lambda column: widths[column])] -= 1
+    while too_wide() and len(widths) > 1:
+        widths.pop()
+    front = [" " * table.indent] + [_GAP] * (len(widths) - 1)
+    return [
+        [
+            front[column] + _fitted(cell, widths[column], right=column in table.right)
+            for column, cell in enumerate(row[: len(widths)])
+        ]
+        for row in rows
+    ]
+
+
+def _fitted(cell: str, width: int, *, right: bool) -> str:
+    cut = (cell if len(cell) <= width else cell[: width - 1] + "…").translate(_CONTROL)
+    return cut.rjust(width) if right else cut.ljust(width)
+
+
+def _console(stream: IO[str], width: int | None) -> Console | None:
+    try:
+        from rich.console import Console
+    except ImportError:
+        return None
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)

@@ -1,0 +1,106 @@
+"""`perfagent doctor`: a line for each check, and what to do about each that is not ok."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import os
+import platform
+import sys
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from perfagent import __version__
+from perfagent.agent_config import AgentConfig
+from perfagent.doctor import connection, machine, storage
+from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.doctor.probes import has_driver, probe
+from perfagent.errors import ConfigError
+from perfagent.variables import misspelt
+
+__all__ = ["command", "examine"]
+
+
+def command(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Check this machine and the connection: Python, torch, GPUs, attention kernels, allocator, settings, spool, server, key, "
+        "clock, disk. Ends with 1 where something is a problem, with 0 otherwise."
+    )
+    parser.add_argument("--server", metavar="URL", help="the server to check (default: PERFAGENT_SERVER, else this machine's)")
+    parser.add_argument("--json", action="store_true", help="machine-readable")
+    parser.set_defaults(run=_run)
+
+
+def _run(arguments: argparse.Namespace) -> int:
+    checks = []
+    for check in examine(arguments.server):
+        checks.append(check)
+        if not arguments.json:
+            print(_line(check), flush=True)
+    problems = sum(check.grade == "problem" for check in checks)
+    if arguments.json:
+        print(json.dumps({"ok": not problems, "checks": [dataclasses.asdict(check) for check in checks]}))
+    return 1 if problems else 0
+
+
+def examine(address: str | None = None) -> Iterator[Check]:
+    """All checks, in the order in which they are to be read; what takes long is begun together, first."""
+    try:
+        config: AgentConfig | ConfigError = AgentConfig.from_env(server=address)
+    except ConfigError as error:
+        config = error
+    with ThreadPoolExecutor() as pool:
+        of_torch, of_nvml = pool.submit(probe, "torch"), pool.submit(probe, "nvml")
+        asked = pool.submit(connection.look, config.server, config.api_key) if isinstance(config, AgentConfig) else None
+        yield machine.python(sys.version_info[:3], sys.executable, sys.platform)
+        torch = of_torch.result()
+        yield machine.torch_build(torch, has_driver())
+        yield machine.gpus(of_nvml.result())
+        yield machine.attention(torch)
+        yield machine.allocator(platform.libc_ver(), os.environ)
+        yield _settings(config)
+        if isinstance(config, ConfigError) or asked is None:
+            return
+        root = config.state_dir / "spool"
+        yield storage.spool(root, _tried(lambda: storage.left_in(root)), config.server)
+        found = asked.result()
+        yield connection.server(config.server, found, __version__)
+        yield connection.key(config.api_key is not None, found)
+        yield connection.clock(found)
+        for name, folder in (("disk of spool", root), ("disk of server", _data_folder())):
+            yield storage.disk(name, folder, storage.free_bytes(folder))
+
+
+def _settings(config: AgentConfig | ConfigError) -> Check:
+    if isinstance(config, ConfigError):
+        return problem("settings", str(config), "mend that variable or option; docs/configuration.md has all of them")
+    wrong = misspelt(os.environ)
+    if wrong:
+        return warning("settings", "; ".join(wrong), "rename the variable, or unset it")
+    if config.disabled:
+        return warning("settings", "PERFAGENT_DISABLED is set: nothing is recorded", "unset it to record")
+    given = sorted(name for name in os.environ if name.startswith("PERFAGENT_"))
+    return ok("settings", ", ".join(given) if given else "defaults")
+
+
+def _tried(count: Callable[[], list[storage.Left]]) -> list[storage.Left] | OSError:
+    try:
+        return count()
+    except OSError as error:
+        return error
+
+
+def _data_folder() -> Path:
+    """Where `perfagent up` keeps its data by default."""
+    folder = Path(os.environ.get("PERFAGENT_DATA") or Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent")
+    try:
+        return folder.expanduser()
+    except RuntimeError:  # somebody without a home
+        return folder
+
+
+def _line(check: Check) -> str:
+    line = f"{check.grade:<8} {check.name:<15} {check.found}"
+    return f"{line}\n{'':<8} {'':<15} -> {check.next_step}" if check.next_step else line

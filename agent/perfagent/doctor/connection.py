@@ -1,0 +1,122 @@
+"""The server, the key and the clock: what one look at the server says, judged without asking it itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
+
+from perfagent.doctor.checks import Check, ok, problem, warning
+
+__all__ = ["Look", "clock", "key", "look", "server"]
+
+TIMEOUT_S = 3.0
+CLOCK_S, CLOCK_FAR_S = 5.0, 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class Look:
+    """What two requests to a server found. error: why it did not answer; status: of /openapi.json; version: of a perfagent
+    server; who, may: of the key; session_status: of the question who we are; date: of its answer, Unix seconds; asked: the middle
+    of that request by our own clock."""
+
+    error: str = ""
+    status: int = 0
+    version: str | None = None
+    session_status: int = 0
+    who: str = ""
+    may: tuple[str, ...] = ()
+    date: float | None = None
+    asked: float = 0.0
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+
+def look(address: str, api_key: str | None) -> Look:
+    """Asks the server; takes a few seconds at most, and raises nothing."""
+    import time
+
+    import httpx
+
+    local = any(host in address for host in ("//127.", "//localhost", "//[::1]"))
+    headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=not local) as client:
+            document = client.get(f"{address}/openapi.json")
+            before = time.time()
+            session = client.get(f"{address}/api/v1/session", headers=headers)
+            asked = (before + time.time()) / 2
+    except (httpx.HTTPError, httpx.InvalidURL) as error:
+        return Look(error=" ".join(f"{type(error).__name__}: {error}".split())[:200])
+    version = None
+    if document.status_code == 200:
+        try:
+            described = document.json()
+            version = str(described["info"]["version"]) if "/api/v1/ingest" in described["paths"] else None
+        except (ValueError, KeyError, TypeError):
+            pass
+    who = ""
+    may: tuple[str, ...] = ()
+    if session.status_code == 200:
+        try:
+            answer = session.json()
+            who, may = str(answer["who"]), tuple(map(str, answer["may"]))
+        except (ValueError, KeyError, TypeError):
+            pass
+    return Look(
+        status=document.status_code, version=version, session_status=session.status_code, who=who, may=may,
+        date=_date(session.headers.get("date")), asked=asked,
+    )  # fmt: skip
+
+
+def server(address: str, found: Look, ours: str) -> Check:
+    """ours: the version of this package."""
+    if found.error:
+        step = "start one here: perfagent up. Elsewhere: set PERFAGENT_SERVER to its address, and look at firewall and proxy"
+        return problem("server", f"{address} does not answer ({found.error})", step)
+    if found.version is None:
+        step = "set PERFAGENT_SERVER to the address of a perfagent server"
+        return problem("server", f"what answers at {address} is no perfagent server (status {found.status})", step)
+    if found.version.split(".")[:2] != ours.split(".")[:2]:
+        step = "install the same version on both sides, the server first"
+        return warning("server", f"{address} answers, version {found.version}; here it is {ours}", step)
+    return ok("server", f"{address} answers, version {found.version}")
+
+
+def key(given: bool, found: Look) -> Check:
+    """given: whether this environment has a key."""
+    make = "`perfagent keys create ingest` on the server's machine makes one; set PERFAGENT_API_KEY to it"
+    if found.error or found.version is None:
+        return warning("key", f"{'set' if given else 'not set'}, and not tried: no server answers", "see the line of the server")
+    if found.session_status == 429:
+        return warning("key", "the server refused too many wrong keys from this address", "wait a minute and try again")
+    if found.session_status != 200:
+        return problem("key", f"PERFAGENT_API_KEY is unknown here, revoked or expired (status {found.session_status})", make)
+    may = f"may {' and '.join(found.may)}" if found.may else "may nothing"
+    if "ingest" not in found.may:
+        if given:
+            return problem("key", f"{found.who}: {may}, but not send", make)
+        return problem("key", "not set, and this server asks for one", make)
+    if not given:
+        return ok("key", f"not set, and not needed: anyone {may}")
+    return ok("key", f"valid: {found.who}, {may}")
+
+
+def clock(found: Look) -> Check:
+    """By the Date of the server's answer, which has whole seconds."""
+    if found.date is None:
+        return warning("clock", "not compared: no server answers", "see the line of the server")
+    ahead = found.asked - (found.date + 0.5)
+    text = f"{abs(ahead):.0f} s {'ahead of' if ahead > 0 else 'behind'} the server's"
+    step = "set both clocks by NTP (timedatectl set-ntp true): charts over time and rules that wait are off by as much"
+    if abs(ahead) > CLOCK_FAR_S:
+        return problem("clock", text, step)
+    if abs(ahead) > CLOCK_S:
+        return warning("clock", text, step)
+    return ok("clock", "agrees with the server's within 5 s")
+
+
+def _date(header: str | None) -> float | None:
+    try:
+        return parsedate_to_datetime(header).timestamp() if header else None
+    except (ValueError, OverflowError):
+        return None

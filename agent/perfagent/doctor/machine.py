@@ -1,0 +1,89 @@
+"""Python, torch, the GPUs, attention kernels and the allocator: what each of them says, judged without looking itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from perfagent.doctor.checks import Check, ok, problem, warning
+
+__all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
+
+OLDEST_PYTHON, FIRST_UNKNOWN_PYTHON = (3, 11), (3, 14)
+_INSTALL = "install torch into this environment: pip install torch (https://pytorch.org/get-started picks the build for a GPU)"
+_ALLOCATORS = ("jemalloc", "tcmalloc", "mimalloc", "hoard", "snmalloc")
+
+
+def python(version: Sequence[int], executable: str, platform: str) -> Check:
+    """version: the first three numbers of sys.version_info; platform: sys.platform."""
+    text = f"{'.'.join(map(str, version[:3]))}, {executable}"
+    if tuple(version[:2]) < OLDEST_PYTHON:
+        return problem("Python", text, "perfagent needs Python 3.11 or later: make a virtual environment with one")
+    if tuple(version[:2]) >= FIRST_UNKNOWN_PYTHON:
+        return warning("Python", text, "perfagent was tested with Python 3.11 to 3.13: use one of these if something fails")
+    if platform not in ("linux", "darwin"):
+        return problem("Python", f"{text} on {platform}", "perfagent runs on Linux and macOS; on Windows use WSL 2")
+    return ok("Python", text)
+
+
+def torch_build(found: Mapping[str, Any], driver: bool) -> Check:
+    """found: what the probe of torch said, {"error": ...} where it failed. driver: whether a driver of NVIDIA's is here."""
+    if found.get("missing"):
+        return warning("torch", "not installed here", f"metrics by log() work without it; to watch a training {_INSTALL}")
+    if "error" in found:
+        return problem("torch", f"cannot be imported: {found['error']}", "run `python -c 'import torch'` and mend what it says")
+    version, cuda = found["version"], found.get("cuda")
+    if cuda is None:
+        if driver:
+            return problem("torch", f"{version}, built for CPU, and this machine has an NVIDIA driver", _INSTALL)
+        return ok("torch", f"{version}, built for CPU")
+    if not found.get("available"):
+        step = "look at the driver with nvidia-smi; it must be as new as this build's CUDA, and CUDA_VISIBLE_DEVICES not empty"
+        return problem("torch", f"{version}, built for CUDA {cuda}, and it sees no GPU", step)
+    return ok("torch", f"{version}, built for CUDA {cuda}; sees {', '.join(found['devices'])}")
+
+
+def gpus(found: Mapping[str, Any]) -> Check:
+    """found: what the probe of NVML said, "reason" where there is none."""
+    if "devices" in found:
+        devices = ", ".join(found["devices"]) or "no devices"
+        return ok("GPU", f"{devices}; driver {found.get('driver', 'unknown')}")
+    reason = found.get("reason", "NVML gave no answer")
+    if reason == "no NVIDIA driver on this machine":
+        return ok("GPU", f"{reason}: no GPU metrics")
+    if "nvidia-ml-py" in reason:
+        return warning("GPU", reason, "GPU metrics need it: pip install nvidia-ml-py")
+    if "not available" in reason:
+        return warning("GPU", reason, "the training's own metrics work; utilization, power and temperature are missing")
+    return problem("GPU", reason, "run nvidia-smi: a driver that was upgraded needs a reboot, a GPU that was lost a reset")
+
+
+def attention(found: Mapping[str, Any]) -> Check:
+    """found: as of `torch_build`, with "kernels": name -> whether scaled_dot_product_attention can use it here."""
+    kernels = found.get("kernels")
+    if kernels is None:
+        return warning("attention", "not known without torch", "see the line of torch")
+    there = [name for name, works in kernels.items() if works]
+    text = f"kernels: {', '.join(there) or 'none'}"
+    if "flash" in there or "efficient" in there or "cudnn" in there:
+        return ok("attention", text)
+    step = "math alone is slow for long sequences: see torch.backends.cuda.enable_flash_sdp and enable_mem_efficient_sdp"
+    return warning("attention", text, step)
+
+
+def allocator(libc: tuple[str, str], environ: Mapping[str, str]) -> Check:
+    """libc: name and version. What a process that perfagent attaches to will have, by what can be seen from outside of it."""
+    name = " ".join(part for part in libc if part) or "an unknown C library"
+    preloaded = [kind for kind in _ALLOCATORS if kind in environ.get("LD_PRELOAD", "")]
+    if preloaded:
+        return ok("allocator", f"{preloaded[0]} by LD_PRELOAD, over {name}")
+    own = sorted(variable for variable in environ if variable.startswith("MALLOC_"))
+    own += ["GLIBC_TUNABLES"] if "glibc.malloc" in environ.get("GLIBC_TUNABLES", "") else []
+    if own:
+        return ok("allocator", f"{name}, set by {', '.join(own)}: left as it is")
+    if environ.get("PERFAGENT_MALLOC", "").strip().lower() in ("0", "false", "no", "off"):
+        step = "a CPU step may take page faults for memory that it just gave back: unset PERFAGENT_MALLOC unless you measured"
+        return warning("allocator", f"{name}, not tuned: PERFAGENT_MALLOC is off", step)
+    if libc[0] != "glibc":
+        return ok("allocator", f"{name}: left as it is")
+    return ok("allocator", f"{name}; attach() keeps it from giving memory back between steps")

@@ -1,0 +1,101 @@
+"""Looks at what may hang or crash, torch and the GPU's driver: each in a process of its own that is ended when it takes too long.
+
+    python -m perfagent.doctor.probes torch|nvml        prints what it found as JSON
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+__all__ = ["probe"]
+
+WITHIN_S = {"torch": 60.0, "nvml": 10.0}
+_DRIVERS = ("/dev/nvidiactl", "/proc/driver/nvidia/version")
+
+
+def probe(what: str, within_s: float | None = None) -> dict[str, Any]:
+    """What the look found; {"error": why, "reason": why} where it failed or took too long."""
+    limit = WITHIN_S[what] if within_s is None else within_s
+    command = [sys.executable, "-m", "perfagent.doctor.probes", what]
+    environment = os.environ | {"PERFAGENT_DISABLED": "1"}
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=limit, check=False, env=environment
+        )
+    except subprocess.TimeoutExpired:
+        return _failed(f"gave no answer within {limit:g} s")
+    except OSError as error:
+        return _failed(str(error))
+    try:
+        return dict(json.loads(done.stdout.splitlines()[-1]))
+    except (ValueError, IndexError):
+        last = done.stderr.strip().splitlines()[-1:] or [f"it ended with {done.returncode}"]
+        return _failed(last[0][:300])
+
+
+def _failed(why: str) -> dict[str, Any]:
+    return {"error": why, "reason": why}
+
+
+def _of_torch() -> dict[str, Any]:
+    if importlib.util.find_spec("torch") is None:
+        return {"missing": True}
+    import torch
+
+    available = torch.cuda.is_available()
+    devices = [torch.cuda.get_device_name(number) for number in range(torch.cuda.device_count())] if available else []
+    return {
+        "version": torch.__version__, "cuda": torch.version.cuda or torch.version.hip, "available": available,
+        "devices": devices, "kernels": _kernels("cuda" if available else "cpu"),
+    }  # fmt: skip
+
+
+def _kernels(device: str) -> dict[str, bool]:
+    """Which kernels of scaled_dot_product_attention work: each is asked for alone, on a small causal case."""
+    import warnings
+
+    import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+    from torch.nn.functional import scaled_dot_product_attention
+
+    query = torch.ones(1, 2, 16, 64, device=device, dtype=torch.float16 if device == "cuda" else torch.float32)
+    names = {"flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION", "cudnn": "CUDNN_ATTENTION", "math": "MATH"}
+    found = {}
+    for name, backend in names.items():
+        try:
+            with warnings.catch_warnings(), sdpa_kernel([getattr(SDPBackend, backend)]):
+                warnings.simplefilter("ignore")
+                scaled_dot_product_attention(query, query, query, is_causal=True)
+            found[name] = True
+        except (RuntimeError, AttributeError):
+            found[name] = False
+    return found
+
+
+def _of_nvml() -> dict[str, Any]:
+    from perfagent.samplers.gpu.nvml import load
+
+    library, why = load()
+    if library is None:
+        return {"reason": why}
+    count = library.nvmlDeviceGetCount()
+    devices = [_text(library.nvmlDeviceGetName(library.nvmlDeviceGetHandleByIndex(number))) for number in range(count)]
+    return {"devices": devices, "driver": _text(library.nvmlSystemGetDriverVersion())}
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def has_driver() -> bool:
+    """Whether files of NVIDIA's driver are to be seen."""
+    return any(os.path.exists(name) for name in _DRIVERS)  # noqa: PTH110 - Path.exists raises where it may not look
+
+
+if __name__ == "__main__":
+    sys.stdout.write(json.dumps(_of_torch() if sys.argv[1] == "torch" else _of_nvml()) + "\n")

@@ -1,0 +1,84 @@
+"""What the readers of host and processes need from the system, and which implementation this system has.
+
+/proc where there is one (proc_counters.py), psutil elsewhere, as on macOS (psutil_counters.py). A counter that the system does
+not have is None.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+__all__ = ["CpuTime", "Disks", "HostCounters", "Links", "Memory", "ProcessCounters", "WorkerCounters", "of_system"]
+
+
+class CpuTime(NamedTuple):
+    """Time of all processors since the start of the system, in one unit. waiting: for disks, while idle."""
+
+    idle: float
+    waiting: float | None
+    total: float
+
+
+class Memory(NamedTuple):
+    """Bytes."""
+
+    total: int
+    available: int
+
+
+class Disks(NamedTuple):
+    """Bytes since the start of the system, and for each disk the milliseconds in which it was busy."""
+
+    read: int
+    written: int
+    busy_ms: list[int] | None
+
+
+class Links(NamedTuple):
+    """Bytes through the network since the start of the system."""
+
+    received: int
+    sent: int
+
+
+class HostCounters(Protocol):
+    def cpu(self) -> CpuTime | None: ...
+    def memory(self) -> Memory | None: ...
+    def disks(self) -> Disks | None: ...
+    def links(self) -> Links | None: ...
+    def close(self) -> None: ...
+
+
+class ProcessCounters(Protocol):
+    """Of this process."""
+
+    def rss(self) -> int | None: ...
+    def threads(self) -> int | None: ...
+
+    def disk(self) -> tuple[int, int] | None:
+        """Bytes that it really read from disks and wrote there; hits in the page cache do not count."""
+
+    def close(self) -> None: ...
+
+
+class WorkerCounters(Protocol):
+    """Of processes that this one started."""
+
+    def of(self, pid: int) -> tuple[float, int] | None:
+        """CPU seconds and resident bytes; None for a process that has ended."""
+
+    def keep(self, pids: set[int]) -> None:
+        """Forgets every process but these."""
+
+    def close(self) -> None: ...
+
+
+def of_system(proc: Path = Path("/proc")) -> tuple[HostCounters, ProcessCounters, WorkerCounters]:
+    if (proc / "stat").exists():
+        from perfagent.samplers.proc_counters import ProcHost, ProcProcess, ProcWorkers
+
+        return ProcHost(proc), ProcProcess(proc / "self"), ProcWorkers(proc)
+    from perfagent.samplers.psutil_counters import PsutilHost, PsutilProcess, PsutilWorkers
+
+    return PsutilHost(), PsutilProcess(), PsutilWorkers()

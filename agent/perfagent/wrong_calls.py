@@ -1,0 +1,94 @@
+"""What a script gets for a call of ours that cannot work: an error of one sentence and a traceback that ends at its own line.
+
+Scripts come from other trackers: for the names of their options and functions the error says what perfagent has instead.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from types import FunctionType
+from typing import ParamSpec, TypeVar, cast
+
+from perfagent.errors import ConfigError
+
+__all__ = ["FUNCTIONS", "OPTIONS", "checked"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NOT_NEEDED = "nothing: leave it out"
+OPTIONS = {
+    "mode": 'record=FOLDER for mode="offline" (`perfagent sync FOLDER` sends it later); PERFAGENT_DISABLED=1 for mode="disabled"',
+    "entity": "projects, and no teams above them: leave it out",
+    "job_type": "group= or tags=",
+    "dir": "record=FOLDER, which records instead of sending",
+    "id": "run_id=",
+    "resume": "run_id=: the same id again goes on with that run",
+    "resume_from": "run_id= and start_step=",
+    "fork_from": "run_id= and start_step=",
+    "reinit": "this always: a second call with another name or project ends the first run and begins one",
+    "sync_tensorboard": "tensorboard=FOLDER, which writes event files",
+    "config_exclude_keys": "no filter of names: leave those keys out of config=",
+    "config_include_keys": "no filter of names: pass those keys as config=",
+    "experiment_name": "name=",
+    "run_name": "name=",
+    "project_name": "project=",
+    "description": "notes=",
+    "anonymous": _NOT_NEEDED,
+    "allow_val_change": _NOT_NEEDED,
+    "force": _NOT_NEEDED,
+    "magic": _NOT_NEEDED,
+    "monitor_gym": _NOT_NEEDED,
+    "save_code": "the git commit of the script, recorded always: leave it out",
+    "settings": "settings as arguments and PERFAGENT_ variables (docs/configuration.md)",
+}
+"""Options of `init` in other trackers, and what perfagent has instead."""
+
+FUNCTIONS = {
+    "watch": "attach(model): gradients, losses and phases without a call of log",
+    "unwatch": "finish()",
+    "summary": 'log(): the newest value of each name is what the run shows; perfagent.log({"best": value})',
+    "define_metric": "log(..., step=n)",
+    "login": "PERFAGENT_API_KEY in the environment",
+    "save": "Checkpoint, for checkpoints; other files are not uploaded",
+    "Settings": OPTIONS["settings"],
+    "Image": "numbers only: log() takes no images",
+    "Table": "numbers only: log() takes no tables",
+    "Histogram": "numbers only: log() takes no histograms",
+    "Artifact": "no artifacts: keep files where they are, and their paths in config=",
+    "Video": "numbers only: log() takes no video",
+    "Html": "numbers only: log() takes no HTML",
+    "sweep": "tune(), find_batch_size() and find_num_workers(), which search for speed",
+    "agent": "tune(), find_batch_size() and find_num_workers(), which search for speed",
+    "Api": "perfagent_client.Client, which reads runs",
+}
+"""Functions and classes of other trackers, and what perfagent has instead."""
+
+
+def checked(function: Callable[P, R]) -> Callable[P, R]:
+    """Around a documented function: an argument that it does not have is named with what there is instead, and its own
+    ConfigError comes without the frames of ours in which it was found."""
+    code = cast(FunctionType, function).__code__
+    name, takes = code.co_name, code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        strangers = [given for given in kwargs if given not in takes]
+        if strangers:
+            raise TypeError(f"{name}() has no argument {strangers[0]!r}{_instead(strangers[0], takes)}")
+        try:
+            return function(*args, **kwargs)
+        except ConfigError as error:
+            raise error.with_traceback(None) from None
+
+    return call
+
+
+def _instead(given: str, takes: tuple[str, ...]) -> str:
+    if given in OPTIONS:
+        return f"; perfagent has {OPTIONS[given]}"
+    import difflib  # not with the training: few calls are wrong
+
+    near = difflib.get_close_matches(given, takes, 1)
+    return f"; did you mean {near[0]}=?" if near else f"; it takes {', '.join(takes)}"

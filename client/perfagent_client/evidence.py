@@ -1,0 +1,143 @@
+"""What a finding rests on, in lines that a person reads: the batch with its fingerprint and range, tensors that are not
+finite, memory by what it is for, the figures before. Pure. Evidence is of an agent or server of any version: what is
+not of the expected kind is written as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from perfagent.wire import Finding, from_json
+from perfagent_client.units import quantity
+
+__all__ = ["evidence_lines", "traceback_lines"]
+
+_NEWEST = 5
+"""Of the values before."""
+_SUFFIXES = {"_s": "s", "_bytes": "B", "_pct": "%"}
+_BYTES = ("categories", "allocator")
+"""Tables whose values are bytes, without saying so in their names."""
+_ELSEWHERE = (
+    "traceback", "message", "history", "last_steps", "explains", "causes", "reason", "state", "number", "remedies", "where",
+)  # fmt: skip
+"""In the message or the advice already, or too long for a line."""
+_SPELLED = ("NaN", "Infinity", "-Infinity")
+
+
+def evidence_lines(finding: Finding, *, everything: bool = False) -> list[str]:
+    """A line each, the cause that an agent found first. everything: also the batch of a later step."""
+    said = f"{finding.message} {finding.fix}"
+    lines: list[str] = []
+    causes = finding.evidence.get("causes")
+    for cause in causes if isinstance(causes, list) else []:
+        if isinstance(cause, Mapping):
+            several = len(causes) > 1 if isinstance(causes, list) else False
+            front = f"rank {cause.get('rank')}: " if several else ""
+            lines += [front + line for line in _of_cause(cause, everything=everything)]
+    seen = {"step"} if finding.since_step is not None else set()
+    lines += list(_plain_lines(finding.evidence, leave=seen))
+    return [line for line in lines if line.partition(": ")[2] not in said or len(line) < 4]
+
+
+def traceback_lines(finding: Finding, most: int | None) -> list[str]:
+    """The end of a traceback says most."""
+    text = finding.evidence.get("traceback")
+    lines = text.splitlines() if isinstance(text, str) else []
+    return lines if most is None else lines[-most:]
+
+
+def _of_cause(cause: Mapping[str, Any], *, everything: bool) -> Iterator[str]:
+    own = {"batch", "later_batch", "gradients", "parameters_before", "parameters_after", "first_module", "operator"}
+    for name in ("batch", "later_batch") if everything else ("batch",):
+        if isinstance(cause.get(name), Mapping):
+            yield from _batch(cause[name], "batch" if name == "batch" else "later batch")
+    for name, what in (
+        ("gradients", "gradients"),
+        ("parameters_before", "parameters before"),
+        ("parameters_after", "parameters after"),
+    ):
+        if isinstance(cause.get(name), Mapping):
+            yield f"{what}: {_tensors(cause[name])}"
+    module = cause.get("first_module")
+    if isinstance(module, Mapping):
+        inputs = {True: ", its inputs are finite", False: ", its inputs are not finite"}.get(
+            module.get("inputs_finite", ""), ""
+        )
+        name = f"{module.get('module')} ({module.get('class')})"
+        yield f"first module with non-finite output in step {module.get('step')}: {name}{inputs}"
+    operator = cause.get("operator")
+    if isinstance(operator, Mapping):
+        yield f"operator: {_words(operator)}"
+    skipped = own | {"rank", "step", "loss", "grad_norm", "cause", "batch_tensor", "batch_step", "lr"}
+    yield from _plain_lines(cause, leave=skipped)
+
+
+def _batch(batch: Mapping[str, Any], what: str) -> Iterator[str]:
+    """The batch, and a line for each of its tensors."""
+    origin = f", {batch['from']}" if batch.get("from") else ""
+    yield f"{what} of step {batch.get('step')}: fingerprint {batch.get('hash')}{origin}"
+    tensors = batch.get("tensors")
+    known = [tensor for tensor in tensors if isinstance(tensor, Mapping)] if isinstance(tensors, list) else []
+    for tensor in sorted(known, key=lambda tensor: not tensor.get("nonfinite")):  # the damaged ones first
+        kind = f"{tensor.get('dtype')}{tensor.get('shape')}"
+        facts = [f"{tensor['nonfinite']:,} non-finite"] if isinstance(tensor.get("nonfinite"), int) else []
+        if "min" in tensor and "max" in tensor:
+            facts.append(f"range {_value('', tensor['min'])} to {_value('', tensor['max'])}")
+        yield f"  {tensor.get('name')} {kind}: {', '.join([*facts, 'fingerprint ' + str(tensor.get('hash'))])}"
+
+
+def _tensors(found: Mapping[str, Any]) -> str:
+    count, bad, first = found.get("of"), found.get("nonfinite"), found.get("first")
+    names = (
+        [str(one["name"]) for one in first if isinstance(one, Mapping) and "name" in one]
+        if isinstance(first, list)
+        else []
+    )
+    more = f": {', '.join(names[:3])}{' ...' if len(names) > 3 else ''}" if names else ""
+    return f"{bad} of {count} tensors are not finite{more}"
+
+
+def _plain_lines(evidence: Mapping[str, Any], leave: set[str]) -> Iterator[str]:
+    for name, value in evidence.items():
+        if name in _ELSEWHERE or name in leave or value is None or value in ({}, [], ""):
+            continue
+        words = _value(name, value)
+        if words:
+            yield f"{_label(name)}: {words}"
+
+
+def _label(name: str) -> str:
+    for suffix in _SUFFIXES:
+        name = name.removesuffix(suffix)
+    return name.replace("_", " ")
+
+
+def _words(table: Mapping[str, Any], unit_of: str = "") -> str:
+    return ", ".join(
+        f"{_label(str(name))} {_value(unit_of or str(name), value)}"
+        for name, value in table.items()
+        if value is not None
+    )
+
+
+def _value(name: str, value: Any) -> str:
+    if isinstance(value, bool) or value is None:
+        return {True: "yes", False: "no", None: "-"}[value]
+    if isinstance(value, (int, float)) or value in _SPELLED:
+        unit = next((unit for suffix, unit in _SUFFIXES.items() if name.endswith(suffix)), "")
+        return f"{value:,}" if isinstance(value, int) and not unit else quantity(from_json(value), unit)
+    if isinstance(value, Mapping):
+        suffix = "_bytes" if name in _BYTES else next((suffix for suffix in _SUFFIXES if name.endswith(suffix)), "")
+        return _words(value, suffix)
+    if isinstance(value, list):
+        return _list(name, value)
+    return " ".join(str(value).split())
+
+
+def _list(name: str, values: list[Any]) -> str:
+    if any(isinstance(value, (Mapping, list)) for value in values):
+        return "; ".join(_value(name, value) for value in values[:3]) + (" ..." if len(values) > 3 else "")
+    figures = all(isinstance(value, (int, float)) or value in _SPELLED for value in values)
+    cut = "... " if figures and len(values) > _NEWEST else ""
+    shown = values[-_NEWEST:] if cut else values
+    return cut + (", " if figures else "; ").join(_value(name, value) for value in shown)

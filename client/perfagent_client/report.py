@@ -1,0 +1,467 @@
+"""One run as a page of text: sections of lines and tables, made to fit into so many lines. Pure: what the server
+answered goes in.
+
+Each section says how few of its lines it can do with. Where all of them together are too long, the least important
+gives way first and says how many lines `--all` adds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from perfagent.command_line.terminal_output import Line, Table
+from perfagent.wire import CATALOGUE, FAMILIES, Finding, Latest, Series, Timing, metric
+from perfagent_client.evidence import evidence_lines, traceback_lines
+from perfagent_client.models import RunDetails
+from perfagent_client.techniques import sentences
+from perfagent_client.units import duration, figure, quantity
+
+__all__ = ["Facts", "Section", "fitted", "flat", "sections", "severity_style"]
+
+Wrap = Callable[[str, int, int], list[str]]
+"""A text, the blanks in front of it, and those more in front of its further lines -> lines that fit."""
+
+_CELL = 36
+"""Of a grid of figures, two beside each other in 80 columns."""
+_BARS = "▁▂▃▄▅▆▇█"
+_STYLES = {"critical": "bold red", "warning": "yellow", "info": "cyan"}
+_TRACEBACK = 8
+_EVIDENCE = 12
+"""Lines, unless all is shown."""
+
+
+@dataclass(slots=True)
+class Facts:
+    """What the server answered about a run. losses: the series of its loss over the whole run; address: of its page."""
+
+    run: RunDetails
+    verdict: Finding
+    findings: Sequence[Finding]
+    latest: Mapping[str, Latest]
+    timing: Timing
+    losses: Series | None = None
+    address: str = ""
+
+
+@dataclass(slots=True)
+class Section:
+    """least: lines that stay when the page is too long. Of two, the one with the higher `gives_way` is cut first."""
+
+    title: str
+    parts: list[Line | Table] = field(default_factory=list)
+    least: int = 2
+    gives_way: int = 0
+
+    def __len__(self) -> int:
+        return sum(len(part) if isinstance(part, Table) else 1 for part in self.parts)
+
+
+def severity_style(severity: str) -> str:
+    return _STYLES.get(severity, "")
+
+
+def sections(facts: Facts, wrap: Wrap, *, everything: bool = False, bars: bool = True) -> list[Section]:
+    """The whole page. everything: per layer and raw as well. bars: whether the stream can write the blocks of a small
+    curve."""
+    found = [
+        _head(facts, wrap),
+        _verdict(facts, wrap, everything=everything),
+        _progress(facts, wrap, bars=bars),
+        _steps(facts),
+        _grid("GPU", _gpu(facts.latest), least=3, gives_way=4),
+        _grid("HOST AND PROCESS (newest)", _machine(facts.latest), least=3, gives_way=5),
+        _grid("GRADIENTS AND MEMORY OF THE MODEL (newest)", _model(facts.latest), least=2, gives_way=6),
+        _grid("LOGGED BY THE SCRIPT (newest)", _logged(facts.latest), least=2, gives_way=7),
+        _configuration(facts.run, wrap, everything=everything),
+    ]
+    if everything:
+        found += [_layers(facts.latest), _raw(facts.latest)]
+    return [section for section in found if section.parts]
+
+
+def fitted(page: list[Section], most: int) -> list[Section]:
+    """The page in at most so many lines, titles and the blanks between sections counted."""
+    over = sum(_height(section) for section in page) - most
+    for section in sorted(page, key=lambda section: -section.gives_way):
+        if over <= 0:
+            break
+        keep = max(min(section.least, len(section)), len(section) - over)
+        if keep < len(section):
+            over -= len(section) - keep
+            _cut(section, keep)
+    left = list(page)
+    while over > 0 and len(left) > 2:  # a terminal of few lines: head and verdict stay
+        section = max(left, key=lambda section: section.gives_way)
+        left.remove(section)
+        over -= _height(section)
+    for section in left[::-1]:
+        if over > 0 and len(section) > 1:
+            keep = max(1, len(section) - over)
+            over -= len(section) - keep
+            _cut(section, keep)
+    return left
+
+
+def flat(page: list[Section]) -> list[Line | Table]:
+    """What stands below each other: titles, and a blank line in front of each."""
+    parts: list[Line | Table] = []
+    for section in page:
+        parts += [Line(), Line(section.title, "bold")] if section.title else []
+        parts += section.parts
+    return parts
+
+
+def _height(section: Section) -> int:
+    return len(section) + (2 if section.title else 0)
+
+
+def _cut(section: Section, keep: int) -> None:
+    """Leaves `keep` lines, the last of which says how many are gone."""
+    gone = len(section) - (keep - 1)
+    left, kept = keep - 1, list[Line | Table]()
+    for whole in section.parts:
+        if left <= 0:
+            break
+        part = replace(whole, rows=whole.rows[: left - 1]) if isinstance(whole, Table) and len(whole) > left else whole
+        kept.append(part)
+        left -= len(part) if isinstance(part, Table) else 1
+    section.parts = [*kept, Line(f"  ... {gone} more line{'' if gone == 1 else 's'}: --all", "dim")]
+
+
+# --------------------------------------------------------------------------------------------------- run and verdict
+
+
+def _head(facts: Facts, wrap: Wrap) -> Section:
+    run = facts.run
+    started = run.started[:19].replace("T", " ")
+    took = _seconds_between(run.started, run.ended or run.updated)
+    how_long = f"{'took' if run.ended else 'for'} {duration(took)}"
+    state = f"{run.state}{': ' + run.reason if run.reason else ''}"
+    ranks = f", {run.world_size} ranks" if run.world_size > 1 else ""
+    attempts = f", attempt {run.attempts}" if run.attempts > 1 else ""
+    lines = [Line(f"{run.name}  ({run.project}, {run.run})", "bold")]
+    lines += [Line(text) for text in wrap(f"{state}, step {run.step:,}{ranks}{attempts}", 0, 2)[:3]]
+    lines += [Line(f"started {started} UTC{', ' + how_long if took else ''}{f', on {run.host}' if run.host else ''}")]
+    if facts.address:
+        lines.append(Line(facts.address, "blue"))
+    if run.notes:
+        lines += [Line(text) for text in wrap(run.notes, 0, 0)[:3]]
+    return Section("", list(lines), least=len(lines))
+
+
+def _seconds_between(first: str, last: str) -> float:
+    from datetime import datetime
+
+    try:
+        return max(0.0, (datetime.fromisoformat(last) - datetime.fromisoformat(first)).total_seconds())
+    except (ValueError, TypeError):
+        return 0.0
+
+
+def _verdict(facts: Facts, wrap: Wrap, *, everything: bool) -> Section:
+    """The verdict and what to do, the other findings by their sentences, and then what the verdict rests on."""
+    verdict, others = facts.verdict, [finding for finding in facts.findings if finding != facts.verdict]
+    section = Section("VERDICT", least=10, gives_way=1)
+    section.parts += _sentence(verdict, wrap)
+    if verdict.fix:
+        section.parts += [Line(text) for text in wrap(f"Fix: {verdict.fix}", 4, 2)]
+    for finding in others:
+        section.parts += _sentence(finding, wrap)
+        if everything and finding.fix:
+            section.parts += [Line(text) for text in wrap(f"Fix: {finding.fix}", 4, 2)]
+    said = {finding.message for finding in others}
+    section.parts += _grounds(verdict, wrap, everything=everything, leave=said)
+    for finding in others if everything else ():
+        section.parts += _grounds(finding, wrap, everything=True, leave=set())
+    return section
+
+
+def _sentence(finding: Finding, wrap: Wrap) -> list[Line]:
+    since = f" (since step {finding.since_step:,})" if finding.since_step is not None else ""
+    ranks = f" (ranks {', '.join(map(str, finding.ranks[:8]))})" if len(finding.ranks) > 1 else ""
+    style = "green" if finding.rule == "healthy" else severity_style(finding.severity)
+    text = f"[{finding.severity}] {finding.rule}: {finding.message}{since}{ranks}"
+    return [Line(folded, style) for folded in wrap(text, 0, 4)]
+
+
+def _grounds(finding: Finding, wrap: Wrap, *, everything: bool, leave: set[str]) -> list[Line]:
+    """The end of its traceback, and its evidence."""
+    lines = [Line(f"    | {text}", "dim") for text in traceback_lines(finding, None if everything else _TRACEBACK)]
+    shown = []
+    for text in evidence_lines(finding, everything=everything):
+        if not any(message in text for message in leave):
+            indent = 6 + len(text) - len(text.lstrip())
+            shown += [Line(folded, "dim") for folded in wrap(text.lstrip(), indent, 2)]
+    if shown and finding.rule != "healthy":
+        left = shown if everything or len(shown) <= _EVIDENCE else shown[: _EVIDENCE - 1]
+        lines += [Line(f"    Evidence of {finding.rule}:"), *left]
+        lines += [Line(f"      ... {len(shown) - len(left)} more lines: --all", "dim")] if left is not shown else []
+    return lines
+
+
+# ----------------------------------------------------------------------------------------------- progress and timing
+
+
+def _progress(facts: Facts, wrap: Wrap, *, bars: bool) -> Section:
+    section = Section("PROGRESS", least=3, gives_way=2)
+    losses, latest = facts.losses, facts.latest
+    if losses is not None and losses.step:
+        section.parts += [Line(text) for text in wrap(_loss_in_words(losses, latest), 2, 2)]
+        if bars and len(losses.step) > 1:
+            section.parts.append(Line(f"  {_curve(losses)}  steps {losses.step[0]:,} to {latest[losses.name].step:,}"))
+    shown = ("lr", "samples_per_s", "tokens_per_s", "mfu", "flops_per_s", "amp/scale", "amp/skipped")
+    rates = [
+        figure(name, latest[name].value)
+        if "/s" in metric(name).unit
+        else f"{metric(name).title} {figure(name, latest[name].value)}"
+        for name in shown
+        if name in latest
+    ]
+    if rates:
+        section.parts += [Line(text) for text in wrap(f"newest: {', '.join(rates)}", 2, 2)]
+    return section
+
+
+def _loss_in_words(losses: Series, latest: Mapping[str, Latest]) -> str:
+    newest = latest[losses.name]
+    text = f"{losses.name} {quantity(newest.value, '')} in step {newest.step:,} (newest)"
+    finite = [
+        (low, step, mean) for low, step, mean in zip(losses.min, losses.step, losses.mean, strict=True) if low == low
+    ]
+    if finite:
+        first, lowest = finite[0], min(finite)
+        start = f"in step {first[1]:,}" if losses.exact else f"the mean of the first {losses.bucket_steps:,} steps"
+        text += f", {quantity(first[2], '')} {start}, lowest {quantity(lowest[0], '')}"
+    bad = sum(losses.nonfinite)
+    return text + (f", {bad:,} value{'' if bad == 1 else 's'} not finite" if bad else "")
+
+
+def _curve(losses: Series) -> str:
+    """A block a bucket, by its mean; a cross where no value was finite."""
+    finite = [mean for mean in losses.mean if mean == mean and abs(mean) != float("inf")]
+    low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
+    span = (high - low) or 1.0
+    cells = []
+    for mean in losses.mean:
+        known = mean == mean and abs(mean) != float("inf")
+        cells.append(_BARS[round((mean - low) / span * (len(_BARS) - 1))] if known else "×")
+    return "".join(cells)
+
+
+def _steps(facts: Facts) -> Section:
+    """A line a phase, the longest first, each column named for what it is."""
+    timing, latest = facts.timing, facts.latest
+    section = Section("WHERE A STEP GOES", least=5, gives_way=3)
+    if not timing.series:
+        return section
+    whole = timing.series.get("step_time_s")
+    rows = []
+    for name, phase in sorted(timing.series.items(), key=lambda item: (item[0] != "step_time_s", -item[1].mean)):
+        share = phase.mean * phase.count / (whole.mean * whole.count) if whole and whole.mean and whole.count else 0.0
+        newest = duration(latest[name].value) if name in latest else ""
+        title = "whole step" if name == "step_time_s" else name.removeprefix("phase/").removesuffix("_s")
+        figures = (phase.p50, phase.mean, phase.p90, phase.p99)
+        rows.append((title, f"{100 * share:.1f} %" if whole else "", *(duration(value) for value in figures), newest))
+    head = (f"steps {timing.from_step:,} to {timing.to_step:,}", "share", "median", "mean", "p90", "p99", "newest")
+    section.parts.append(Table(head, rows, right=range(1, 7), indent=2))
+    if " a step" in facts.verdict.message:
+        section.parts.append(Line("  (the verdict's time a step: the median of the newest 32 steps)", "dim"))
+    return section
+
+
+# --------------------------------------------------------------------------------------------------- figures in a grid
+
+
+def _grid(title: str, cells: Sequence[tuple[str, str]], *, least: int, gives_way: int) -> Section:
+    """Two figures a line, where both fit."""
+    section = Section(title, least=least, gives_way=gives_way)
+    line = ""
+    for name, value in cells:
+        text = f"{name} {value}"
+        if line and len(text) <= _CELL:
+            section.parts.append(Line(f"  {line.ljust(_CELL)} {text}"))
+            line = ""
+            continue
+        if line:
+            section.parts.append(Line(f"  {line}"))
+        line = text if len(text) <= _CELL else ""
+        if not line:
+            section.parts.append(Line(f"  {text}"))
+    if line:
+        section.parts.append(Line(f"  {line}"))
+    return section
+
+
+def _cells(latest: Mapping[str, Latest], wanted: Iterable[str]) -> list[tuple[str, str]]:
+    """(title, value) of those that are there; `a/b` is written as "a of b", of memory and its size."""
+    cells = []
+    for name in wanted:
+        of = _WHOLES.get(name)
+        if name in latest:
+            value = figure(name, latest[name].value)
+            cells.append(
+                (metric(name).title, f"{value} of {figure(of, latest[of].value)}" if of and of in latest else value)
+            )
+    return cells
+
+
+_WHOLES = {
+    "gpu/memory_used_bytes": "gpu/memory_total_bytes", "gpu/power_w": "gpu/power_limit_w",
+    "host/memory_used_bytes": "host/memory_total_bytes",
+}  # fmt: skip
+_GPU = (
+    "gpu/utilization_pct", "gpu/memory_used_bytes", "gpu/power_w", "gpu/temperature_c", "cuda/allocated_bytes",
+    "cuda/peak_allocated_bytes", "cuda/reserved_bytes", "cuda/headroom_bytes", "cuda/fragmentation", "gpu/sm_active_pct",
+    "gpu/tensor_active_pct", "gpu/sm_clock_mhz",
+)  # fmt: skip
+_MACHINE = (
+    "host/cpu_pct", "host/cores", "process/cpu_pct", "host/load1", "host/memory_used_bytes", "process/rss_bytes",
+    "host/cpu_pressure_pct", "host/iowait_pct", "process/workers", "process/workers_cpu_pct", "disk/work_free_bytes",
+    "agent/overhead_pct",
+)  # fmt: skip
+_MODEL = (
+    "grad/norm", "update/ratio", "grad/zero_share", "grad/vanishing_share", "dead/share", "memory/parameters_bytes",
+    "memory/gradients_bytes", "memory/optimizer_state_bytes", "memory/activations_and_other_bytes",
+)  # fmt: skip
+_TROUBLE = (
+    "gpu/throttle_", "gpu/ecc_uncorrected", "gpu/xid", "gpu/remap", "gpu/other_processes", "cuda/alloc_retries", "cuda/ooms",
+    "host/oom_kills", "host/cpu_throttled_pct",
+    "host/memory_pressure_pct", "grad/nonfinite", "agent/dropped", "sync/calls_per_step",
+)  # fmt: skip
+"""Shown where they are not 0."""
+
+
+def _trouble(latest: Mapping[str, Latest], *groups: str) -> list[str]:
+    return [
+        name
+        for name in CATALOGUE
+        if name in latest and name.startswith(groups) and name.startswith(_TROUBLE) and latest[name].value
+    ]
+
+
+def _gpu(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
+    others = sorted({name.partition("/")[0] for name in latest if name.startswith("node_gpu")})
+    cells = _cells(latest, (*_GPU, *_trouble(latest, "gpu/", "cuda/", "sync/")))
+    for other in others:
+        busy, memory = latest.get(f"{other}/utilization_pct"), latest.get(f"{other}/memory_used_bytes")
+        facts = [figure("gpu/utilization_pct", busy.value)] if busy else []
+        facts += [figure("gpu/memory_used_bytes", memory.value)] if memory else []
+        cells.append((other, ", ".join(facts)))
+    return cells
+
+
+def _machine(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
+    return _cells(latest, (*_MACHINE, *_trouble(latest, "host/", "agent/")))
+
+
+def _model(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
+    """And of each family of layers the largest one, which is what a look at all of them is for."""
+    cells = _cells(latest, (*_MODEL, *_trouble(latest, "grad/")))
+    for family in ("grad_norm/", "update_ratio/", "module_share/"):
+        layers = {name: item.value for name, item in latest.items() if name.startswith(family)}
+        finite = {name: value for name, value in layers.items() if value == value}
+        if len(layers) > 1 and finite:
+            name = max(finite, key=lambda name: finite[name])
+            title, layer = FAMILIES[family].title.lower(), name.partition("/")[2]
+            cells.append((f"Largest {title}:", f"{figure(name, finite[name])} in {layer}, of {len(layers)} layers"))
+    return cells
+
+
+def _is_logged(name: str) -> bool:
+    return metric(name).meaning == "logged by the training script"
+
+
+def _logged(latest: Mapping[str, Latest]) -> list[tuple[str, str]]:
+    newest_first = sorted((name for name in latest if _is_logged(name)), key=lambda name: (-latest[name].step, name))
+    return [(name, f"{quantity(latest[name].value, '')} (step {latest[name].step:,})") for name in newest_first]
+
+
+# --------------------------------------------------------------------------------------------- configuration, and all
+
+
+def _configuration(run: RunDetails, wrap: Wrap, *, everything: bool) -> Section:
+    section = Section("CONFIGURATION", least=2, gives_way=8)
+    techniques = sentences(run.config)
+    config = {name: value for name, value in run.config.items() if name != "techniques"}
+    own = ", ".join(f"{name} {_short(value)}" for name, value in config.items() if not isinstance(value, dict))
+    lines = [f"of the script: {own}"] if own else []
+    lines += [
+        f"{name}: {_settings(value, everything=everything)}"
+        for name, value in config.items()
+        if isinstance(value, dict)
+    ]
+    lines += techniques
+    meta = run.meta
+    command, git = meta.get("command"), meta.get("git")
+    made = [f"torch {meta['torch']}"] if meta.get("torch") else []
+    made += [f"Python {meta['python']}"] if meta.get("python") else []
+    if isinstance(git, dict) and git.get("commit"):
+        made.append(f"commit {str(git['commit'])[:12]}{' with changes' if git.get('dirty') else ''}")
+    lines += [", ".join(made)] if made else []
+    lines += [f"command: {' '.join(map(str, command))}"] if isinstance(command, list) else []
+    for line in lines:
+        folded = wrap(line, 2, 2)
+        section.parts += [Line(text) for text in (folded if everything else folded[:2])]
+    return section
+
+
+_COMPARED = ("class", "parameters", "trainable_parameters", "lr", "betas", "momentum", "weight_decay", "fused")
+
+
+def _settings(table: Mapping[str, object], *, everything: bool) -> str:
+    """Of an optimizer's settings those that somebody compares; of other tables all that are no tables themselves."""
+    chosen = {
+        name: value
+        for name, value in table.items()
+        if everything or (value is not None and not isinstance(value, dict))
+    }
+    if "class" in table and not everything:
+        chosen = {name: value for name, value in chosen.items() if name in _COMPARED}
+    return ", ".join(
+        _short(value) if name == "class" else f"{name.replace('_', ' ')} {_short(value)}"
+        for name, value in chosen.items()
+    )
+
+
+def _short(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}" if abs(value) >= 10_000 else str(value)
+    return f"{value:.6g}" if isinstance(value, float) else " ".join(str(value).split())[:60]
+
+
+def _layers(latest: Mapping[str, Latest]) -> Section:
+    """A row a layer, a column a family."""
+    section = Section("LAYERS (newest)")
+    families = [family for family in FAMILIES if any(name.startswith(family) for name in latest)]
+    layers = list(
+        dict.fromkeys(name.partition("/")[2] for family in families for name in latest if name.startswith(family))
+    )
+    if layers:
+        rows = [
+            (
+                layer,
+                *(
+                    figure(family + layer, latest[family + layer].value) if family + layer in latest else ""
+                    for family in families
+                ),
+            )
+            for layer in sorted(layers, key=_natural)
+        ]
+        head = ("layer", *(FAMILIES[family].title.lower() for family in families))
+        section.parts.append(Table(head, rows, right=range(1, len(head)), indent=2))
+    return section
+
+
+def _natural(layer: str) -> list[tuple[bool, int, str]]:
+    return [(not part.isdecimal(), int(part) if part.isdecimal() else 0, part) for part in layer.split(".")]
+
+
+def _raw(latest: Mapping[str, Latest]) -> Section:
+    section = Section("RAW VALUES (newest)")
+    rows = [
+        (name, f"{item.value:.6g}", metric(name).unit, f"{item.step:,}", str(item.rank))
+        for name, item in sorted(latest.items())
+    ]
+    if rows:
+        section.parts.append(Table(("name", "value", "unit", "step", "rank"), rows, right=(1, 3, 4), indent=2))
+    return section

@@ -1,0 +1,116 @@
+"""Tables, lines and the progress bar: by rich on a terminal, as plain text without rich or without a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+
+import pytest
+from command_line import Screenful, python_in_terminal
+
+from perfagent.command_line.terminal_output import Screen, Table, plain_table
+
+TABLE = Table(("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,))
+
+PAGE = """
+from perfagent.command_line.terminal_output import *
+screen = Screen()
+screen.line("TITLE", "bold red")
+screen.table(Table(("RUN", "NAME", "STEP"), [("r1", "a name that is long", "7"), ("r2", "b", "12,000")], right=(2,), narrow=(1,)))
+with screen.progress("step", 40) as bar:
+    for done in range(41):
+        bar.move(done, "running")
+print("colour" if screen.console is not None and screen.console.color_system else "none")
+"""
+
+
+def page(*, rich: bool, columns: int = 80, **environment: str) -> Screenful:
+    code = PAGE if rich else f"import sys; sys.modules['rich'] = None\n{PAGE}"
+    return python_in_terminal(["-c", code], {**os.environ, **environment}, columns=columns)
+
+
+def test_a_pipe_gets_whole_lines_of_plain_text() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.line("TITLE", "bold red")
+    screen.table(TABLE)
+    assert screen.width is None and screen.console is None
+    assert stream.getvalue().splitlines() == [
+        "TITLE",
+        "RUN  NAME                   STEP",
+        "r1   a name that is long       7",
+        "r2   b                    12,000",
+    ]
+
+
+def test_what_a_training_logged_cannot_steer_the_terminal() -> None:
+    stream = io.StringIO()
+    screen = Screen(stream)
+    screen.line("a\x1b[2Jb\x9bc\td")
+    screen.table(Table(("\x1b]0;x\x07",), [("\x1b[31m",)]))
+    assert not {"\x1b", "\x9b", "\x07"} & set(stream.getvalue())
+    assert stream.getvalue().startswith("a\N{REPLACEMENT CHARACTER}[2Jb\N{REPLACEMENT CHARACTER}c\td\n")
+
+
+def test_a_pipe_gets_a_line_for_each_tenth_of_the_way() -> None:
+    stream = io.StringIO()
+    with Screen(stream).progress("step", 1000) as bar:
+        for done in range(0, 1501, 50):
+            bar.move(done, "running")
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "step 0/1,000  running" and lines[-1] == "step 1,000/1,000  running"
+    assert len(lines) == 11
+
+
+@pytest.mark.parametrize("width", [20, 25, 30])
+def test_a_table_is_no_wider_than_the_terminal_and_cuts_what_may_be_cut(width: int) -> None:
+    lines = plain_table(TABLE, width)
+    assert max(map(len, lines)) < width
+    assert all(line.startswith(("RUN", "r1", "r2")) for line in lines)
+    assert lines[1].rstrip().endswith("7") and "…" in lines[1], "the name is cut, the figures are whole"
+
+
+def test_columns_that_do_not_fit_at_all_are_left_out_from_the_right() -> None:
+    wide = Table(("RUN", "STATE", "STARTED"), [("a-long-id-of-a-run", "finished", "2026-11-24 22:21:07")], narrow=(1,))
+    assert plain_table(wide, 30) == ["RUN                 STATE", "a-long-id-of-a-run  finis…"]
+
+
+def test_rich_draws_the_same_words_in_colour_on_a_terminal() -> None:
+    drawn = page(rich=True)
+    assert drawn.code == 0, drawn.sent
+    assert "\x1b[1;31mTITLE" in drawn.sent
+    assert "r1   a name that is long       7" in drawn.text
+    assert "40/40" in drawn.text and drawn.text.rstrip().endswith("colour")
+    assert "━" in drawn.text, "the bar"
+
+
+def test_a_narrow_terminal_gets_a_narrow_table_from_rich_too() -> None:
+    drawn = page(rich=True, columns=25)
+    assert "r1   a name tha…       7" in drawn.text
+    table = [line for line in drawn.text.splitlines() if line.startswith(("RUN", "r1", "r2"))]
+    assert len(table) == 3 and max(map(len, table)) < 25
+
+
+def test_no_color_and_a_dumb_terminal_are_honoured() -> None:
+    assert "\x1b[1;31m" not in page(rich=True, NO_COLOR="1").sent
+    assert "\x1b" not in page(rich=True, TERM="dumb").sent
+
+
+def test_without_rich_a_terminal_gets_plain_text() -> None:
+    drawn = page(rich=False, columns=25)
+    assert drawn.code == 0, drawn.sent
+    assert "\x1b" not in drawn.sent
+    assert "TITLE" in drawn.text.splitlines()
+    assert "step 40/40  running" in drawn.text and drawn.text.rstrip().endswith("none")
+    table = [line for line in drawn.text.splitlines() if line.startswith(("RUN", "r1", "r2"))]
+    assert len(table) == 3 and max(map(len, table)) < 25
+
+
+def test_the_normal_start_loads_neither_rich_nor_argcomplete() -> None:
+    code = "import sys\nfrom perfagent.cli import main\ntry: main(['--help'])\nexcept SystemExit: pass\n" + (
+        "print([name for name in ('rich', 'argcomplete', 'difflib') if name in sys.modules], file=sys.stderr)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert done.stderr.strip() == "[]"

@@ -1,0 +1,193 @@
+"""glibc's thresholds: really raised where nobody has set them, left alone elsewhere, and the run says which of the two.
+
+Every case is a process of its own, all of them at the same time; a process answers several questions.
+"""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+import pytest
+from agent_recorded import Recording
+from builders import job_environment
+
+import perfagent
+from perfagent.agent_config import AgentConfig
+from perfagent.errors import ConfigError
+from perfagent.host_allocator import reason_against
+
+pytestmark = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="needs glibc")
+TUNED = "tuned: mmap threshold 32 MiB, trim threshold 64 MiB"
+
+MEASURE = """
+    import ctypes, json, os, resource, subprocess, sys
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype, libc.malloc.argtypes, libc.free.argtypes = ctypes.c_void_p, [ctypes.c_size_t], [ctypes.c_void_p]
+
+    def faults(size=14 * 2**20):
+        '''Of a step that takes and frees four blocks: 56 MiB, more than glibc keeps after blocks of this size.'''
+        for _ in range(3):
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            blocks = [libc.malloc(size) for _ in range(4)]
+            for block in blocks:
+                ctypes.memset(block, 1, size)
+            for block in blocks:
+                libc.free(block)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+    def childs_environment():
+        return subprocess.run(["env"], capture_output=True, text=True, check=True).stdout
+
+    told = {}
+"""
+INIT = """
+    import perfagent
+    told["before"], environment = faults(), childs_environment()
+    run = perfagent.init() if sys.argv[1] == "init" else perfagent.attach(tune_malloc=False)
+    told["after"], told["environment kept"] = faults(), childs_environment() == environment
+    run.finish()
+    perfagent.init(tune_malloc=sys.argv[1] != "init", record=os.environ["PERFAGENT_RECORD"] + "-second").finish()
+    told["second"] = faults()
+    print(json.dumps(told))
+"""
+TRAIN = """
+    import torch
+    import perfagent
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step():
+        model(torch.ones(4, 2)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    told["before"], environment = faults(), childs_environment()
+    if sys.argv[1]:
+        perfagent.attach(model, optimizer, tune_malloc=False)
+        perfagent.attach(model)  # as a library may do: it does not take the word back
+    step()
+    step()
+    told["after"], told["environment kept"] = faults(), childs_environment() == environment
+    print(json.dumps(told))
+"""
+OFF = "left alone: switched off"
+CASES: dict[str, tuple[str, dict[str, str], str]] = {
+    # name -> script and its argument (with `perfagent run` before it or not), environment, what the run says
+    "init": ("INIT init", {}, TUNED),
+    "argument": ("INIT attach", {}, OFF),
+    "variable": ("INIT init", {"PERFAGENT_MALLOC": "0"}, OFF),
+    "MALLOC_": ("INIT init", {"MALLOC_TRIM_THRESHOLD_": "131072"}, "left alone: MALLOC_TRIM_THRESHOLD_ is set"),
+    "tunables": ("INIT init", {"GLIBC_TUNABLES": "glibc.malloc.top_pad=4096"}, "left alone: GLIBC_TUNABLES sets glibc.malloc"),
+    "other allocator": ("INIT init", {"LD_PRELOAD": "other"}, "left alone: malloc is that of libother.so"),
+    "perfagent run": ("perfagent run TRAIN", {}, TUNED),
+    "perfagent run, left by the script": ("perfagent run TRAIN attach", {}, OFF),
+}
+OTHER = """
+#include <stddef.h>
+extern void *__libc_malloc(size_t), *__libc_calloc(size_t, size_t), *__libc_realloc(void *, size_t);
+extern void __libc_free(void *);
+void *malloc(size_t size) { return __libc_malloc(size); }
+void *calloc(size_t count, size_t size) { return __libc_calloc(count, size); }
+void *realloc(void *block, size_t size) { return __libc_realloc(block, size); }
+void free(void *block) { __libc_free(block); }
+"""
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What each case's process said, and under "malloc" what the run's configuration says."""
+    folder = tmp_path_factory.mktemp("malloc")
+    for name, script in (("INIT", INIT), ("TRAIN", TRAIN)):
+        (folder / f"{name}.py").write_text(textwrap.dedent(MEASURE) + textwrap.dedent(script), "utf-8")
+    started = {}
+    for number, (case, (words, variables, _)) in enumerate(CASES.items()):
+        if "LD_PRELOAD" in variables:
+            other = _other_allocator(folder)
+            if other is None:
+                continue
+            variables = {"LD_PRELOAD": str(other)}
+        launcher = ["-m", "perfagent", "run"] if words.startswith("perfagent run ") else []
+        script_name, _, argument = words.removeprefix("perfagent run ").partition(" ")
+        record = folder / f"record-{number}"
+        started[case] = record, subprocess.Popen(
+            [sys.executable, *launcher, str(folder / f"{script_name}.py"), argument],
+            env=job_environment(folder, PERFAGENT_RECORD=str(record), **variables),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    said = {}
+    for case, (record, process) in started.items():
+        out, error = process.communicate(timeout=120)
+        assert process.returncode == 0, f"{case}: {error[-2000:]}"
+        said[case] = json.loads(out) | {"malloc": _malloc(record)}
+    for case, number in (("init", 0), ("argument", 1)):
+        said[case]["second run"] = _malloc(folder / f"record-{number}-second")
+    return said
+
+
+def _other_allocator(folder: Path) -> Path | None:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        return None
+    (folder / "other.c").write_text(OTHER, "utf-8")
+    library = folder / "libother.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(folder / "other.c")], check=True, timeout=60)
+    return library
+
+
+def _malloc(record: Path) -> str | None:
+    """What the run's configuration says in the end."""
+    word: str | None = Recording(record).events("context")[-1]["config"].get("malloc")
+    return word
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_the_thresholds_are_raised_unless_somebody_has_set_the_allocator_or_said_no(answers, case):
+    if case not in answers:
+        pytest.skip("no C compiler")
+    said, expected = answers[case], CASES[case][2]
+    assert said["malloc"] == expected
+    assert said["environment kept"]
+    if expected == TUNED:
+        assert said["before"] > 2000, "nothing to win here: the case shows nothing"
+        assert said["after"] < 100
+    else:
+        assert said["after"] > 2000
+
+
+def test_they_stay_after_the_run_and_the_next_run_of_the_process_says_so(answers):
+    assert answers["init"]["second"] < 100
+    assert answers["init"]["second run"] == TUNED
+
+
+def test_a_later_run_may_raise_them_where_the_first_did_not(answers):
+    assert answers["argument"]["second"] < 100
+    assert answers["argument"]["second run"] == TUNED
+
+
+def test_every_variable_that_glibc_reads_stops_us_and_no_other_does():
+    manual = ("ARENA_MAX", "ARENA_TEST", "CHECK_", "MMAP_MAX_", "MMAP_THRESHOLD_", "PERTURB_", "TOP_PAD_", "TRIM_THRESHOLD_")
+    for name in manual:
+        assert reason_against(True, {f"MALLOC_{name}": "1"}) == f"MALLOC_{name} is set"
+    others = {"MALLOC_OF_MINE": "1", "GLIBC_TUNABLES": "glibc.rtld.nns=4:glibc.cpu.hwcaps=-AVX2", "LD_PRELOAD": "libother.so"}
+    assert reason_against(True, others) is None
+
+
+def test_tune_malloc_is_yes_or_no(monkeypatch):
+    assert AgentConfig.from_env().tune_malloc
+    monkeypatch.setenv("PERFAGENT_MALLOC", "off")
+    assert not AgentConfig.from_env().tune_malloc
+    assert AgentConfig.from_env(tune_malloc=True).tune_malloc
+    with pytest.raises(ConfigError, match="tune_malloc must be True or False"):
+        perfagent.attach(tune_malloc="no")
+    monkeypatch.setenv("PERFAGENT_MALLOC", "jemalloc")
+    with pytest.raises(ConfigError, match="PERFAGENT_MALLOC must be 1 or 0"):
+        AgentConfig.from_env()

@@ -1,0 +1,261 @@
+"""What a job's own console says: of calls that cannot be meant so, of a run that ends for another, of what went wrong."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+from agent_recorded import Recording
+from builders import free_port, job_environment
+
+import perfagent
+from perfagent import variables
+from perfagent.delivery.console_alarms import alarm
+from perfagent_server.settings import Settings
+
+
+def run(folder: Path, body: str, *words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    script = folder / "script.py"
+    script.write_text(textwrap.dedent(body))
+    given = {"PERFAGENT_RECORD": str(folder / "record"), "OMP_NUM_THREADS": "1"} | environment
+    command = [sys.executable, str(script), *words]
+    return subprocess.run(
+        command, cwd=folder, env=job_environment(folder, **given), capture_output=True, text=True, timeout=120, check=False
+    )
+
+
+def ours(done: subprocess.CompletedProcess[str]) -> list[str]:
+    return [line.removeprefix("perfagent: ") for line in done.stderr.splitlines() if line.startswith("perfagent: ")]
+
+
+# ---- misuse
+
+WRONG = """
+import perfagent
+first = perfagent.init("p", name="first")
+for _ in range(2):
+    perfagent.log("loss")
+    perfagent.log(0.5)
+    perfagent.log({1: 2})
+    perfagent.log({"x": 1}, step=-1)
+    perfagent.log({"x": 1}, step="three")
+    perfagent.log({"x": 1}, step=5)
+    perfagent.log({"x": 2}, step=3)
+    perfagent.log({"other": 2}, step=4)
+    perfagent.log({"n" * 300: 1})
+    with first.phase("bad/name here"):
+        pass
+    with first.phase("my-phase.2"):
+        pass
+    first.alert("x", level="bad")
+second = perfagent.init(name="second")
+for _ in range(2):
+    first.log({"x": 1})
+    first.alert("late")
+second.finish()
+third = perfagent.init(name="third")
+"""
+
+
+@pytest.fixture(scope="module")
+def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[subprocess.CompletedProcess[str], Path]:
+    folder = tmp_path_factory.mktemp("wrong")
+    return run(folder, WRONG, PERFAGENT_PROT="1", PERFAGENT_XYZZY="1", PERFAGENT_TEST_FOLDER="."), folder
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        r"there is no setting PERFAGENT_PROT; did you mean PERFAGENT_PORT\?",
+        r"there is no setting PERFAGENT_XYZZY; docs/configuration.md lists those that there are",
+        r"log\(\) takes a dict of names and numbers, not 'loss'; left out\. Write log\(\{'loss': value\}\)",
+        r"log\(\) takes a dict of names and numbers, not 0\.5; left out\.",
+        r"log\(\{1: value\}\): names are text, not int; it is stored as '1'",
+        r"log\(step=\.\.\.\) takes a whole number from 0 to 2\*\*53, not -1; left out\.",
+        r"log\(step=\.\.\.\) takes a whole number from 0 to 2\*\*53, not 'three'; left out\.",
+        r"log\(step=3\) came after log\(step=5\) of the same name; the value is stored at step 3\.",
+        r"the name 'n{40}'\.\.\. of log\(\) has 300 bytes, and 256 are allowed; it is cut there",
+        r"phase\('bad/name here'\): a phase's name has letters, .*; its time is recorded as phase/bad_name_here_s",
+        r"alert\(\) takes the level info, warning or critical, not 'bad'; it is a warning now",
+        r"a second attach\(\) or init\(\), .*, ends the run 'first' \(\w{12}\) here as finished and begins a new one",
+        r"log\(\) was called after the end of the run 'first' \(\w{12}\); left out\.",
+        r"alert\(\) was called after the end of the run 'first' \(\w{12}\); left out\.",
+    ],
+)
+def test_each_different_misuse_is_said_once(wrong: tuple[subprocess.CompletedProcess[str], Path], said: str) -> None:
+    done, _ = wrong
+    assert done.returncode == 0, done.stderr
+    assert len([line for line in ours(done) if re.match(said, line)]) == 1, done.stderr
+
+
+def test_nothing_else_is_said_of_them_and_what_could_be_stored_is(wrong: tuple[subprocess.CompletedProcess[str], Path]) -> None:
+    done, folder = wrong
+    assert len(ours(done)) == 14, done.stderr
+    recorded = Recording(folder / "record")
+    assert {step for step, _ in recorded.series("x")} >= {3, 5}
+    assert recorded.series("other")
+    assert {event["name"] for event in recorded.events("phase")} == {"bad_name_here", "my-phase.2"}
+
+
+def test_disabled_every_call_is_silent(tmp_path: Path) -> None:
+    body = "import perfagent\nperfagent.log({'x': 1})\n" + WRONG + "perfagent.finish()\nperfagent.log({'x': 1})\n"
+    done = run(tmp_path, body, PERFAGENT_DISABLED="1", PERFAGENT_PROT="1")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_every_variable_that_is_read_is_a_known_name() -> None:
+    assert {f"PERFAGENT_{name.upper()}" for name in Settings.__dataclass_fields__} <= variables.KNOWN
+    root = Path(perfagent.__file__).parents[2]
+    for package in ("agent", "server", "client", "dashboard"):
+        for path in (root / package).rglob("*.py"):
+            for name in re.findall(r"\"(PERFAGENT_[A-Z_]+)\"", path.read_text()):
+                assert name in variables.KNOWN or name in ("PERFAGENT_", "PERFAGENT_TEST_"), f"{name} of {path}"
+    assert variables.misspelt({"PERFAGENT_DISABELD": "1", "PATH": ""}) == [
+        "there is no setting PERFAGENT_DISABELD; did you mean PERFAGENT_DISABLED?"
+    ]
+
+
+# ---- calls of other trackers
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"mode": "offline"}, r"init\(\) has no argument 'mode'; perfagent has record=FOLDER for mode=\"offline\""),
+        ({"entity": "team"}, r"init\(\) has no argument 'entity'; perfagent has projects"),
+        ({"job_type": "train"}, r"init\(\) has no argument 'job_type'; perfagent has group= or tags="),
+        ({"nmae": "x"}, r"init\(\) has no argument 'nmae'; did you mean name=\?"),
+        ({"zzz": 1}, r"init\(\) has no argument 'zzz'; it takes project, name, config"),
+    ],
+)
+def test_an_option_of_another_tracker_is_answered_with_what_there_is_instead(options: dict[str, object], said: str) -> None:
+    with pytest.raises(TypeError, match=said):
+        perfagent.init(**options)  # type: ignore[arg-type]
+
+
+def test_a_wrong_argument_is_an_error_whose_traceback_ends_at_the_scripts_own_line(tmp_path: Path) -> None:
+    done = run(tmp_path, "import perfagent\nperfagent.attach(server='foo')\n")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].endswith("such as http://127.0.0.1:8420, not 'foo'")
+    assert done.stderr.count("  File ") == 2, "the script's line, and the one that raises"
+
+
+def test_config_and_run_are_those_of_the_current_run(tmp_path: Path) -> None:
+    """Of a script that says `import perfagent as wandb`."""
+    body = """
+        import perfagent as wandb
+        assert wandb.run is None
+        for name, said in (("config", "there is none: call attach() or init() first"), ("watch", "attach(model)")):
+            try:
+                getattr(wandb, name)
+            except AttributeError as error:
+                assert said in str(error), error
+            else:
+                raise AssertionError(name)
+        run = wandb.init("p", config={"lr": 0.1})
+        assert wandb.run is run and wandb.config is run.config and wandb.config.lr == wandb.config["lr"] == 0.1
+        wandb.config.depth = 3
+        wandb.config.update({"lr": 0.2, "keys": 1}, allow_val_change=True)
+        assert dict(wandb.config) == {"lr": 0.2, "depth": 3, "keys": 1}
+        try:
+            wandb.config.width
+        except AttributeError as error:
+            assert "has no 'width'; it has lr, depth, keys" in str(error)
+        import copy, pickle
+        assert copy.deepcopy(wandb.config) == pickle.loads(pickle.dumps(wandb.config)) == dict(wandb.config)
+        import perfagent.run
+        from perfagent.run import Run
+        assert type(wandb.run) is Run
+        run.finish()
+        assert wandb.run is None
+    """
+    done = run(tmp_path, body)
+    assert (done.returncode, done.stderr) == (0, "")
+    (config,) = [event["config"] for event in Recording(tmp_path / "record").events("context")[-1:]]
+    assert config["lr"] == 0.2
+    assert config["depth"] == 3
+
+
+# ---- what went wrong
+
+TRAINING = """
+import os, sys, torch, perfagent
+from torch.utils.data import DataLoader, TensorDataset
+x = torch.randn(64, 4)
+if "nan" in sys.argv:
+    x[40] = float("nan")
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+perfagent.attach(model, optimizer, run_id="job")
+for batch, target in DataLoader(TensorDataset(x, torch.randn(64, 1)), batch_size=4):
+    loss = ((model(batch) - target) ** 2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+if "fork" in sys.argv and not os.fork():
+    raise ValueError("in a child")
+if "crash" in sys.argv:
+    raise ValueError("bad batch")
+if "oom" in sys.argv:
+    torch.empty(2**50)
+if "interrupt" in sys.argv:
+    raise KeyboardInterrupt
+sys.exit(3 if "exit" in sys.argv else 0)
+"""
+NAN = r"the loss is NaN(?: or infinite)? in step 11\. The batch of step 11 itself holds non-finite values, in 'batch'\."
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["nan", "crash"], [NAN, r"the job crashed after step 16\. ValueError: bad batch\."]),
+        (["oom"], [r"out of memory\. In step 17 an allocation of 4 PiB of host memory failed"]),
+        (["fork"], []),
+        (["interrupt"], []),
+        (["exit"], []),
+    ],
+    ids=lambda value: "-".join(value) if value and isinstance(value[0], str) and value[0].isalpha() else "",
+)
+def test_a_nan_a_full_memory_and_a_crash_are_one_line_each_with_cause_and_place(
+    tmp_path: Path, words: list[str], expected: list[str]
+) -> None:
+    done = run(tmp_path, TRAINING, *words)
+    said = ours(done)
+    assert len(said) == len(expected), done.stderr
+    for line, pattern in zip(said, expected, strict=True):
+        assert re.match(pattern, line)
+        assert line.endswith(f"Recorded in {tmp_path / 'record'}; `perfagent sync {tmp_path / 'record'}` sends it")
+    if expected:
+        assert done.stderr.splitlines()[-1] == f"perfagent: {said[-1]}", "after the traceback"
+
+
+def test_with_a_server_the_line_has_the_address_of_the_run_and_what_is_undelivered_is_named(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}"
+    done = run(tmp_path, TRAINING, "nan", PERFAGENT_RECORD="", PERFAGENT_SERVER=url)
+    away, nan, left = sorted(ours(done), key=lambda line: (line.startswith("not all"), line.startswith("the loss")))
+    assert "unreachable" in away
+    assert nan.endswith(f"See {url}/run/job")
+    spool = tmp_path / "state" / "perfagent" / "spool"
+    assert re.match(rf"not all of this run has reached server {url}: \d frames? \([\d,]+ KiB\) kept in {spool}/\w+\.", left)
+    assert "`perfagent sync` sends it" in left
+    assert run(tmp_path, TRAINING, "nan", "crash", PERFAGENT_DISABLED="1").stderr.count("perfagent:") == 0
+
+
+def test_a_gradient_that_a_scaler_leaves_out_is_no_alarm() -> None:
+    finding = {"rule": "nonfinite_loss", "since_step": 3, "message": "Nothing was found.", "evidence": {"cause": "unknown"}}
+    skipped = {**finding, "evidence": {"loss": 0.5, "loss_scale": 65536.0, "cause": "gradient"}}
+    assert alarm("finding", skipped, 3) is None
+    assert alarm("finding", {**skipped, "evidence": {"loss": 0.5}}, 3) == (
+        "nonfinite",
+        "gradients are NaN or infinite in step 3. Nothing was found.",
+    )
+    assert alarm("finding", {**finding, "evidence": {"loss": float("inf"), "cause": "unknown"}}, 3) == (
+        "nonfinite",
+        "the loss is infinite in step 3. Its cause was not found.",
+    )
+    assert alarm("state", {"state": "failed", "reason": "exit code 3"}, 3) is None
+    assert alarm("state", {"state": "finished"}, 3) is None
