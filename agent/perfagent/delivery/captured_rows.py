@@ -47,6 +47,9 @@ class CapturedRows:
         self._packer = Packer(columns)
         self._delivered: set[str] = set()
         """Names of the agent's own series so far, those of steps aside."""
+        self._names: dict[str, str] = {}
+        """Name -> that under which it is written, as far as that follows from what the agent has delivered so far."""
+        self._series = 0
         self._on_device: list[CapturedLog] = []
         self._undecided: list[_Undecided] = []
         self._written: dict[str, tuple[int, float]] = {}
@@ -68,18 +71,26 @@ class CapturedRows:
         were taken so far, so that their names are known. last: nothing is waited for."""
         now = time.monotonic()
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
+        if not waiting:
+            return [], 0
         if self._steps_decide() and any(name in _MAY_LACK for row in waiting for name in row[3]):
             read_steps()
+        series = len(self._delivered) + len(self._sender.reader.delivered)
+        if series != self._series or len(self._names) > 2 * self._columns.max_series:
+            self._series = series
+            self._names.clear()
         written = 0
         for row in waiting:
             step, wall, monotonic, metrics = row
             named: dict[str, float] = {}
             later: dict[str, float] = {}
             for name, value in metrics.items():
-                written_name = self._name(name, now - monotonic, last=last)
+                written_name = self._names.get(name) or self._name(name, now - monotonic, last=last)
                 if written_name is None:
                     later[name] = value
-                elif self._is_new(written_name, step, value):
+                    continue
+                self._names[name] = written_name
+                if self._is_new(written_name, step, value):
                     named[written_name] = value
             if later:
                 self._undecided.append((step, wall, monotonic, later))
@@ -110,7 +121,8 @@ class CapturedRows:
         """What can be stored, under names that can be; all else is no scalar of ours to count."""
         found: dict[str, float] = {}
         for key, value in metrics:
-            converted, name = number(value), clean_name(key)
+            converted = value if type(value) is float else number(value)
+            name = key if key in self._names else clean_name(key)
             if converted is not None and name is not None:
                 found[name] = converted
         return found

@@ -26,7 +26,9 @@ class CapturedLog(EarlyLog):
     __slots__ = ("own_step",)
 
     def __init__(self, metrics: dict[str, Any], own_step: int | None) -> None:
-        super().__init__(time.time(), time.monotonic(), metrics, commit=False)  # so that none of these counts as a step of log()
+        # as EarlyLog does, a call less
+        self._time, self._monotonic, self._metrics, self._step = time.time(), time.monotonic(), metrics, None
+        self.goes_on = True  # so that none of these counts as a step of log()
         self.own_step = own_step
 
     @property
@@ -44,7 +46,7 @@ def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: in
     if named is not None and named > p.captured_step and p.last is None:
         p.captured_step = named
     if step is not None:
-        log.settle(step)
+        log._step = step
     elif p.last is not None or p.by_log is False:
         log.settle(p.in_progress())
     elif p.by_log or "torch" not in sys.modules:  # nothing here will step an optimizer soon

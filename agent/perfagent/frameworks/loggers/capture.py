@@ -28,8 +28,6 @@ __all__ = ["Logs", "captured", "out_of_frames"]
 MAX_STEP = 2**53
 _NUMBERS = frozenset((float, int, bool))
 _JOINTS = ("/", "_", ".", "-")
-_inside: dict[int, Mapping[Any, Any]] = {}
-"""Thread -> what was given to the outermost logger's call that runs on it."""
 
 
 class Logs(NamedTuple):
@@ -42,6 +40,10 @@ class Logs(NamedTuple):
     own_step: int | None = None
     joint: str = ""
     forwarded: Mapping[Any, Any] = {}
+
+
+_inside: dict[int, Sequence[Logs]] = {}
+"""Thread -> what was given to the outermost logger's call that runs on it."""
 
 
 def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -67,7 +69,7 @@ def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any
             if outer is not None or not rows:
                 result = original(*args, **kwargs)
             else:
-                _inside[me] = _given(rows)
+                _inside[me] = rows
                 try:
                     result = original(*args, **kwargs)
                 finally:
@@ -87,13 +89,7 @@ def out_of_frames() -> None:
         keep_out_of_frames()
 
 
-def _given(rows: Sequence[Logs]) -> Mapping[Any, Any]:
-    if len(rows) == 1 and not rows[0].forwarded:
-        return rows[0].values
-    return {name: value for logs in rows for part in (logs.values, logs.forwarded) for name, value in part.items()}
-
-
-def _take(p: Progress, logs: Logs, outer: Mapping[Any, Any] | None) -> None:
+def _take(p: Progress, logs: Logs, outer: Sequence[Logs] | None) -> None:
     metrics: dict[str, Any] = {}
     for name, value in logs.values.items():
         if type(value) in _NUMBERS:
@@ -103,11 +99,20 @@ def _take(p: Progress, logs: Logs, outer: Mapping[Any, Any] | None) -> None:
     if outer is not None:
         metrics = {name: value for name, value in metrics.items() if not _is_forwarded(name, value, outer)}
     if metrics:
-        capture(p, metrics, _whole(logs.step), logs.own_step)
+        step = logs.step
+        if type(step) is not int or not 0 <= step <= MAX_STEP:
+            step = _whole(step)
+        capture(p, metrics, step, logs.own_step)
 
 
 def _add(metrics: dict[str, Any], name: Any, value: Any, joint: str) -> None:
     """What is no number of Python's own: if it holds one, that."""
+    torch = sys.modules.get("torch")
+    if torch is not None and type(value) is torch.Tensor and value.is_cpu and not value.ndim:  # what most of these are
+        value = value.item()
+        if type(value) in _NUMBERS:
+            metrics[name] = value
+        return
     if isinstance(value, (str, bytes, complex)) or value is None:
         return
     if isinstance(value, (int, float)):
@@ -130,10 +135,10 @@ def _is_tensor(value: Any) -> bool:
     return torch is not None and isinstance(value, torch.Tensor)
 
 
-def _is_forwarded(name: Any, value: Any, outer: Mapping[Any, Any]) -> bool:
+def _is_forwarded(name: Any, value: Any, outer: Sequence[Logs]) -> bool:
     """Whether it is one of the values that the outermost logger was given, maybe with something before its name: `train/loss`
     is the Trainer's `loss`."""
-    for given, number in outer.items():
+    for given, number in (item for logs in outer for part in (logs.values, logs.forwarded) for item in part.items()):
         tail = str(given)
         same_name = name == tail or str(name).endswith(tuple(joint + tail for joint in _JOINTS))
         if same_name and not _differ(value, number):

@@ -6,6 +6,7 @@ write on the first process only.
 
 from __future__ import annotations
 
+import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -31,6 +32,7 @@ def _watch_log(handler: Any, args: Any, state: Any, control: Any, logs: Any, *_:
     return [Logs({_written(name): value for name, value in logs.items()}, state.global_step, forwarded=logs)]
 
 
+@functools.lru_cache(maxsize=4096)
 def _written(name: str) -> str:
     """As its TensorBoard and W&B callbacks call it."""
     for prefix in ("eval", "test"):

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.utils.tensorboard import SummaryWriter
 
-from perfagent import patching
+from perfagent import device, patching
 from perfagent.boundary import guard
 from perfagent.device import Reading
 from perfagent.frameworks.loggers import LOGGERS
@@ -136,7 +136,10 @@ def test_a_step_is_taken_as_it_is_named(record: Record, watched: Any) -> None:
     assert [step for step, _ in scalars(run)] == [*given.values(), 8, 1]
 
 
-def test_what_is_no_scalar_is_ignored_and_what_is_changed_later_is_what_it_was(record: Record, watched: Any) -> None:
+def test_what_is_no_scalar_is_ignored_and_what_is_changed_later_is_what_it_was(
+    record: Record, watched: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "_elsewhere", device._elsewhere)  # one on a device is met, and other tests have none
     run = start(record)
     tensor, array = torch.ones(1), np.ones(())
     values = {
@@ -231,9 +234,9 @@ def test_a_value_on_a_device_is_read_when_it_is_there(record: Record, watched: A
             return self.over
 
     event = Event()
-    monkeypatch.setattr(capture, "take", lambda tensor: Reading(tensor, event, []))
+    monkeypatch.setattr(capture, "take", lambda tensor: Reading(torch.tensor([2.5]), event, []))  # as of a CUDA device
     run = start(record)
-    watched().log({"x": torch.tensor(2.5)}, step=1)
+    watched().log({"x": torch.ones((), device="meta")}, step=1)
     log = next(row for row in run.sender.rows if type(row) is CapturedLog)
     assert not log.ready()
     event.over = True

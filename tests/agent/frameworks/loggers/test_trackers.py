@@ -1,4 +1,4 @@
-"""W&B, MLflow and trackio themselves, each in a training: every scalar they log is in the run, exactly, once, at its step.
+"""W&B, MLflow, trackio and tensorboardX themselves: every scalar they log is in the run, exactly, once, at its step.
 
 They are large and no dependency of ours (the group `loggers`), and take seconds to begin.
 """
@@ -37,11 +37,19 @@ def trained(tracker: str) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("tracker", "part"), [("wandb", "wandb"), ("wandb", "untrained"), ("mlflow", "mlflow"), ("trackio", "trackio")]
+    ("tracker", "part"),
+    [
+        ("wandb", "wandb"),
+        ("wandb", "untrained"),
+        ("mlflow", "mlflow"),
+        ("trackio", "trackio"),
+        ("trackio", "untrained"),
+        ("tensorboardX", "tensorboardX"),
+    ],
 )
 def test_every_scalar_that_a_tracker_was_given_is_in_the_run_once(tracker, part):
     if importlib.util.find_spec(tracker) is None:
-        pytest.skip(f"{tracker} is not installed: scripts/install with the group loggers")
+        pytest.skip(f"{tracker} is not installed: scripts/install --all installs it")
     folder = trained(tracker) / part
     told = Counter({(name, step, value) for name, step, value in json.loads((folder / "logged.json").read_text())})
     names = {name for name, _, _ in told}

@@ -7,6 +7,7 @@ import sys
 import warnings
 
 import torch
+from lightning.fabric import Fabric
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.loggers import CSVLogger, TensorBoardLogger
 from said import report
@@ -79,3 +80,21 @@ result = tester.test(module, DataLoader(torch.ones(8, 4), batch_size=4), verbose
 tester.logger.log_metrics({"by_hand": 3.0}, step=17)
 perfagent.finish()
 report(place, [("test_loss", 0, result[0]["test_loss"]), ("epoch", 0, 0), ("by_hand", 17, 3.0)])
+
+# Fabric: a loop of one's own
+place = f"{folder}/fabric"
+fabric = Fabric(accelerator="cpu", devices=1, loggers=TensorBoardLogger(place))
+model = torch.nn.Linear(4, 1)
+model, optimizer = fabric.setup(model, torch.optim.SGD(model.parameters(), lr=0.01))
+perfagent.attach(record=f"{place}/record")
+seen = []
+for n in range(1, 5):
+    loss = model(torch.ones(8, 4)).square().mean()
+    optimizer.zero_grad()
+    fabric.backward(loss)
+    optimizer.step()
+    fabric.log("fit/loss", loss, step=10 * n)
+    fabric.log_dict({"a": n, "b": 2 * n})
+    seen += [("fit/loss", 10 * n, loss), ("a", n, n), ("b", n, 2 * n)]
+perfagent.finish()
+report(place, seen)

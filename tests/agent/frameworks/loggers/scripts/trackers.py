@@ -1,4 +1,4 @@
-"""Scripts with W&B (offline), MLflow and trackio: a training by each, and one process in which nothing trains.
+"""Scripts with W&B (offline), MLflow and trackio: a training by each, and processes in which nothing trains.
 
 Arguments: a folder, the tracker.
 """
@@ -7,7 +7,6 @@ import os
 import sys
 from pathlib import Path
 
-import torch
 from said import report
 
 import perfagent
@@ -27,6 +26,8 @@ logged = []
 
 def training():
     """One optimizer step after the other, with its loss."""
+    import torch
+
     torch.manual_seed(0)
     model = torch.nn.Linear(4, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -90,6 +91,15 @@ def by_trackio():
     import trackio
 
     run = trackio.init(project="mine", name="one", auto_log_gpu=False, auto_log_cpu=False)
+    perfagent.attach(record=f"{folder}/untrained/record")
+    for n in range(3):
+        trackio.log({"score": n, "loss": 0.5})
+        logged.extend([("score", n, n), ("loss", n, 0.5)])
+    assert "torch" not in sys.modules
+    perfagent.finish()
+    report(f"{folder}/untrained", logged)
+    del logged[:]
+
     perfagent.attach(record=f"{place}/record")
     for n, loss in training():
         trackio.log({"loss": loss.item(), "accuracy": n / 10, "note": "text"})
@@ -100,4 +110,18 @@ def by_trackio():
     trackio.finish()
 
 
-{"wandb": by_wandb, "mlflow": by_mlflow, "trackio": by_trackio}[tracker]()
+def by_tensorboardx():
+    perfagent.attach(record=f"{place}/record")
+    from tensorboardX import SummaryWriter
+
+    writer = SummaryWriter(f"{place}/board")
+    for n in (3, 50, 700):
+        writer.add_scalar("loss", 1 / n, n)
+        writer.add_scalars("both", {"a": n}, n)
+        logged.extend([("loss", n, 1 / n), ("both/a", n, n)])
+    writer.close()
+    perfagent.finish()
+    report(place, logged)
+
+
+{"tensorboardX": by_tensorboardx, "wandb": by_wandb, "mlflow": by_mlflow, "trackio": by_trackio}[tracker]()
