@@ -84,7 +84,7 @@ def main() -> int:
         parser.error(f"--sides must hold {BARE} and {ATTACHED}; these are all: {'; '.join(SIDES)}")
     processes = options.processes or (2 if options.quick else 12)
     figures = measured(wanted, sides, processes, options.folder, quick=options.quick, keep=options.json)
-    text, misses = report(figures, processes), missed(figures)
+    text, misses = report(figures), missed(figures)
     print(text)
     for miss in misses:
         print(f"missed: {miss}", file=sys.stderr)
@@ -151,7 +151,7 @@ def missed(figures: Figures) -> list[str]:
     return misses
 
 
-def report(figures: Figures, processes: int) -> str:
+def report(figures: Figures) -> str:
     import tables
 
     rows = []
@@ -164,18 +164,19 @@ def report(figures: Figures, processes: int) -> str:
                 [
                     name,
                     side,
+                    str(len(results)),
                     f"{middle(results, 'faults'):.0f} ({faults[0]:.0f} to {faults[-1]:.0f})",
                     tables.figure(middle(results, "cpu_ms")),
                     f"{middle(results, 'cpu_ms') / middle(sides[BARE], 'cpu_ms'):.3f}",
                     f"{middle(results, 'peak_mib'):.0f}",
                 ]
             )
-    head = ["workload", "side", "page faults a step (least to most)", "CPU ms a step", "to bare", "peak MiB of the process"]
+    figures_of_a_side = ["page faults a step (least to most)", "CPU ms a step", "to bare", "peak MiB of the process"]
+    head = ["workload", "side", "processes", *figures_of_a_side]
     library, version = os.confstr("CS_GNU_LIBC_VERSION").split() if hasattr(os, "confstr") else ("", "")
     return "\n".join(
         [
-            f"{tables.machine('torch')}, {library} {version}, one torch thread. Medians over {processes} processes a side, "
-            "in turn.",
+            f"{tables.machine('torch')}, {library} {version}, one torch thread. Medians over processes, in turn.",
             "",
             tables.table(head, rows),
         ]
