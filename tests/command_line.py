@@ -69,9 +69,11 @@ def python_in_terminal(
     """A process of its own, on a terminal of that size. typed: the answer to what ends with `asks`."""
     master, slave = pty.openpty()
     fcntl.ioctl(slave, termios.TIOCSWINSZ, struct.pack("HHHH", rows, columns, 0, 0))
+    # pytest-xdist sets COLUMNS in its workers
+    sized_by_terminal = {name: value for name, value in environment.items() if name not in ("COLUMNS", "LINES")}
     process = subprocess.Popen(
         [sys.executable, *words], stdin=slave, stdout=slave, stderr=slave,
-        env={**environment, "TERM": environment.get("TERM", "xterm-256color")}, start_new_session=True,
+        env={**sized_by_terminal, "TERM": environment.get("TERM", "xterm-256color")}, start_new_session=True,
     )  # fmt: skip
     os.close(slave)
     sent = b""
