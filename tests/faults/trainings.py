@@ -30,7 +30,7 @@ EXIT_S = 2.3  # two seconds, and what noticing the end takes
 @dataclass(frozen=True, slots=True)
 class Case:
     """server: which one of `_servers`. kept: whether every logged value must be on the server or in the spool afterwards.
-    warns: whether the user must be told something."""
+    warns: whether the agent must print something. misuses: different wrong calls, each of which prints one line."""
 
     row: str
     what: str
@@ -40,6 +40,7 @@ class Case:
     during: str = ""
     kept: bool = True
     warns: bool = False
+    misuses: int = 0
     exit_code: int = EXIT_CODE
 
     @property
@@ -154,8 +155,8 @@ CASES = (
     Case("a16", "a broken spool", before="", kept=True),
     Case("a17", "the spool of the others"),
     Case("a18", "a clock that jumps", before=JUMPING),
-    Case("a19", "values that are no numbers", during=ODD_VALUES, warns=True),
-    Case("a20", "names from hell", during=ODD_NAMES, warns=True),
+    Case("a19", "values that are no numbers", during=ODD_VALUES, warns=True, misuses=6),
+    Case("a20", "names from hell", during=ODD_NAMES, warns=True, misuses=5),
     Case("a21", "a thread that raises", before=raising("delivery.spool", "Spool.next", "ValueError"), kept=False, warns=True),
     Case("a21", "no memory", before=raising("delivery.spool", "Spool.append", "MemoryError"), kept=False, warns=True),
     Case("a21", "a source that exits", during="import sys\nrun._sender.add_source(lambda: sys.exit(9))"),
@@ -247,7 +248,7 @@ def _wrong(case: Case, result: dict[str, float], folder: Path, stores: list[Inge
     if "Traceback" in errors and case.exit_code != -2:
         yield f"I4: {errors[-600:]}"
     told = [line.split("/spool/")[0] for line in errors.splitlines() if line.startswith("perfagent: ")]
-    if len(told) != len(set(told)) or len(told) > 3:
+    if len(told) != len(set(told)) or len(told) > max(3, case.misuses):
         yield f"too many words: {told}"
     if case.warns and not told:
         yield "nothing was told"
