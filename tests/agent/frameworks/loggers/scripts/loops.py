@@ -4,6 +4,7 @@ Arguments: a folder.
 """
 
 import sys
+import time
 
 import numpy as np
 import torch
@@ -30,6 +31,14 @@ def step(model, optimizer):
     loss.backward()
     optimizer.step()
     return loss
+
+
+def sampled(run):
+    """Waits for a sample of this process that is taken from now on."""
+    sampler, limit = run._sampler, time.monotonic() + 30
+    sampler.period_s, due = 0.05, sampler._next
+    while sampler._next == due and time.monotonic() < limit:
+        time.sleep(0.01)
 
 
 # Accelerate, with a tracker that it forwards to; each fourth sample counts
@@ -72,11 +81,12 @@ report(f"{folder}/writer", logged)
 
 # a loop whose loss and rate are measured by nobody but its writer: nothing of it is the agent's
 place = f"{folder}/untrained"
-perfagent.attach(record=f"{place}/record")
+run = perfagent.attach(record=f"{place}/record")
 logged = []
 for n in (3, 5, 900):
     writer.add_scalar("loss", 1 / n, n)
     logged.append(("loss", n, 1 / n))
+sampled(run)
 perfagent.finish()
 report(place, logged)
 
@@ -127,6 +137,7 @@ report(f"{folder}/{place}", logged)
 place = "log-only"
 run = perfagent.attach(record=f"{folder}/{place}/record")
 perfagent.log({"score": 0.5}, step=900)
+sampled(run)
 perfagent.finish()
 report(f"{folder}/{place}", [("score", 900, 0.5)])
 
