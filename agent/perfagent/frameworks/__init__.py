@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-__all__ = ["ADAPTERS", "install"]
+from perfagent.boundary.dynamo import keep_out_of_frames
+
+__all__ = ["ADAPTERS", "Patch", "install", "install_adapters"]
 
 Patch = Callable[[Any, str, Callable[[Callable[..., Any]], Callable[..., Any]]], None]
 
@@ -31,10 +33,22 @@ ADAPTERS = {
 
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
-    """Each adapter now if its framework is there, else when the user's own import of it is complete."""
-    for framework, adapter in ADAPTERS.items():
+    """Each adapter now if its framework is there, else when the script's own import of it is complete."""
+    install_adapters(ADAPTERS, patch, when_imported, then=keep_out_of_frames)
 
-        def adapt(framework: str = framework, adapter: str = adapter) -> None:
-            importlib.import_module(adapter).install(sys.modules[framework], patch)
 
-        when_imported(framework, adapt)
+def install_adapters(
+    adapters: Mapping[str, str],
+    patch: Patch,
+    when_imported: Callable[[str, Callable[[], None]], None],
+    *,
+    then: Callable[[], None],
+) -> None:
+    """adapters: module of a library -> module of ours whose `install(library, patch)` adapts it. then: called after each."""
+    for library, adapter in adapters.items():
+
+        def adapt(library: str = library, adapter: str = adapter) -> None:
+            importlib.import_module(adapter).install(sys.modules[library], patch)
+            then()
+
+        when_imported(library, adapt)

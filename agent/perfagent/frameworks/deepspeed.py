@@ -19,7 +19,6 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.gc_instances import living
 from perfagent.boundary.guard import guarded
 from perfagent.device import Value, take
@@ -47,7 +46,6 @@ def install(framework: ModuleType, patch: Patch) -> None:
         patch(engine, "scale", watch_scale)
     if hasattr(framework, "clip_grad_norm_"):
         patch(framework, "clip_grad_norm_", watch_clip)
-    keep_out_of_frames()
 
 
 class _Before(NamedTuple):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.hooks.custom_optimizer import watch_step
 from perfagent.hooks.optimizer_step import watch_clear
 
@@ -19,4 +18,3 @@ def install(framework: ModuleType, patch: Patch) -> None:
     """framework: fastai.optimizer."""
     patch(framework.Optimizer, "step", watch_step)
     patch(framework.Optimizer, "zero_grad", watch_clear)
-    keep_out_of_frames()

@@ -11,7 +11,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.frameworks.resuming import resumed_after
 
@@ -24,7 +23,6 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: transformers.trainer_callback."""
     patch(framework.CallbackHandler, "on_epoch_begin", _watch_epoch)
-    keep_out_of_frames()
 
 
 def _watch_epoch(original: Callable[..., Any]) -> Callable[..., Any]:

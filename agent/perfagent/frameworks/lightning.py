@@ -15,7 +15,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.frameworks.resuming import resumed_after
 from perfagent.hooks.forward import Watched
@@ -32,7 +31,6 @@ def install(framework: ModuleType, patch: Patch) -> None:
     """framework: lightning.pytorch.strategies.strategy, or the same under the package's older name."""
     patch(framework.Strategy, "training_step", _watch_training_step)
     patch(framework.Strategy, "on_train_start", _watch_start)
-    keep_out_of_frames()
 
 
 def _watch_training_step(original: Callable[..., Any]) -> Callable[..., Any]:

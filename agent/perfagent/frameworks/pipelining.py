@@ -8,7 +8,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
@@ -20,7 +19,6 @@ __all__ = ["install"]
 def install(framework: ModuleType, patch: Patch) -> None:
     """framework: torch.distributed.pipelining.stage."""
     patch(framework._PipelineStageBase, "scale_grads", _watch_scale_grads)
-    keep_out_of_frames()
 
 
 def _watch_scale_grads(original: Callable[..., Any]) -> Callable[..., Any]:

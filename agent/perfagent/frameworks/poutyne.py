@@ -11,7 +11,6 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.step.state import Progress, state
 from perfagent.step.trace import BACKWARD, FIELDS, OPTIMIZER_END
@@ -26,7 +25,6 @@ def install(framework: ModuleType, patch: Patch) -> None:
     """framework: poutyne.framework.model."""
     if hasattr(framework.Model, "_adjust_step_size"):
         patch(framework.Model, "_adjust_step_size", _watch_division)
-    keep_out_of_frames()
 
 
 def _watch_division(original: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,7 +12,6 @@ from threading import get_ident
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import guarded
 from perfagent.hooks.grad_clipping import about_to_clip
 from perfagent.step.state import Progress, state
@@ -32,7 +31,6 @@ def install(framework: ModuleType, patch: Patch) -> None:
     for owner in (framework, *map(sys.modules.get, _ALSO)):
         if getattr(owner, "adaptive_clip_grad", None) is original:
             patch(owner, "adaptive_clip_grad", _watch_clip)
-    keep_out_of_frames()
 
 
 def _watch_clip(original: Callable[..., Any]) -> Callable[..., Any]:

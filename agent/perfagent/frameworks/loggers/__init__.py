@@ -9,13 +9,11 @@ Our own files for TensorBoard (perfagent.mirror) are written without its Summary
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from perfagent.frameworks import Patch
+from perfagent.boundary.dynamo import keep_out_of_frames
+from perfagent.frameworks import Patch, install_adapters
 
 __all__ = ["LOGGERS", "install"]
 
@@ -39,9 +37,11 @@ LOGGERS = {
 
 def install(patch: Patch, when_imported: Callable[[str, Callable[[], None]], None]) -> None:
     """Each now if its library is there, else when the script's own import of it is complete."""
-    for library, name in LOGGERS.items():
+    modules = {library: f"{__name__}.{name}" for library, name in LOGGERS.items()}
+    install_adapters(modules, patch, when_imported, then=_out_of_frames)
 
-        def adapt(library: str = library, name: str = name) -> None:
-            importlib.import_module(f"{__name__}.{name}").install(sys.modules[library], patch)
 
-        when_imported(library, adapt)
+def _out_of_frames() -> None:
+    """For torch.compile, as the hooks in torch do; a process without torch has no need of it."""
+    if hasattr(sys.modules.get("torch"), "compile"):
+        keep_out_of_frames()

@@ -17,13 +17,12 @@ from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple
 
-from perfagent.boundary.dynamo import keep_out_of_frames
 from perfagent.boundary.guard import failed, failures
 from perfagent.device import take
 from perfagent.step.captured_log import capture
 from perfagent.step.state import Progress, state
 
-__all__ = ["Logs", "captured", "out_of_frames"]
+__all__ = ["Logs", "captured"]
 
 MAX_STEP = 2**53
 _NUMBERS = frozenset((float, int, bool))
@@ -81,12 +80,6 @@ def captured(read: Callable[..., Sequence[Logs]]) -> Callable[[Callable[..., Any
         return log
 
     return watch
-
-
-def out_of_frames() -> None:
-    """For torch.compile, as the hooks in torch do; a process without torch has no need of it."""
-    if hasattr(sys.modules.get("torch"), "compile"):
-        keep_out_of_frames()
 
 
 def _take(p: Progress, logs: Logs, outer: Sequence[Logs] | None) -> None:

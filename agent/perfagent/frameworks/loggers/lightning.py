@@ -10,7 +10,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 from perfagent.step.state import state
 
 if TYPE_CHECKING:
@@ -22,7 +22,6 @@ __all__ = ["install"]
 def install(library: ModuleType, patch: Patch) -> None:
     """library: lightning.pytorch.trainer.connectors.logger_connector.logger_connector, or the same under the older name."""
     patch(library._LoggerConnector, "log_metrics", _watch_log)
-    out_of_frames()
 
 
 @captured

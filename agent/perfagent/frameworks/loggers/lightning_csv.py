@@ -8,7 +8,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -19,7 +19,6 @@ __all__ = ["install"]
 def install(library: ModuleType, patch: Patch) -> None:
     """library: lightning.pytorch.loggers.csv_logs, or the same under the older name."""
     patch(library.CSVLogger, "log_metrics", _watch_log)
-    out_of_frames()
 
 
 @captured

@@ -9,7 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -21,7 +21,6 @@ def install(library: ModuleType, patch: Patch) -> None:
     """library: mlflow.tracking._tracking_service.client."""
     patch(library.TrackingServiceClient, "log_metric", _watch_metric)
     patch(library.TrackingServiceClient, "log_batch", _watch_batch)
-    out_of_frames()
 
 
 @captured

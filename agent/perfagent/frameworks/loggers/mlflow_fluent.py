@@ -10,7 +10,7 @@ import sys
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -25,7 +25,6 @@ def install(library: ModuleType, patch: Patch) -> None:
         for module in [*sys.modules.values()]:
             if isinstance(module, ModuleType) and vars(module).get(name) is original:
                 patch(module, name, watch)
-    out_of_frames()
 
 
 @captured

@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -17,7 +17,6 @@ def install(library: ModuleType, patch: Patch) -> None:
     """library: torch.utils.tensorboard.writer or tensorboardX.writer."""
     patch(library.SummaryWriter, "add_scalar", _watch_scalar)
     patch(library.SummaryWriter, "add_scalars", _watch_scalars)
-    out_of_frames()
 
 
 @captured

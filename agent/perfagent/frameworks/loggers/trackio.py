@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -16,7 +16,6 @@ __all__ = ["install"]
 def install(library: ModuleType, patch: Patch) -> None:
     """library: trackio.run."""
     patch(library.Run, "log", _watch_log)
-    out_of_frames()
 
 
 @captured

@@ -10,7 +10,7 @@ import functools
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from perfagent.frameworks.loggers.capture import Logs, captured, out_of_frames
+from perfagent.frameworks.loggers.capture import Logs, captured
 
 if TYPE_CHECKING:
     from perfagent.frameworks import Patch
@@ -21,7 +21,6 @@ __all__ = ["install"]
 def install(library: ModuleType, patch: Patch) -> None:
     """library: transformers.trainer_callback."""
     patch(library.CallbackHandler, "on_log", _watch_log)
-    out_of_frames()
 
 
 @captured
