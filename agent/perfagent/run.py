@@ -119,8 +119,8 @@ class Run:
         self._progress.on_next_optimizer = self._watching.watch_step
         self._misuse = Misuse(self._sender)
         self._given_step = -1
-        self._given: Mapping[str, Any] = {}
-        """Step and values of the last log() that named its step."""
+        self._given: tuple[Any, ...] = ()
+        """Step and names of the last log() that named its step."""
         self._ending: tuple[str, str, dict[str, Any]] | None = None
         """How the run ends, from the moment on that its end has begun."""
         self._last_value = getattr(sys, "last_value", None)
@@ -186,9 +186,9 @@ class Run:
             if not 0 <= step <= MAX_STEP:  # the server takes no other; the next step would be one more
                 self._misuse.no_step(step)
                 return
-            if step < self._given_step and not self._given.keys().isdisjoint(values):
+            if step < self._given_step and any(name in values for name in self._given):
                 self._misuse.goes_back(step, self._given_step)
-            self._given_step, self._given = step, values
+            self._given_step, self._given = step, (*values,)
             p.early_step = max(p.early_step, step + 1)
             if "loss" in values:
                 self._explicit_loss(step, values["loss"])
