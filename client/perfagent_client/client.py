@@ -16,8 +16,8 @@ from urllib.parse import quote
 
 import httpx
 
+from perfagent.addresses import DEFAULT_SERVER, is_on_this_machine
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable, WireError
-from perfagent.local_server import DEFAULT_SERVER
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Alert, Finding, Latest, LogRow, RankMatrix, RunSummary, Series, Timing
 from perfagent_client.models import RunDetails, parse
@@ -49,9 +49,8 @@ class _Options:
             raise ConfigError(f"the server's address is {self.server!r}; it must begin with http:// or https://")
         key = api_key or os.environ.get("PERFAGENT_API_KEY")
         self.headers = {"Authorization": f"Bearer {key}"} if key else {}
-        host = self.server.partition("://")[2].partition("/")[0]
         # A proxy of the environment is for the outside world; it could not reach this machine's own address.
-        self.trust_env = not host.startswith(("127.", "localhost", "[::1]"))
+        self.trust_env = not is_on_this_machine(self.server)
 
     def url(self, path: str) -> str:
         return f"{self.server}/api/v1{path}"

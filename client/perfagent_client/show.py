@@ -14,7 +14,8 @@ from perfagent_client.client import Client
 from perfagent_client.connection import add_options, add_run, found, print_json, reader
 from perfagent_client.follow import follow
 from perfagent_client.models import RunDetails
-from perfagent_client.report import Facts, Section, fitted, flat, sections
+from perfagent_client.page import Section, fitted, flat
+from perfagent_client.report import Facts, sections
 
 __all__ = ["show"]
 

@@ -20,7 +20,8 @@ from perfagent.command_line.terminal_output import Screen, Table
 from perfagent.wire import Event, Finding, Latest, Quantiles, Series, Timing, encode
 from perfagent_client import Client
 from perfagent_client.models import RunDetails
-from perfagent_client.report import Facts, fitted, flat, sections
+from perfagent_client.page import fitted, flat
+from perfagent_client.report import Facts, sections
 
 TRAINING = """
 import torch, perfagent
