@@ -20,25 +20,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+from blocks import CALLS, block_us
 from torch.utils.tensorboard.writer import SummaryWriter
 from transformers.trainer_callback import CallbackHandler
 
 import perfagent
 from perfagent.step.state import state
 
-CALLS = 200
 TRAINER = {"loss": 1.5, "grad_norm": 0.7, "learning_rate": 1e-4, "epoch": 0.5}
 TEN = {f"train/{number}": float(number) for number in range(10)}
 
 
 def nothing(*_: Any, **__: Any) -> None: ...
-
-
-def block_us(call: Callable[[], object]) -> float:
-    begin = time.thread_time()
-    for _ in range(CALLS):
-        call()
-    return (time.thread_time() - begin) / CALLS * 1e6
 
 
 def main() -> None:

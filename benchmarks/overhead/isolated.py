@@ -16,14 +16,13 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from blocks import block_us
 from timing import NoOptimizer
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 import perfagent
 from perfagent import patching
 from perfagent.step.state import state
-
-CALLS = 200
 
 
 class Nothing(torch.nn.Module):
@@ -45,13 +44,6 @@ class Endless(_BaseDataLoaderIter):
 
     def __next__(self) -> torch.Tensor:
         return self.batch
-
-
-def block_us(call: Callable[[], object]) -> float:
-    begin = time.thread_time()
-    for _ in range(CALLS):
-        call()
-    return (time.thread_time() - begin) / CALLS * 1e6
 
 
 def main() -> None:
