@@ -10,7 +10,6 @@ import platform
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from perfagent import __version__
 from perfagent.agent_config import AgentConfig
@@ -18,6 +17,7 @@ from perfagent.doctor import connection, machine, storage
 from perfagent.doctor.checks import Check, ok, problem, warning
 from perfagent.doctor.probes import has_driver, probe
 from perfagent.errors import ConfigError
+from perfagent.local_server import data_folder
 from perfagent.variables import misspelt
 
 __all__ = ["command", "examine"]
@@ -51,6 +51,7 @@ def examine(address: str | None = None) -> Iterator[Check]:
         config: AgentConfig | ConfigError = AgentConfig.from_env(server=address)
     except ConfigError as error:
         config = error
+    wanted = isinstance(config, ConfigError) or config.tune_malloc
     with ThreadPoolExecutor() as pool:
         of_torch, of_nvml = pool.submit(probe, "torch"), pool.submit(probe, "nvml")
         asked = pool.submit(connection.look, config.server, config.api_key) if isinstance(config, AgentConfig) else None
@@ -59,7 +60,7 @@ def examine(address: str | None = None) -> Iterator[Check]:
         yield machine.torch_build(torch, has_driver())
         yield machine.gpus(of_nvml.result())
         yield machine.attention(torch)
-        yield machine.allocator(platform.libc_ver(), os.environ)
+        yield machine.allocator(platform.libc_ver(), os.environ, wanted=wanted)
         yield _settings(config)
         if isinstance(config, ConfigError) or asked is None:
             return
@@ -69,7 +70,7 @@ def examine(address: str | None = None) -> Iterator[Check]:
         yield connection.server(config.server, found, __version__)
         yield connection.key(config.api_key is not None, found)
         yield connection.clock(found)
-        for name, folder in (("disk of spool", root), ("disk of server", _data_folder())):
+        for name, folder in (("disk of spool", root), ("disk of server", data_folder())):
             yield storage.disk(name, folder, storage.free_bytes(folder))
 
 
@@ -90,15 +91,6 @@ def _tried(count: Callable[[], list[storage.Left]]) -> list[storage.Left] | OSEr
         return count()
     except OSError as error:
         return error
-
-
-def _data_folder() -> Path:
-    """Where `perfagent up` keeps its data by default."""
-    folder = Path(os.environ.get("PERFAGENT_DATA") or Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share") / "perfagent")
-    try:
-        return folder.expanduser()
-    except RuntimeError:  # somebody without a home
-        return folder
 
 
 def _line(check: Check) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from perfagent.doctor.checks import Check, ok, problem, warning
+from perfagent.host_allocator import reason_against
 
 __all__ = ["OLDEST_PYTHON", "allocator", "attention", "gpus", "python", "torch_build"]
 
@@ -71,19 +72,21 @@ def attention(found: Mapping[str, Any]) -> Check:
     return warning("attention", text, step)
 
 
-def allocator(libc: tuple[str, str], environ: Mapping[str, str]) -> Check:
-    """libc: name and version. What a process that perfagent attaches to will have, by what can be seen from outside of it."""
+def allocator(libc: tuple[str, str], environ: Mapping[str, str], *, wanted: bool = True) -> Check:
+    """What a process that perfagent attaches to will have, as far as settings show it.
+
+    libc: name and version. wanted: the setting `tune_malloc`.
+    """
     name = " ".join(part for part in libc if part) or "an unknown C library"
     preloaded = [kind for kind in _ALLOCATORS if kind in environ.get("LD_PRELOAD", "")]
     if preloaded:
         return ok("allocator", f"{preloaded[0]} by LD_PRELOAD, over {name}")
-    own = sorted(variable for variable in environ if variable.startswith("MALLOC_"))
-    own += ["GLIBC_TUNABLES"] if "glibc.malloc" in environ.get("GLIBC_TUNABLES", "") else []
-    if own:
-        return ok("allocator", f"{name}, set by {', '.join(own)}: left as it is")
-    if environ.get("PERFAGENT_MALLOC", "").strip().lower() in ("0", "false", "no", "off"):
+    reason = reason_against(wanted, environ)
+    if reason is not None and not wanted:
         step = "a CPU step may take page faults for memory that it just gave back: unset PERFAGENT_MALLOC unless you measured"
         return warning("allocator", f"{name}, not tuned: PERFAGENT_MALLOC is off", step)
+    if reason is not None:
+        return ok("allocator", f"{name}, left as it is: {reason}")
     if libc[0] != "glibc":
         return ok("allocator", f"{name}: left as it is")
     return ok("allocator", f"{name}; attach() keeps it from giving memory back between steps")
