@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from perfagent.addresses import DEFAULT_SERVER
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.naming import identity_problem
 
-__all__ = ["DEFAULT_SERVER", "AgentConfig"]
+__all__ = ["AgentConfig"]
 
-DEFAULT_SERVER = "http://127.0.0.1:8420"
 
 
 def _default_state_dir() -> Path:

@@ -3,22 +3,21 @@ administrator's. `perfagent up` writes both. For every command that speaks to a 
 
 from __future__ import annotations
 
-import ipaddress
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from perfagent.addresses import DEFAULT_SERVER, is_loopback
 from perfagent.errors import ConfigError, ServerUnreachable
 
 __all__ = [
-    "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "DEFAULT_SERVER", "LocalServer", "data_folder", "is_own_address", "server_address",
+    "ADDRESS_FILE", "ADMIN_TOKEN_FILE", "LocalServer", "data_folder", "is_own_address", "server_address",
 ]  # fmt: skip
 
 ADDRESS_FILE = "address"  # where the running server of this data folder listens
 ADMIN_TOKEN_FILE = "admin-token"  # noqa: S105 - a file's name
-DEFAULT_SERVER = "http://127.0.0.1:8420"
 
 
 def data_folder(environ: Mapping[str, str] | None = None) -> Path:
@@ -35,10 +34,7 @@ def is_own_address(server: str) -> bool:
     address = urlsplit(server)
     if address.scheme != "http" or "@" in address.netloc:
         return False
-    try:
-        return address.hostname == "localhost" or ipaddress.ip_address(address.hostname or "").is_loopback
-    except ValueError:
-        return False
+    return is_loopback(address.hostname)
 
 
 @dataclass(frozen=True, slots=True)

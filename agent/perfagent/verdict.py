@@ -6,6 +6,8 @@ import logging
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from perfagent.addresses import is_on_this_machine
+
 if TYPE_CHECKING:
     from perfagent.agent_config import AgentConfig
     from perfagent.wire import Finding
@@ -24,9 +26,8 @@ def ask(run: str, settings: AgentConfig, tell: Callable[[str, int, str], None]) 
     from perfagent.wire import Finding
 
     headers = {"Authorization": f"Bearer {settings.api_key}"} if settings.api_key else {}
-    local = any(host in settings.server for host in ("//127.", "//localhost", "//[::1]"))
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=not local, headers=headers) as client:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_on_this_machine(settings.server), headers=headers) as client:
             answer = client.get(f"{settings.server}/api/v1/runs/{run}/verdict")
         if answer.status_code == 200:
             return msgspec.json.decode(answer.content, type=Finding)

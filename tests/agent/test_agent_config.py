@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from perfagent.agent_config import DEFAULT_SERVER, AgentConfig
+from perfagent.addresses import DEFAULT_SERVER
+from perfagent.agent_config import AgentConfig
 from perfagent.errors import ConfigError
 
 

@@ -26,12 +26,13 @@ from urllib.parse import unquote, urlsplit
 
 import msgspec
 
+from perfagent.addresses import is_loopback
 from perfagent.delivery.fork_safe_sockets import Dialer
 from perfagent.errors import ServerUnreachable
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 from perfagent.wire import Frame, decode
 
-__all__ = ["Answer", "HttpTransport", "RecordingTransport", "Reply", "Transport", "is_loopback", "judge", "packed"]
+__all__ = ["Answer", "HttpTransport", "RecordingTransport", "Reply", "Transport", "judge", "packed"]
 
 DEADLINE_S = 10.0
 CONNECT_S = 5.0
@@ -154,10 +155,6 @@ def packed(body: bytes, *, loopback: bool) -> tuple[bytes, str | None]:
         if len(squeezed) < 0.9 * len(body):
             return squeezed, "deflate"
     return body, None
-
-
-def is_loopback(host: str | None) -> bool:
-    return host is not None and (host == "localhost" or host == "::1" or host.startswith("127."))
 
 
 class HttpTransport:

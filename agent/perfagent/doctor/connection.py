@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from email.utils import parsedate_to_datetime
 
+from perfagent.addresses import is_on_this_machine
 from perfagent.doctor.checks import Check, ok, problem, warning
 
 __all__ = ["Look", "clock", "key", "look", "server"]
@@ -37,10 +38,9 @@ def look(address: str, api_key: str | None) -> Look:
 
     import httpx
 
-    local = any(host in address for host in ("//127.", "//localhost", "//[::1]"))
     headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
     try:
-        with httpx.Client(timeout=TIMEOUT_S, trust_env=not local) as client:
+        with httpx.Client(timeout=TIMEOUT_S, trust_env=not is_on_this_machine(address)) as client:
             document = client.get(f"{address}/openapi.json")
             before = time.time()
             session = client.get(f"{address}/api/v1/session", headers=headers)

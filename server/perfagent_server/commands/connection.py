@@ -9,8 +9,9 @@ from typing import Any
 
 import httpx
 
+from perfagent.addresses import DEFAULT_SERVER
 from perfagent.errors import ConfigError, PerfagentError, ServerUnreachable
-from perfagent.local_server import DEFAULT_SERVER, LocalServer, data_folder, server_address
+from perfagent.local_server import LocalServer, data_folder, server_address
 from perfagent.schemes import REFUSAL, refuses_plain_http, wrong_scheme
 
 __all__ = ["AdminApi", "add_options"]
