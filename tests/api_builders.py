@@ -12,6 +12,7 @@ from typing import Any
 
 import uvicorn
 from builders import until
+from data_folder import data_folder
 from fastapi import FastAPI
 from fastapi.testclient import TestClient
 
@@ -26,7 +27,7 @@ MSGPACK = {"Content-Type": "application/x-msgpack"}
 
 
 def settings_for(folder: Path, **changes: Any) -> Settings:
-    return Settings(data=folder / "server-data", admin_token=ADMIN_TOKEN, **changes)
+    return Settings(data=data_folder(folder / "server-data"), admin_token=ADMIN_TOKEN, **changes)
 
 
 @contextlib.contextmanager

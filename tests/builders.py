@@ -6,6 +6,7 @@ Functions are added here, never renamed: every folder of tests leans on them.
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import signal
@@ -41,6 +42,13 @@ def until(
         if time.monotonic() > end:
             raise AssertionError(f"{why} (waited {within_s:.0f} s)")
         time.sleep(every_s)
+
+
+@functools.cache
+def web() -> httpx.Client:
+    """Asks servers under test. `httpx.get` reads the machine's certificates for each request: 60 ms of CPU, and tests poll. No
+    connection stays open: servers are stopped and killed here."""
+    return httpx.Client(trust_env=False, timeout=30.0, limits=httpx.Limits(max_keepalive_connections=0))
 
 
 def free_port() -> int:
@@ -112,13 +120,13 @@ class ServerProcess:
         if self.process is not None and self.process.poll() is not None:
             raise AssertionError(f"the server ended with {self.process.returncode}:\n{self.log[-3000:]}")
         try:
-            return httpx.get(f"{self.url}/readyz", timeout=5.0, trust_env=False).status_code == 200
+            return web().get(f"{self.url}/readyz", timeout=5.0).status_code == 200
         except httpx.TransportError:
             return False
 
     def get(self, path: str, **params: Any) -> Any:
         """The JSON below /api/v1. Raises httpx.HTTPStatusError for anything but success."""
-        answer = httpx.get(f"{self.url}/api/v1{path}", params=params, timeout=30.0, trust_env=False)
+        answer = web().get(f"{self.url}/api/v1{path}", params=params)
         answer.raise_for_status()
         return answer.json()
 
@@ -135,12 +143,10 @@ class ServerProcess:
 
     def admin(self, method: str, path: str, body: Any = None) -> Any:
         """An administrator's request below /api/v1; its JSON, or None for an empty answer."""
-        answer = httpx.request(
+        answer = web().request(
             method,
             f"{self.url}/api/v1{path}",
             json=body,
-            timeout=30.0,
-            trust_env=False,
             headers={"Authorization": f"Bearer {self.admin_token}"},
         )
         assert answer.is_success, f"{method} {path}: {answer.status_code} {answer.text[:500]}"
@@ -148,7 +154,7 @@ class ServerProcess:
 
     def export(self, run: str) -> list[dict[str, Any]]:
         """Every sample of a run, as the JSON lines of the export have them."""
-        answer = httpx.get(f"{self.url}/api/v1/runs/{run}/export", params={"format": "jsonl"}, timeout=60.0, trust_env=False)
+        answer = web().get(f"{self.url}/api/v1/runs/{run}/export", params={"format": "jsonl"}, timeout=60.0)
         answer.raise_for_status()
         return [json.loads(line) for line in answer.text.splitlines() if line]
 

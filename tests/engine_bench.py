@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from data_folder import data_folder
 from sqlalchemy import select
 
 from perfagent.wire import Event, Frame, Group
@@ -30,7 +31,7 @@ class Bench:
     """A database with one enabled channel, and frames of one run after another."""
 
     def __init__(self, folder: Path) -> None:
-        self.settings = Settings(data=folder)
+        self.settings = Settings(data=data_folder(folder))
         self.database: Database = open_database(self.settings)
         self.store = SqlStore(self.database)
         self.seq: dict[str, int] = {}

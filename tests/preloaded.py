@@ -2,9 +2,10 @@
 
 For tests of what a script does, not of how it starts: what a script finds imported here, it would have imported itself.
 
-As a program: a line of JSON in: {"arguments": [script, ...], "environments": [{...}, ...], "folder": ...}, a process for each
-environment; what process N says goes to out-N.txt and err-N.txt in the folder. A line of JSON out: their exit codes. Ends at
-the end of its input.
+As a program: a line of JSON in: {"arguments": [script, ...], "environments": [{...}, ...], "folder": ..., "pipes": false}, a
+process for each environment; what process N says goes to out-N.txt and err-N.txt in the folder. A line of JSON out: their exit
+codes. With pipes the first are named pipes, in-N.txt is one too, and their process ids come out first. Ends at the end of its
+input.
 """
 
 from __future__ import annotations
@@ -21,11 +22,12 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-__all__ = ["Ended", "run"]
+__all__ = ["Ended", "Running", "run", "started"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,81 @@ def run(arguments: list[str], folder: Path, environments: list[dict[str, str]], 
     return [Ended(code, out, err) for code, (out, err) in zip(codes, said, strict=True)]
 
 
+@dataclass
+class Running:
+    """A process that runs. stdin, stdout: what it reads, and what it says."""
+
+    pid: int
+    stdin: IO[str]
+    stdout: IO[str]
+    errors: Path
+    _codes: Callable[[], list[int]]
+    _number: int
+
+    def send_signal(self, number: int) -> None:
+        os.kill(self.pid, number)
+
+    def wait(self) -> int:
+        """Its exit code, when all that were started with it have ended; fails the test after a minute."""
+        return self._codes()[self._number]
+
+    def communicate(self, text: str = "") -> Ended:
+        """Writes the text and the end of the input, reads to the end, and waits."""
+        with contextlib.suppress(BrokenPipeError):  # it has ended
+            self.stdin.write(text)
+            self.stdin.close()
+        said = self.stdout.read()
+        return Ended(self.wait(), said, self.errors.read_text("utf-8", "replace"))
+
+
+@contextlib.contextmanager
+def started(arguments: list[str], folder: Path, environments: list[dict[str, str]]) -> Iterator[list[Running]]:
+    """A process for each environment, to which the test speaks while they run. What still runs in the end is killed."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for number in range(len(environments)):
+        for stream in ("in", "out"):
+            os.mkfifo(folder / f"{stream}-{number}.txt")
+    job = _job()
+    assert job.stdin is not None
+    assert job.stdout is not None
+    wanted = {"arguments": arguments, "environments": environments, "folder": str(folder), "pipes": True}
+    print(json.dumps(wanted), file=job.stdin, flush=True)
+    pids = json.loads(job.stdout.readline())
+
+    @functools.cache
+    def codes() -> list[int]:
+        assert job.stdout is not None
+        ready, _, _ = select.select([job.stdout], [], [], 60.0)
+        if not ready:
+            raise AssertionError(f"{arguments} did not end")
+        found: list[int] = json.loads(job.stdout.readline())
+        return found
+
+    children = []
+    with contextlib.ExitStack() as stack:
+        for number, pid in enumerate(pids):
+            given, said = (
+                (folder / f"{name}-{number}.txt").open(mode)  # closed below
+                for name, mode in (("in", "w"), ("out", "r"))
+            )
+            stack.callback(_close, given, said)
+            children.append(Running(pid, given, said, folder / f"err-{number}.txt", codes, number))
+        try:
+            yield children
+        finally:
+            if not codes.cache_info().currsize:
+                for pid in pids:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGKILL)
+                codes()
+
+
+def _close(*pipes: IO[str]) -> None:
+    for pipe in pipes:
+        with contextlib.suppress(BrokenPipeError):  # what was written is read by nobody
+            pipe.close()
+
+
 @functools.cache
 def _job() -> subprocess.Popen[str]:
     """The process that forks, one for all tests of this one. Its threads are one, as torchrun has it: two ranks of two threads
@@ -94,9 +171,9 @@ def start(job: dict[str, Any], number: int) -> int:
     if child:
         return child
     folder = Path(job["folder"])
+    os.dup2(os.open(folder / f"in-{number}.txt" if job.get("pipes") else os.devnull, os.O_RDONLY), 0)
     for descriptor, stream in ((1, "out"), (2, "err")):
         os.dup2(os.open(folder / f"{stream}-{number}.txt", os.O_WRONLY | os.O_CREAT | os.O_TRUNC), descriptor)
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.chdir(folder)
     os.environ.clear()
     os.environ.update(job["environments"][number])
@@ -115,6 +192,8 @@ def main() -> None:
     for line in sys.stdin:
         wanted = json.loads(line)
         children = [start(wanted, number) for number in range(len(wanted["environments"]))]
+        if wanted.get("pipes"):
+            print(json.dumps(children), flush=True)
         print(json.dumps([os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]), flush=True)
 
 

@@ -6,10 +6,9 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 
-import httpx
 import numpy as np
 import numpy.typing as npt
-from builders import ServerProcess
+from builders import ServerProcess, web
 
 from perfagent.wire import Event, Frame, Group, encode
 
@@ -81,13 +80,8 @@ def send(
         groups=[group],
         events=list(events),
     )
-    answer = httpx.post(
-        f"{server.url}/api/v1/ingest",
-        content=encode(frame),
-        headers={"Content-Type": "application/x-msgpack"},
-        timeout=60,
-        trust_env=False,
-    )
+    headers = {"Content-Type": "application/x-msgpack"}
+    answer = web().post(f"{server.url}/api/v1/ingest", content=encode(frame), headers=headers, timeout=60)
     answer.raise_for_status()
     reply = answer.json()
     assert reply["stored"] > 0, reply
@@ -104,4 +98,4 @@ def log(server: ServerProcess, run: str, step: int, project: str = "tests", **me
     """One row through POST /api/v1/log, as a script without the agent would."""
     spelled = {name.replace("__", "/"): value if math.isfinite(value) else "NaN" for name, value in metrics.items()}
     body = {"project": project, "run": run, "step": step, "metrics": spelled}
-    httpx.post(f"{server.url}/api/v1/log", json=body, timeout=30, trust_env=False).raise_for_status()
+    web().post(f"{server.url}/api/v1/log", json=body).raise_for_status()

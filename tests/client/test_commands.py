@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-import httpx
+import commands
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, frame, listening
-from builders import free_port, job_environment, until
+from builders import free_port, until, web
+from preloaded import Ended
 from pyarrow import parquet
 
 from perfagent.local_server import is_own_address
@@ -25,19 +24,16 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
     with listening(tmp_path_factory.mktemp("server")) as running:
         body = encode(frame({"loss": VALUES}, name="my run", project="demo"))
         headers = {"Content-Type": "application/x-msgpack"}
-        httpx.post(f"{running.url}/api/v1/ingest", content=body, headers=headers, trust_env=False).raise_for_status()
+        web().post(f"{running.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
         yield running
 
 
-def perfagent(server: Listening, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = job_environment(folder, PERFAGENT_SERVER=server.url, **env)
-    return subprocess.run(
-        [sys.executable, "-m", "perfagent", *arguments], capture_output=True, text=True, timeout=60, env=environment
-    )
+def perfagent(server: Listening, folder: Path, *arguments: str, **env: str) -> Ended:
+    return commands.perfagent(folder, *arguments, PERFAGENT_SERVER=server.url, **env)
 
 
 def test_runs_are_listed(server: Listening, tmp_path: Path) -> None:
-    table = perfagent(server, tmp_path, "runs")
+    table = commands.perfagent_process(tmp_path, "runs", PERFAGENT_SERVER=server.url)
     assert table.returncode == 0, table.stderr
     assert "my run" in table.stdout and "demo" in table.stdout
     found = json.loads(perfagent(server, tmp_path, "runs", "--json", "--project", "demo").stdout)
@@ -67,7 +63,7 @@ def test_show_takes_an_id_or_a_name(server: Listening, tmp_path: Path, run: str)
 def test_show_says_where_the_time_of_a_step_goes(server: Listening, tmp_path: Path) -> None:
     timed = frame({"loss": VALUES, "step_time_s": [0.1] * 3, "phase/data_s": [0.025] * 3}, run="timed", name="timed")
     headers = {"Content-Type": "application/x-msgpack"}
-    httpx.post(f"{server.url}/api/v1/ingest", content=encode(timed), headers=headers, trust_env=False).raise_for_status()
+    web().post(f"{server.url}/api/v1/ingest", content=encode(timed), headers=headers).raise_for_status()
     shown = perfagent(server, tmp_path, "show", "timed")
     assert shown.returncode == 0, shown.stderr
     table = [" ".join(line.split()) for line in shown.stdout.splitlines()]
@@ -133,7 +129,7 @@ def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -
     event = Event(kind="state", step=3, time=1.79e9, data={**ended, "traceback": "Traceback ...\nValueError: no"})
     body = encode(frame({"loss": VALUES}, run="broken", name="broken", events=[event]))
     headers = {"Content-Type": "application/x-msgpack"}
-    httpx.post(f"{server.url}/api/v1/ingest", content=body, headers=headers, trust_env=False).raise_for_status()
+    web().post(f"{server.url}/api/v1/ingest", content=body, headers=headers).raise_for_status()
     shown = until(lambda: (text := perfagent(server, tmp_path, "show", "broken").stdout) and "process_crash" in text and text)
     assert "    | Traceback ...\n    | ValueError: no\n" in shown
 
@@ -141,7 +137,7 @@ def test_show_prints_the_end_of_a_traceback(server: Listening, tmp_path: Path) -
 def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listening, tmp_path: Path) -> None:
     for project in ("one", "two"):
         row = {"project": project, "run": "twin", "metrics": {"x": 1}}
-        httpx.post(f"{server.url}/api/v1/log", json=row, trust_env=False).raise_for_status()
+        web().post(f"{server.url}/api/v1/log", json=row).raise_for_status()
     listed = json.loads(perfagent(server, tmp_path, "runs", "--name", "twin", "--json").stdout)["runs"]
     ids = [run["run"] for run in listed]
     assert len(ids) == 2
@@ -156,7 +152,7 @@ def test_a_name_of_several_runs_is_the_newest_and_none_to_delete(server: Listeni
 
 
 def test_delete_needs_the_administrator(server: Listening, tmp_path: Path) -> None:
-    httpx.post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}, trust_env=False).raise_for_status()
+    web().post(f"{server.url}/api/v1/log", json={"run": "short", "metrics": {"x": 1}}).raise_for_status()
     refused = perfagent(server, tmp_path, "delete", "short", "--yes")
     assert refused.returncode == 1 and "administrator" in refused.stderr
     deleted = perfagent(server, tmp_path, "delete", "short", "--yes", PERFAGENT_ADMIN_TOKEN=ADMIN_TOKEN)

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-import httpx
 import pytest
 from api_builders import Listening, frame, listening
-from builders import until
+from builders import until, web
 from frames import state
 from sqlalchemy import update
 
@@ -42,7 +41,7 @@ class Job:
         self.seq += 1
         headers = {"Content-Type": "application/x-msgpack"}
         url = f"{self.server.url}/api/v1/ingest"
-        httpx.post(url, content=encode(sent), headers=headers, trust_env=False).raise_for_status()
+        web().post(url, content=encode(sent), headers=headers).raise_for_status()
 
     def start(self, *ranks: int, world_size: int) -> None:
         for rank in ranks:
@@ -51,7 +50,7 @@ class Job:
     def asked(self) -> dict[str, Any]:
         """The command, once it is there."""
         url = f"{self.server.url}/api/v1/runs/{self.name}/commands"
-        found: dict[str, Any] = until(lambda: httpx.get(url, trust_env=False).json()["commands"], why="nobody asked")[0]
+        found: dict[str, Any] = until(lambda: web().get(url).json()["commands"], why="nobody asked")[0]
         return found
 
     def answer(self, rank: int) -> None:
@@ -114,7 +113,7 @@ def test_a_lost_run_is_told_at_once(job: Job, command: Any) -> None:
 def test_a_run_without_an_agent_is_told_at_once(server: Listening, command: Any) -> None:
     name = f"curl-{command.__name__}"
     body = {"run": name, "metrics": {"loss": 1.0}}
-    httpx.post(f"{server.url}/api/v1/log", json=body, trust_env=False).raise_for_status()
+    web().post(f"{server.url}/api/v1/log", json=body).raise_for_status()
     with pytest.raises(ApiError, match="rank 0 logs over HTTP, without an agent"):
         run(command, Job(server, name))
 
@@ -138,7 +137,7 @@ def test_what_came_before_the_run_ended_is_shown_and_the_others_are_named(job: J
 def test_of_several_runs_of_one_name_the_newest_is_asked_and_that_is_said(server: Listening, capsys: Any) -> None:
     for _ in range(2):
         body = {"run": "twice", "state": "starting", "metrics": {"loss": 1.0}}
-        httpx.post(f"{server.url}/api/v1/log", json=body, trust_env=False).raise_for_status()
+        web().post(f"{server.url}/api/v1/log", json=body).raise_for_status()
     with pytest.raises(ApiError, match="without an agent"):
         run(root_cause.stacks, Job(server, "twice"))
     assert "2 runs are named 'twice'; this is the newest" in capsys.readouterr().err

@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from builders import ServerProcess, job_environment
+from api_builders import listening
+from commands import perfagent as command
 
+import perfagent
 from perfagent_client.techniques import sentences
 
 LORA = {
@@ -30,10 +30,11 @@ def test_what_is_of_another_kind_is_left_out(config: dict[str, object]) -> None:
     assert sentences(config) == []
 
 
-def test_show_prints_what_was_recognized(server: ServerProcess, tmp_path: Path) -> None:
-    code = "import perfagent, sys; perfagent.init(name='tuned', config={'techniques': eval(sys.argv[1])}); perfagent.finish()"
-    environment = job_environment(tmp_path, PERFAGENT_SERVER=server.url)
-    subprocess.run([sys.executable, "-c", code, repr(LORA)], env=environment, check=True, timeout=60)
-    command = [sys.executable, "-m", "perfagent", "show", "tuned"]
-    shown = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60).stdout
-    assert "frozen: trainable 0.25 %; saves 1.5 GiB (gradients and moments of Adam)" in shown
+def test_show_prints_what_was_recognized(tmp_path: Path) -> None:
+    with listening(tmp_path) as server:
+        run = perfagent.init(name="tuned", config={"techniques": LORA}, server=server.url)
+        assert run is not None
+        run.finish()
+        shown = command(tmp_path, "show", "tuned", PERFAGENT_SERVER=server.url)
+    assert shown.returncode == 0, shown.stderr
+    assert "frozen: trainable 0.25 %; saves 1.5 GiB (gradients and moments of Adam)" in shown.stdout

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,6 +18,14 @@ from builders import ServerProcess, server_process
 from playwright.sync_api import Browser, BrowserContext, Page, sync_playwright
 
 CANDIDATES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+PARTS_OFF = (
+    # Each window would have a renderer of its own for the list below the address: a quarter of the time of opening a page.
+    *("WebUIOmniboxPopup", "WebUIOmniboxAimPopup", "WebUIOmniboxFullPopup"),
+    # Those that Playwright turns off, whose list ours takes the place of.
+    *("AvoidUnnecessaryBeforeUnloadCheckSync", "DestroyProfileOnBrowserClose", "HttpsFirstBalancedModeAutoEnable"),
+    *("HttpsUpgrades", "LensOverlay", "MediaRouter", "OptimizationHints", "PaintHolding"),
+    *("ThirdPartyStoragePartitioning", "Translate"),
+)
 ARGUMENTS = (
     "--headless",
     "--no-sandbox",
@@ -23,6 +34,7 @@ ARGUMENTS = (
     "--disable-component-update",
     "--disable-sync",
     "--no-first-run",
+    f"--disable-features={','.join(PARTS_OFF)}",
 )
 NO_BROWSER = (
     "no Chromium found: install one (apt-get install chromium, or playwright install chromium), "
@@ -40,36 +52,73 @@ def find_chromium(playwright_path: str) -> str | None:
     return playwright_path if Path(playwright_path).exists() else None
 
 
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        path = find_chromium(playwright.chromium.executable_path)
-        if path is None:
-            pytest.fail(NO_BROWSER, pytrace=False)
-        chromium = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
-        yield chromium
-        chromium.close()
+shared = contextlib.ExitStack()
+"""Closes the browser and the server that all files of this folder share. They are not of the session: Playwright keeps an event
+loop running, and tests of other folders begin theirs."""
 
 
-@pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item, nextitem: pytest.Item | None) -> Iterator[None]:
+    try:
+        return (yield)
+    finally:
+        if nextitem is None or nextitem.path.parent != item.path.parent:
+            shared.close()
+            for held in (chromium, one_context, server_of_pages):
+                held.cache_clear()
+
+
+@functools.cache
+def chromium() -> Browser:
+    playwright = shared.enter_context(sync_playwright())
+    path = find_chromium(playwright.chromium.executable_path)
+    if path is None:
+        pytest.fail(NO_BROWSER, pytrace=False)
+    launched = playwright.chromium.launch(executable_path=path, args=list(ARGUMENTS))
+    shared.callback(launched.close)
+    return launched
+
+
+@functools.cache
+def one_context() -> BrowserContext:
+    """Of all pages that need no options of their own: it keeps their scripts compiled, and a load takes a quarter of the CPU."""
+    return chromium().new_context()
+
+
+@functools.cache
+def server_of_pages() -> ServerProcess:
+    folder = Path(shared.enter_context(tempfile.TemporaryDirectory()))
+    return shared.enter_context(server_process(folder / "site"))
+
+
+@pytest.fixture
+def browser() -> Browser:
+    return chromium()
+
+
+@pytest.fixture
+def site() -> ServerProcess:
     """One server for all tests of pages; each test brings a run of its own."""
-    with server_process(tmp_path_factory.mktemp("site")) as server:
-        yield server
+    return server_of_pages()
 
 
 @dataclass
 class Tab:
-    """A page, the hosts it asked, and what it complained about. expected: parts of complaints that belong to the test."""
+    """A page, the hosts it asked, what of it was not there (404), and what it complained about.
+
+    expected: parts of complaints that belong to the test.
+    """
 
     page: Page
     hosts: set[str] = field(default_factory=set)
     requests: list[str] = field(default_factory=list)
+    missing: list[str] = field(default_factory=list)
     complaints: list[str] = field(default_factory=list)
     expected: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.page.on("request", lambda request: self._asked(request.url))
+        self.page.on("response", lambda answer: answer.status == 404 and self.missing.append(urlsplit(answer.url).path))
         self.page.on("websocket", lambda socket: self._asked(socket.url))
         self.page.on("console", lambda message: message.type in ("error", "warning") and self.complaints.append(message.text))
         self.page.on("pageerror", lambda error: self.complaints.append(str(error)))
@@ -114,7 +163,8 @@ OpenTab = Callable[..., Tab]
 
 @pytest.fixture
 def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
-    """Opens a path in a fresh context; at the end nothing may have left this machine and nothing may be in the console."""
+    """Opens a path in a tab that knows nothing of others; at the end nothing may have left this machine and nothing may be in the
+    console."""
     contexts: list[BrowserContext] = []
     tabs: list[Tab] = []
 
@@ -131,11 +181,11 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
     ) -> Tab:
         """before: a script that runs in the page before its own. late_ms: what the page asks for over its WebSocket reaches the
         server so late."""
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme, reduced_motion="reduce", **more
-        )
-        contexts.append(context)
-        opened = Tab(context.new_page())
+        if more:
+            contexts.append(browser.new_context(viewport={"width": width, "height": height}, **more))
+        opened = Tab((contexts[-1] if more else one_context()).new_page())
+        opened.page.set_viewport_size({"width": width, "height": height})
+        opened.page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
         if late_ms:
             opened.page.add_init_script(LATE % late_ms)
         if before:
@@ -147,5 +197,8 @@ def tab(browser: Browser, site: ServerProcess) -> Iterator[OpenTab]:
     yield open_tab
     for opened in tabs:
         opened.check()
+    for opened in tabs:
+        opened.page.evaluate("() => localStorage.clear()")
+        opened.page.close()
     for context in contexts:
         context.close()

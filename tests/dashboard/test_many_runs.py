@@ -6,10 +6,9 @@ import re
 import time
 from typing import TYPE_CHECKING
 
-import httpx
 import numpy as np
 import pytest
-from builders import ServerProcess, server_process
+from builders import ServerProcess, server_process, web
 from recorded import record_run, send
 
 from perfagent.wire import Event
@@ -104,8 +103,8 @@ def test_a_page_whose_request_was_lost_comes_by_itself(crowded: ServerProcess, t
 
 def delete(server: ServerProcess, run: str) -> None:
     token = (server.folder / "server-data" / "admin-token").read_text().strip()
-    answer = httpx.delete(
-        f"{server.url}/api/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"}, timeout=30, trust_env=False
+    answer = web().delete(
+        f"{server.url}/api/v1/runs/{run}", headers={"Authorization": f"Bearer {token}"}, timeout=30
     )
     answer.raise_for_status()
 
@@ -114,7 +113,8 @@ def test_a_deleted_run_leaves_the_fleet_and_its_page_says_so(crowded: ServerProc
     record_run(crowded, "short-lived", steps=30)
     fleet = tab("/", server=crowded, before=NOTING_SOCKETS)
     page = tab("/run/short-lived", server=crowded)
-    page.expected.append("404")
+    for opened in (fleet, page):
+        opened.expected.append("404")  # of what either asks before it hears that the run is gone; the browser notes it
     page.drawn(2)
     fleet.wait("() => document.querySelector('tr[data-run=short-lived]')")
     fleet.live()
@@ -123,4 +123,5 @@ def test_a_deleted_run_leaves_the_fleet_and_its_page_says_so(crowded: ServerProc
     fleet.wait("() => !document.querySelector('tr[data-run=short-lived]')")
     page.page.keyboard.press("+")
     page.wait("() => document.querySelector('.notice h1')?.textContent === 'There is no run short-lived'")
+    assert all(path.startswith("/api/v1/runs/short-lived") for path in fleet.missing + page.missing)
 

@@ -7,10 +7,9 @@ import time
 import uuid
 from typing import TYPE_CHECKING
 
-import httpx
 import numpy as np
 import pytest
-from builders import ServerProcess
+from builders import ServerProcess, web
 from recorded import log, record_run, send
 
 from perfagent.wire import Event
@@ -89,7 +88,7 @@ def test_ranks_that_only_a_script_reports_are_counted(site: ServerProcess, tab: 
         for rank in range(3):
             metrics = {"loss": 1.0 + rank, "step_time_s": 0.1}
             row = {"project": "tests", "run": run, "rank": rank, "step": step, "metrics": metrics}
-            httpx.post(f"{site.url}/api/v1/log", json=row, timeout=30, trust_env=False).raise_for_status()
+            web().post(f"{site.url}/api/v1/log", json=row, timeout=30).raise_for_status()
     page = tab("/")
     page.page.locator(f'tr:has-text("{run}") .name').click()
     page.wait("() => document.querySelector('.facts')?.textContent.includes('3 ranks')")
@@ -143,8 +142,8 @@ def test_a_long_tag_does_not_make_a_phone_scroll_sideways(site: ServerProcess, t
     event = Event(kind="state", time=time.time(), step=0, data={"state": "starting", "tags": ["x" * 90]})
     record_run(site, run, steps=20, events=[event])
     token = (site.folder / "server-data" / "admin-token").read_text().strip()
-    change = httpx.patch(
-        f"{site.url}/api/v1/runs/{run}", json={"tags": ["x" * 90]}, headers={"Authorization": f"Bearer {token}"}, trust_env=False
+    change = web().patch(
+        f"{site.url}/api/v1/runs/{run}", json={"tags": ["x" * 90]}, headers={"Authorization": f"Bearer {token}"}
     )
     change.raise_for_status()
     page = tab(f"/run/{run}", width=390, height=844, is_mobile=True, has_touch=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 import standardwebhooks
-from builders import ServerProcess, free_port, job_environment, server_process, until
+from builders import ServerProcess, free_port, job_environment, server_process, until, web
 from e2e.launching import python
 from preloaded import run
 
@@ -110,7 +110,7 @@ def test_the_receiver_accepts_what_is_signed_and_refuses_what_is_not(tmp_path: P
 
         def send(text: str, headers: dict[str, str]) -> int | None:
             try:
-                return httpx.post(f"http://127.0.0.1:{port}/", content=text, headers=headers, trust_env=False).status_code
+                return web().post(f"http://127.0.0.1:{port}/", content=text, headers=headers).status_code
             except httpx.TransportError:
                 return None
 

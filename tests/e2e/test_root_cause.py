@@ -11,9 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from builders import ServerProcess, job_environment, until
+from builders import ServerProcess, job_environment, until, web
 from e2e.launching import JOBS
 
 
@@ -60,7 +59,7 @@ def test_a_profile_is_asked_for_taken_sent_and_downloaded(server: ServerProcess,
         assert listed["last_step"] - listed["first_step"] == 2
         assert listed["command"] == profile
         assert listed["trace"] == "complete"
-        answer = httpx.get(f"{server.url}/api/v1/runs/job/profiles/{listed['id']}", timeout=30, trust_env=False)
+        answer = web().get(f"{server.url}/api/v1/runs/job/profiles/{listed['id']}", timeout=30)
         assert answer.headers["content-disposition"].endswith('.json.gz"')
         names = [event["name"] for event in json.loads(gzip.decompress(answer.content))["traceEvents"]]
         assert sum(name.startswith("ProfilerStep#") for name in names) == 3

@@ -17,8 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import httpx
-from builders import Receiver, ServerProcess, job_environment, server_process, until
+from builders import Receiver, ServerProcess, job_environment, server_process, until, web
 from faults.outcome import Outcome
 
 from perfagent.wire import Event, Frame, Group, encode
@@ -150,12 +149,11 @@ def nan_frame(run: str, *, steps: int = 20) -> bytes:
 
 
 def post(server: ServerProcess, frame: bytes) -> None:
-    answer = httpx.post(
+    answer = web().post(
         f"{server.url}/api/v1/ingest",
         content=frame,
         headers={"Content-Type": "application/x-msgpack"},
         timeout=30.0,
-        trust_env=False,
     )
     assert answer.status_code == 200, answer.text
 

@@ -197,11 +197,12 @@ def test_a03_a_request_is_given_up_after_ten_seconds_in_all(
 # ---- A04
 
 
-def test_a04_two_hundred_cuts_in_every_place_lose_and_double_nothing(fault: Accounts) -> None:
+@pytest.mark.parametrize("cuts", [60, pytest.param(200, marks=pytest.mark.long)])
+def test_a04_cuts_in_every_place_lose_and_double_nothing(fault: Accounts, cuts: int) -> None:
     server = fault.server()
     with Proxy(server.port, seed=4) as proxy:
-        steps = loops.log_through(fault, proxy, cuts=200)
-        assert proxy.cuts >= 200
+        steps = loops.log_through(fault, proxy, cuts=cuts)
+        assert proxy.cuts >= cuts
         assert all(proxy.done[kind] for kind in ("request", "response", "half_request", "half_response", "late", "twice"))
     assert sorted(server.values("loss")) == list(range(steps))
     assert len(server.frames) > len(server.stored), "no frame arrived twice: the proxy did not do its work"
@@ -234,10 +235,11 @@ def test_a05_half_an_hour_without_a_server_in_time_lapse_is_kept_within_bounds_a
     assert outage.grown_bytes <= 32 * 2**20
 
 
-def test_a05_a_day_of_random_numbers_in_one_series_fits_as_well(tmp_path: Path) -> None:
+@pytest.mark.parametrize("hours", [1.0, pytest.param(2.0, marks=pytest.mark.long)])
+def test_a05_a_day_of_random_numbers_in_one_series_fits_as_well(tmp_path: Path, hours: float) -> None:
     """The worst that there is; scripts/faults delivers a whole day of it."""
-    outage = loops.outage(tmp_path, hours=2.0, port=free_port(), shape="noise")
+    outage = loops.outage(tmp_path, hours=hours, port=free_port(), shape="noise")
     outage.abandon()
-    assert outage.steps > 700_000
-    assert outage.spool_bytes * 12 <= 64 * 2**20
+    assert outage.steps > 350_000 * hours
+    assert outage.spool_bytes * 24 / hours <= 64 * 2**20
     assert outage.grown_bytes <= 32 * 2**20

@@ -1,10 +1,8 @@
-"""perfagent channels, as real processes against a real server."""
+"""perfagent channels, against a real server."""
 
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -12,7 +10,9 @@ from pathlib import Path
 
 import pytest
 from api_builders import ADMIN_TOKEN, Listening, listening
-from builders import Receiver, free_port, job_environment
+from builders import Receiver, free_port
+from commands import perfagent, perfagent_process
+from preloaded import Ended
 from standardwebhooks import Webhook
 
 from perfagent.errors import ConfigError, PerfagentError
@@ -25,15 +25,23 @@ def server(tmp_path: Path, receiver: Receiver) -> Iterator[Listening]:
         yield running
 
 
-def channels(server: Listening, folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
-    environment = job_environment(folder, **({"PERFAGENT_SERVER": server.url, "PERFAGENT_ADMIN_TOKEN": ADMIN_TOKEN} | env))
-    return subprocess.run(
-        [sys.executable, "-m", "perfagent", "channels", *arguments], capture_output=True, text=True, timeout=60, env=environment
-    )
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Listening]:
+    """A server for what is refused: no test adds a channel to it."""
+    with listening(tmp_path_factory.mktemp("unchanged")) as running:
+        yield running
+
+
+def where(server: Listening) -> dict[str, str]:
+    return {"PERFAGENT_SERVER": server.url, "PERFAGENT_ADMIN_TOKEN": ADMIN_TOKEN}
+
+
+def channels(server: Listening, folder: Path, *arguments: str, **env: str) -> Ended:
+    return perfagent(folder, "channels", *arguments, **(where(server) | env))
 
 
 def test_a_channel_is_added_listed_tested_and_removed(server: Listening, receiver: Receiver, tmp_path: Path) -> None:
-    assert "channels add webhook URL" in channels(server, tmp_path, "list").stdout
+    assert "channels add webhook URL" in perfagent_process(tmp_path, "channels", "list", **where(server)).stdout
     added = channels(server, tmp_path, "add", "webhook", receiver.url, "--name", "pager", "--min-severity", "critical", "--json")
     assert added.returncode == 0, added.stderr
     made = json.loads(added.stdout)
@@ -85,9 +93,9 @@ def test_a_test_that_does_not_arrive_is_a_failure(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_said(
-    server: Listening, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
+    unchanged: Listening, tmp_path: Path, arguments: tuple[str, ...], code: int, says: str
 ) -> None:
-    ended = channels(server, tmp_path, *arguments)
+    ended = channels(unchanged, tmp_path, *arguments)
     assert ended.returncode == code, ended.stderr
     assert says in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -120,11 +128,11 @@ def test_an_answer_of_another_program_is_said_to_be_one(tmp_path: Path) -> None:
         thread.join(5)
 
 
-def test_only_an_administrator_may_and_a_missing_server_is_said(server: Listening, tmp_path: Path) -> None:
-    nobody = channels(server, tmp_path, "list", PERFAGENT_ADMIN_TOKEN="")
+def test_only_an_administrator_may_and_a_missing_server_is_said(unchanged: Listening, tmp_path: Path) -> None:
+    nobody = channels(unchanged, tmp_path, "list", PERFAGENT_ADMIN_TOKEN="")
     assert nobody.returncode == 1
     assert "administrator" in nobody.stderr
     url = f"http://127.0.0.1:{free_port()}"
-    gone = channels(server, tmp_path, "list", "--server", url)
+    gone = channels(unchanged, tmp_path, "list", "--server", url)
     assert gone.returncode == 1
     assert url in gone.stderr and "perfagent up" in gone.stderr

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
+from data_folder import data_folder
 from judging import START, frame
 from sqlalchemy import insert, select
 
@@ -25,7 +26,7 @@ class Told:
     """A run that is judged, and its alerts as rows and deliveries; time is moved by hand."""
 
     def __init__(self, folder: Path) -> None:
-        self.database = open_database(Settings(data=folder))
+        self.database = open_database(Settings(data=data_folder(folder)))
         self.evaluator, self.now = Evaluator("r"), START
         values = {"id": "r", "project": "p", "name": "gpt", "state": "running", "started": START, "updated": START}
         self.database.write(lambda connection: connection.execute(insert(run).values(**values)) and None)

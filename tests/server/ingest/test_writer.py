@@ -8,6 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from builders import until
+from data_folder import data_folder
 from frames import frame, rows
 
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database
@@ -18,7 +19,7 @@ from perfagent_server.store.sql import SqlStore
 
 @pytest.fixture
 def database(tmp_path: Path) -> Iterator[Database]:
-    opened = open_database(SimpleNamespace(data=tmp_path, database=None), reserve_bytes=1 << 12)
+    opened = open_database(SimpleNamespace(data=data_folder(tmp_path), database=None), reserve_bytes=1 << 12)
     yield opened
     opened.close()
 

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 from api_builders import ADMIN, MSGPACK, Listening, frame, listening
-from builders import until
+from builders import until, web
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 from websockets.sync.client import ClientConnection, connect
 
@@ -33,7 +33,7 @@ def open_page(
 
 
 def post(server: Listening, sent: Frame) -> None:
-    answer = httpx.post(f"{server.url}/api/v1/ingest", content=encode(sent), headers=MSGPACK, trust_env=False)
+    answer = web().post(f"{server.url}/api/v1/ingest", content=encode(sent), headers=MSGPACK)
     assert answer.status_code == 200, answer.text
 
 
@@ -59,7 +59,7 @@ def test_samples_arrive_with_numbers_that_are_none_spelled_out(tmp_path: Path) -
 def test_agents_are_told_whether_a_page_shows_their_run(tmp_path: Path) -> None:
     def watched(server: Listening, run: str) -> bool:
         body = encode(frame({"loss": [1.0]}, run=run))
-        answer = httpx.post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK, trust_env=False)
+        answer = web().post(f"{server.url}/api/v1/ingest", content=body, headers=MSGPACK)
         return answer.raise_for_status().headers.get("perfagent-watched") != "0"
 
     with listening(tmp_path) as server:
@@ -136,7 +136,7 @@ def test_runs_are_told_of_as_they_change(tmp_path: Path) -> None:
         assert (run["run"], run["name"]) == ("r1", "mine")
         post(server, frame({}, seq=2, events=[Event(kind="state", time=2.0, data={"state": "finished"})]))
         until(lambda: receive(page, "run")["state"] == "finished")
-        httpx.patch(f"{server.url}/api/v1/runs/r1", json={"name": "renamed"}, trust_env=False).raise_for_status()
+        web().patch(f"{server.url}/api/v1/runs/r1", json={"name": "renamed"}).raise_for_status()
         until(lambda: receive(page, "run")["name"] == "renamed")
 
 

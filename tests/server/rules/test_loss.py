@@ -30,7 +30,13 @@ def test_a_healthy_pre_training_run_raises_no_alert(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shape", "nats", "recall"), [("recover", 0.5, 0.95), ("recover", 1.0, 1.0), ("stick", 0.5, 0.97), ("stick", 3.0, 1.0)]
+    ("shape", "nats", "recall"),
+    [
+        ("recover", 0.5, 0.95),
+        pytest.param("recover", 1.0, 1.0, marks=pytest.mark.long),
+        pytest.param("stick", 0.5, 0.97, marks=pytest.mark.long),
+        ("stick", 3.0, 1.0),
+    ],
 )
 def test_spikes_of_half_a_nat_are_found_within_ten_steps(shape: str, nats: float, recall: float) -> None:
     """A spike at random places of real curves: +nats that decay with a time constant of 15 steps, or stay."""
@@ -214,7 +220,7 @@ def _known_limit(kind: str, reason: str) -> Any:
         *(_known_limit(kind, "a loss that jumps up and stays or comes back is what a spike is") for kind in LIKE_SPIKES),
     ],
 )
-@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("seed", [11, pytest.param(12, marks=pytest.mark.long)])
 def test_a_healthy_loss_of_any_kind_is_silent(kind: str, seed: int) -> None:
     made = (HEALTHY | CYCLES | LIKE_SPIKES)[kind](_noise(seed))
     series = made if isinstance(made, dict) else {"loss": made}
@@ -223,7 +229,7 @@ def test_a_healthy_loss_of_any_kind_is_silent(kind: str, seed: int) -> None:
 
 
 @pytest.mark.parametrize("kind", CYCLES)
-@pytest.mark.parametrize("seed", [11, 12, 13])
+@pytest.mark.parametrize("seed", [11, *(pytest.param(seed, marks=pytest.mark.long) for seed in (12, 13))])
 def test_a_cycle_is_told_once(kind: str, seed: int) -> None:
     """With steps of 2 s, so that no cool-down hides a second alert."""
     losses = CYCLES[kind](_noise(seed))
@@ -252,7 +258,7 @@ def test_spikes_at_equal_distances_are_still_spikes(decay: int) -> None:
 
 
 @pytest.mark.parametrize("place", [260, 400, 500, 700])
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_a_jump_far_out_of_a_noisy_loss_is_told_early_in_the_run_too(seed: int, place: int) -> None:
     """Small batches: a spread of 10 % of the level, as unsteady as reinforcement learning. 30 batches have wrong labels."""
     at = np.arange(1000)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from data_folder import data_folder
 from frames import BEGIN
 
 from perfagent.wire import Frame
@@ -39,7 +40,7 @@ class Shelf:
 
 @pytest.fixture
 def place(tmp_path: Path) -> Place:
-    return Place(tmp_path / "data")
+    return Place(data_folder(tmp_path / "data"))
 
 
 @pytest.fixture

@@ -96,9 +96,17 @@ def stories(draw: st.DrawFn) -> list[tuple[str, int, int, list[int], list[str]]]
     return story
 
 
-@settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(story=stories(), resume=st.sampled_from([0, 1000, 10**6]))
-def test_any_story_of_wide_frames_is_answered_as_if_nothing_had_been_compacted(shelf, story: list, resume: int) -> None:
+@pytest.mark.parametrize("examples", [3, pytest.param(10, marks=pytest.mark.long)])
+def test_any_story_of_wide_frames_is_answered_as_if_nothing_had_been_compacted(shelf, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(story=stories(), resume=st.sampled_from([0, 1000, 10**6]))
+    def holds(story: list, resume: int) -> None:
+        answered_as_if_nothing_had_been_compacted(shelf, story, resume)
+
+    holds()
+
+
+def answered_as_if_nothing_had_been_compacted(shelf, story: list, resume: int) -> None:
     number = next(numbers)
     compacted, waiting = f"compacted{number}", f"waiting{number}"
     for run in (compacted, waiting):

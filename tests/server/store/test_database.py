@@ -7,6 +7,7 @@ import stat
 import threading
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from builders import until
@@ -18,6 +19,12 @@ from perfagent_server import database as module
 from perfagent_server.database import Database, QueueFull, StorageFull, open_database, sqlite_engine
 from perfagent_server.store import schema, tables
 from perfagent_server.store.sql import SqlStore
+
+
+@pytest.fixture
+def place(tmp_path: Path) -> SimpleNamespace:
+    """A folder without a database: what makes one is the subject here."""
+    return SimpleNamespace(data=tmp_path / "data", database=None)
 
 
 def mark(name: str):

@@ -12,15 +12,14 @@ import pytest
 from perfagent_server.database import open_database
 from perfagent_server.store.sql import SqlStore
 
-KILLS = 20
-
 
 @pytest.mark.fault
-def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing(place) -> None:
+@pytest.mark.parametrize("kills", [4, pytest.param(20, marks=pytest.mark.long)])
+def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing(place, kills: int) -> None:
     """Compactor included: it runs all the time while the process is killed."""
     chance = random.Random(11)
     acknowledged = 0
-    for kill in range(KILLS):
+    for kill in range(kills):
         # Every life starts with the frame after the last ack: a frame that was stored but not acknowledged comes twice.
         writer = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("kill_writer.py")), str(place.data), "s", str(acknowledged + 1)],
@@ -58,5 +57,5 @@ def test_s01_kill_9_at_any_moment_loses_nothing_acknowledged_and_doubles_nothing
     assert not missing, f"{len(missing)} of {acknowledged * 4} acknowledged samples are missing"
     assert len(steps) - acknowledged * 4 <= 4  # at most the last frame was stored without its ack having been read
     assert [step for step, value in stored if step // 4 != value] == []
-    print(f"\n{KILLS} kills, {acknowledged * 4} samples acknowledged, {len(stored)} stored, 0 missing, 0 doubled")
+    print(f"\n{kills} kills, {acknowledged * 4} samples acknowledged, {len(stored)} stored, 0 missing, 0 doubled")
     database.close()

@@ -81,16 +81,22 @@ def stories(draw: st.DrawFn) -> list[tuple[str, int, list[tuple[int, float]]]]:
     return story
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
-@given(
-    story=stories(),
-    resume=st.integers(0, 3000),
-    bounds=st.tuples(st.integers(0, 45_000), st.integers(0, 45_000)),
-    points=st.sampled_from([1, 7, 50]),
-)
-def test_any_story_of_pieces_gives_the_answer_of_the_definition(
-    shelf, story: list, resume: int, bounds: tuple[int, int], points: int
-) -> None:
+@pytest.mark.parametrize("examples", [25, pytest.param(100, marks=pytest.mark.long)])
+def test_any_story_of_pieces_gives_the_answer_of_the_definition(shelf, examples: int) -> None:
+    @settings(max_examples=examples, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+    @given(
+        story=stories(),
+        resume=st.integers(0, 3000),
+        bounds=st.tuples(st.integers(0, 45_000), st.integers(0, 45_000)),
+        points=st.sampled_from([1, 7, 50]),
+    )
+    def holds(story: list, resume: int, bounds: tuple[int, int], points: int) -> None:
+        gives_the_answer_of_the_definition(shelf, story, resume, bounds, points)
+
+    holds()
+
+
+def gives_the_answer_of_the_definition(shelf, story: list, resume: int, bounds: tuple[int, int], points: int) -> None:
     run = f"run{next(numbers)}"  # one database serves all examples, each has a run of its own
     shelf.append(frame(1, state("starting", start_step=0), run=run, attempt=1))
     shelf.append(frame(1, state("starting", start_step=resume), run=run, attempt=2))

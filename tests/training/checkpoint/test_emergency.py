@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 from builders import free_port, job_environment
+from preloaded import Running, started
 from resumable import small_loop
 
 from perfagent.training.folder import Folder
@@ -21,23 +20,21 @@ TESTS = str(HERE.parents[1])
 
 
 @contextmanager
-def job(folder: Path, mode: str, **variables: str) -> Iterator[subprocess.Popen[str]]:
-    environment = job_environment(folder, PYTHONPATH=TESTS, **variables)
-    child = subprocess.Popen(
-        [sys.executable, str(HERE / "emergency_job.py"), str(folder / "runs"), mode],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment,
-    )  # fmt: skip
-    try:
+def jobs(folder: Path, mode: str, *ranks: dict[str, str]) -> Iterator[list[Running]]:
+    arguments = [str(HERE / "emergency_job.py"), str(folder / "runs"), mode]
+    environments = [job_environment(folder, PYTHONPATH=TESTS, **variables) for variables in ranks]
+    with started(arguments, folder / "streams", environments) as children:
+        yield children
+
+
+@contextmanager
+def job(folder: Path, mode: str) -> Iterator[Running]:
+    with jobs(folder, mode, {}) as [child]:
         yield child
-    finally:
-        child.kill()
-        child.communicate()
 
 
-def reached(child: subprocess.Popen[str], steps: int) -> None:
+def reached(child: Running, steps: int) -> None:
     """The child has made so many steps and waits in the next one."""
-    assert child.stdin is not None
-    assert child.stdout is not None
     for number in range(steps + 1):
         assert child.stdout.readline().strip() == str(number)
         if number < steps:
@@ -54,8 +51,7 @@ def test_sigterm_saves_at_the_end_of_the_step_and_then_ends_the_process_as_it_wo
     with job(tmp_path, mode) as child:
         reached(child, 3)
         child.send_signal(signal.SIGTERM)
-        child.communicate("\n", timeout=60)
-    assert child.returncode == -signal.SIGTERM
+        assert child.communicate("\n").returncode == -signal.SIGTERM
     assert saved(tmp_path) == [(4, "sigterm")]
     training = small_loop(tmp_path / "runs")
     assert training.resume() == 4
@@ -65,9 +61,9 @@ def test_the_users_own_handler_is_called_after_the_save(tmp_path: Path) -> None:
     with job(tmp_path, "handler") as child:
         reached(child, 2)
         child.send_signal(signal.SIGTERM)
-        said, _ = child.communicate("\n", timeout=60)
-    assert "mine 15" in said
-    assert child.returncode == 7
+        ended = child.communicate("\n")
+    assert "mine 15" in ended.stdout
+    assert ended.returncode == 7
     assert saved(tmp_path) == [(3, "sigterm")]
 
 
@@ -75,9 +71,9 @@ def test_a_signal_that_the_user_ignores_saves_and_training_goes_on(tmp_path: Pat
     with job(tmp_path, "ignored") as child:
         reached(child, 2)
         child.send_signal(signal.SIGTERM)
-        said, _ = child.communicate("\n\nend\n", timeout=60)
-    assert child.returncode == 0
-    assert said.split()[:2] == ["3", "4"]
+        ended = child.communicate("\n\nend\n")
+    assert ended.returncode == 0
+    assert ended.stdout.split()[:2] == ["3", "4"]
     assert saved(tmp_path) == [(3, "sigterm")]
 
 
@@ -88,8 +84,7 @@ def test_a_second_signal_ends_the_process_at_once(tmp_path: Path) -> None:
         while (status := Path(f"/proc/{child.pid}/status").read_text()) and pending(status):
             os.sched_yield()
         child.send_signal(signal.SIGTERM)
-        child.wait(60)
-    assert child.returncode == -signal.SIGTERM
+        assert child.wait() == -signal.SIGTERM
     assert saved(tmp_path) == []
 
 
@@ -103,16 +98,16 @@ def test_a_step_that_does_not_end_in_the_grace_time_holds_nothing_up(tmp_path: P
     with job(tmp_path, "grace") as child:
         reached(child, 2)
         child.send_signal(signal.SIGTERM)
-        assert child.wait(60) == -signal.SIGTERM
+        assert child.wait() == -signal.SIGTERM
     assert saved(tmp_path) == []
 
 
 def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None:
     with job(tmp_path, "default") as child:
         reached(child, 3)
-        _, errors = child.communicate("raise\n", timeout=60)
-    assert child.returncode == 1
-    assert "ValueError: broken on purpose" in errors
+        ended = child.communicate("raise\n")
+    assert ended.returncode == 1
+    assert "ValueError: broken on purpose" in ended.stderr
     assert saved(tmp_path) == [(3, "exception")]
 
 
@@ -122,44 +117,40 @@ def test_an_uncaught_exception_saves_the_last_whole_step(tmp_path: Path) -> None
 )
 def test_an_exception_between_the_first_changed_weight_and_the_count_saves_nothing(tmp_path: Path, mode: str, said: str) -> None:
     with job(tmp_path, mode) as child:
-        _, errors = child.communicate("\n\n\n\n", timeout=60)
-    assert child.returncode == 1
-    assert said in errors
+        ended = child.communicate("\n\n\n\n")
+    assert ended.returncode == 1
+    assert said in ended.stderr
     assert saved(tmp_path) == []
 
 
 def test_a_signal_after_the_last_step_saves_when_the_checkpoint_is_closed(tmp_path: Path) -> None:
     with job(tmp_path, "late") as child:
-        said, _ = child.communicate("\n\nend\n", timeout=60)
-    assert child.returncode == -signal.SIGTERM
-    assert "closed" not in said
+        ended = child.communicate("\n\nend\n")
+    assert ended.returncode == -signal.SIGTERM
+    assert "closed" not in ended.stdout
     assert saved(tmp_path) == [(2, "sigterm")]
 
 
 def test_after_close_nothing_of_ours_is_left_in_the_process(tmp_path: Path) -> None:
     with job(tmp_path, "default") as child:
-        said, _ = child.communicate("\n\nend\n", timeout=60)
-    assert said.splitlines()[-1] == "closed True True"
+        ended = child.communicate("\n\nend\n")
+    assert ended.stdout.splitlines()[-1] == "closed True True"
     assert saved(tmp_path) == []
 
 
 @contextmanager
-def two_ranks(folder: Path, mode: str) -> Iterator[list[subprocess.Popen[str]]]:
-    port = str(free_port())
-    with (
-        job(folder, mode, RANK="0", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port) as first,
-        job(folder, mode, RANK="1", WORLD_SIZE="2", MASTER_ADDR="127.0.0.1", MASTER_PORT=port) as second,
-    ):
-        yield [first, second]
+def two_ranks(folder: Path, mode: str) -> Iterator[list[Running]]:
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    with jobs(folder, mode, *({"RANK": rank, **together} for rank in ("0", "1"))) as ranks:
+        yield ranks
 
 
 def test_a_signal_to_one_rank_saves_and_ends_all_of_them_at_the_same_step(tmp_path: Path) -> None:
     with two_ranks(tmp_path, "default") as ranks:
         for child in ranks:
-            assert child.stdout is not None
             assert child.stdout.readline() == "3\n"
         ranks[1].send_signal(signal.SIGTERM)
-        assert [child.wait(60) for child in ranks] == [-signal.SIGTERM, -signal.SIGTERM]
+        assert [child.wait() for child in ranks] == [-signal.SIGTERM, -signal.SIGTERM]
     [(step, reason)] = saved(tmp_path)
     assert reason == "sigterm"
     assert step > 3
@@ -167,6 +158,6 @@ def test_a_signal_to_one_rank_saves_and_ends_all_of_them_at_the_same_step(tmp_pa
 
 def test_an_exception_on_all_ranks_at_the_same_step_saves_it(tmp_path: Path) -> None:
     with two_ranks(tmp_path, "exception") as ranks:
-        errors = [child.communicate(timeout=90)[1] for child in ranks]
+        errors = [child.communicate().stderr for child in ranks]
     assert all("broken on purpose on rank" in one for one in errors)
     assert saved(tmp_path) == [(5, "exception")], errors[0][-2000:]

@@ -1,10 +1,11 @@
-"""One process that reads a cached dataset through a DataLoader again and again: `cache_job.py FOLDER ROUNDS SEED`.
+"""One process that reads a cached dataset through a DataLoader again and again: `SEED=1 cache_job.py FOLDER ROUNDS`.
 
 Prints the sum of what it read in each round, and how many entries it found damaged.
 """
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from typing import Any
@@ -28,7 +29,7 @@ class Prepared(Dataset[Any]):
 
 
 def main() -> None:
-    folder, rounds, seed = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+    folder, rounds, seed = sys.argv[1], int(sys.argv[2]), int(os.environ["SEED"])
     torch.set_num_threads(1)
     dataset = CachedDataset(Prepared(), folder, version="1")
     for number in range(rounds):

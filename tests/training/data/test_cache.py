@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import job_environment
+from preloaded import run, started
 from torch.utils.data import DataLoader, Dataset, IterableDataset, TensorDataset
 
 from perfagent.errors import ConfigError
@@ -185,36 +185,31 @@ def test_a_stream_has_no_names_to_be_found_by(wrong: Any, tmp_path: Path) -> Non
 # ---- many processes, deaths and full disks
 
 
-def job(folder: Path, rounds: int, seed: int) -> subprocess.Popen[str]:
-    command = [sys.executable, str(JOB), str(folder), str(rounds), str(seed)]
-    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-
-
 def test_ranks_with_workers_write_and_read_the_same_entries_at_once(tmp_path: Path) -> None:
-    jobs = [job(tmp_path, 3, seed) for seed in (1, 2)]
-    said = [one.communicate(timeout=150)[0].splitlines() for one in jobs]
-    assert [one.returncode for one in jobs] == [0, 0]
-    assert said == [[f"{500 * sum(range(40))} 0"] * 3] * 2
-    assert len(entries(tmp_path)) == 40
-    assert [*tmp_path.glob("*/tmp/*")] == []
+    cache = tmp_path / "cache"
+    environments = [job_environment(tmp_path, SEED=seed) for seed in ("1", "2")]
+    jobs = run([str(JOB), str(cache), "3"], tmp_path, environments)
+    assert [one.returncode for one in jobs] == [0, 0], jobs
+    assert [one.stdout.splitlines() for one in jobs] == [[f"{500 * sum(range(40))} 0"] * 3] * 2
+    assert len(entries(cache)) == 40
+    assert [*cache.glob("*/tmp/*")] == []
 
 
 def test_a_killed_writer_leaves_nothing_that_is_taken_for_an_entry(tmp_path: Path) -> None:
-    dying = job(tmp_path, 10_000, 1)
-    assert dying.stdout is not None
-    dying.stdout.readline()
-    dying.send_signal(signal.SIGKILL)
-    dying.wait(30)
-    dying.stdout.close()
-    (folder,) = tmp_path.iterdir()
+    cache = tmp_path / "cache"
+    with started([str(JOB), str(cache), "10000"], tmp_path / "streams", [job_environment(tmp_path, SEED="1")]) as [dying]:
+        dying.stdout.readline()
+        dying.send_signal(signal.SIGKILL)
+        assert dying.wait() == -signal.SIGKILL
+    (folder,) = cache.iterdir()
     left = folder / "tmp" / "1-left"
     left.write_bytes(b"half of an entry")
     os.utime(left, (1, 1))
-    assert CachedDataset(TensorDataset(torch.ones(1)), tmp_path).cache.verify() == []
+    assert CachedDataset(TensorDataset(torch.ones(1)), cache).cache.verify() == []
     assert DiskCache(folder).verify() == []
     assert not left.exists()
-    out, _ = job(tmp_path, 1, 2).communicate(timeout=60)
-    assert out == f"{500 * sum(range(40))} 0\n"
+    [again] = run([str(JOB), str(cache), "1"], tmp_path, [job_environment(tmp_path, SEED="2")])
+    assert again.stdout == f"{500 * sum(range(40))} 0\n"
 
 
 def test_a_full_disk_ends_writing_and_not_the_training(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

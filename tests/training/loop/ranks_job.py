@@ -1,5 +1,6 @@
 """`python ranks_job.py FOLDER`: two ranks train the same model in every way the loop knows; each writes what came out of it.
 
+Rank 1 is a fork of rank 0.
 Micro-batches have unequal numbers of items on both ranks, the last window of an epoch is shorter, gradients are clipped.
 """
 
@@ -368,9 +369,12 @@ def main() -> None:
     global FOLDER
     folder = FOLDER = Path(sys.argv[1])
     torch.set_num_threads(1)
-    dist.init_process_group("gloo")
     import deepspeed
 
+    other = os.fork()  # here, so that deepspeed is imported once
+    rank = "0" if other else "1"
+    os.environ |= {"RANK": rank, "LOCAL_RANK": rank}
+    dist.init_process_group("gloo")
     deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # else it compiles C++ for a minute
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     deepspeed.init_distributed("gloo", dist_init_required=False)
@@ -378,7 +382,7 @@ def main() -> None:
     said = {name: CASES[name](dist.get_rank()) for name in itertools.chain(wanted)}
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(said))
     dist.barrier()
-    os._exit(0)
+    os._exit(os.waitstatus_to_exitcode(os.waitpid(other, 0)[1]) if other else 0)
 
 
 if __name__ == "__main__":

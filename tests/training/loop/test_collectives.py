@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 from builders import free_port, job_environment
+from preloaded import run
 
 from perfagent.training import ranks as subject
 
@@ -50,19 +49,9 @@ def test_no_thread_holds_a_tensor_when_the_collective_returns(tmp_path: Path) ->
     script = tmp_path / "rank.py"
     script.write_text(textwrap.dedent(RANK), encoding="utf-8")
     job = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, str(script)],
-            env=job_environment(tmp_path, RANK=str(rank), **job),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    said = [rank.communicate(timeout=120) for rank in ranks]
-    assert [rank.returncode for rank in ranks] == [0, 0], said
-    assert [out.strip() for out, _ in said] == ["0", "0"]
+    ranks = run([str(script)], tmp_path, [job_environment(tmp_path, RANK=str(rank), **job) for rank in range(2)])
+    assert [rank.returncode for rank in ranks] == [0, 0], ranks
+    assert [rank.stdout.strip() for rank in ranks] == ["0", "0"]
 
 
 def test_an_agreement_that_has_nothing_on_its_way_waits_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from builders import free_port, job_environment
+from preloaded import run
 from resumable import small_loop
 from torch import Tensor, nn
 
@@ -115,16 +114,13 @@ def test_what_cannot_be_split_is_refused() -> None:
 
 
 def test_ranks_split_alike_when_one_of_them_runs_out_of_memory(tmp_path: Path) -> None:
-    port = str(free_port())
-    children = []
-    for rank in range(2):
-        more = {"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
-        environment = job_environment(tmp_path / str(rank), PYTHONPATH=str(HERE.parents[1]), **more)
-        command = [sys.executable, str(HERE / "oom_job.py")]
-        children.append(subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment))
-    said = [child.communicate(timeout=120) for child in children]
-    assert [child.returncode for child in children] == [0, 0], said
-    first, second = (json.loads(out) for out, _ in said)
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    environments = [
+        job_environment(tmp_path / rank, PYTHONPATH=str(HERE.parents[1]), RANK=rank, **together) for rank in ("0", "1")
+    ]
+    ended = run([str(HERE / "oom_job.py")], tmp_path, environments)
+    assert [one.returncode for one in ended] == [0, 0], ended
+    first, second = (json.loads(one.stdout) for one in ended)
     assert first["pieces"] == second["pieces"] == 4
     assert first["gradients"] == second["gradients"]
     assert first["off"] < 1e-12
