@@ -13,19 +13,21 @@ from perfagent.hooks.evaluation import after_last_step
 from perfagent.step.trace import entries_of, trace_of
 
 NAP_S = 0.04
-SLACK_S = 0.03
+SLACK_S = 0.002
 spent: dict[str, float] = {}
+sleep = time.sleep
 
 
 @pytest.fixture(autouse=True)
-def awake():
+def awake(clock):
+    global sleep
+    sleep = clock.sleep
     spent.clear()
 
 
 def nap(what: str, seconds: float = NAP_S) -> None:
-    began = time.perf_counter()
-    time.sleep(seconds)
-    spent[what] = spent.get(what, 0.0) + time.perf_counter() - began
+    sleep(seconds)
+    spent[what] = spent.get(what, 0.0) + seconds
 
 
 class Batches(Dataset):

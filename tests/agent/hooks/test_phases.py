@@ -1,4 +1,4 @@
-"""Which time belongs to which phase. Naps stand for work, and are measured: a busy machine naps longer than it was asked to."""
+"""Which time belongs to which phase. Naps stand for work; the agent's clock moves by them alone."""
 
 from __future__ import annotations
 
@@ -15,23 +15,25 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 LONG_S = 0.05
-BUSY_S = 0.03  # what a preempted training step may add to a nap
+READINGS_S = 0.001  # what reading the clock adds to a phase
 napped: list[float] = []
+sleep = time.sleep
 
 
 @pytest.fixture(autouse=True)
-def awake():
+def awake(clock):
+    global sleep
+    sleep = clock.sleep
     napped.clear()
 
 
 def nap(seconds: float) -> None:
-    began = time.perf_counter()
-    time.sleep(seconds)
-    napped.append(time.perf_counter() - began)
+    sleep(seconds)
+    napped.append(seconds)
 
 
 def about(seconds: float, *naps: float) -> bool:
-    return 0.999 * sum(naps) <= seconds <= 1.01 * sum(naps) + BUSY_S
+    return sum(naps) - 1e-6 <= seconds <= sum(naps) + READINGS_S
 
 
 class Slow(Dataset):
@@ -121,7 +123,7 @@ def test_the_forward_pass_goes_on_where_the_loss_that_a_model_returns_is_not_the
     recorded = record(model)
     for _ in range(10):
         output = model(torch.ones(4, 8))
-        time.sleep(0.02)
+        sleep(0.02)
         loss = (output["loss"] + output["logits"].abs().mean()) / 2 if uses else output["logits"].abs().mean()
         loss.backward()
         optimizer.step()
@@ -136,20 +138,20 @@ def _penalized(model, inputs):
     for _ in range(60):  # one for each parameter of a larger model
         for parameter in model.parameters():
             loss = loss + 1e-4 * parameter.abs().sum()
-    time.sleep(LONG_S)
+    sleep(LONG_S)
     loss.backward()
 
 
 def _two_by_two(model, inputs):
     losses = [model(inputs)["loss"] for _ in range(2)]
-    time.sleep(LONG_S)
+    sleep(LONG_S)
     for loss in losses:
         loss.backward()
 
 
 def _together(model, inputs):
     losses = [model(inputs)["loss"] for _ in range(2)]
-    time.sleep(LONG_S)
+    sleep(LONG_S)
     torch.autograd.backward(losses)
 
 
@@ -210,7 +212,7 @@ def test_micro_steps_add_up(record):
         assert about(values["phase/data_s"], *naps[0::2])
         if number > 1:
             assert about(values["phase/forward_s"], *naps[1::2])
-            assert values["phase/other_s"] <= BUSY_S
+            assert values["phase/other_s"] <= READINGS_S
             assert abs(values["samples_per_s"] * values["step_time_s"] - 3) < 1e-6
 
 
@@ -254,7 +256,7 @@ def test_batches_of_an_evaluation_are_none_of_the_training(record, named):
     ending, *of_evaluation, wait = [seconds for seconds in napped if seconds >= LONG_S][2:9]
     assert about(third["phase/data_s"], ending, wait)
     assert about(third["phase/eval_s"], *of_evaluation)
-    assert third["phase/other_s"] <= BUSY_S
+    assert third["phase/other_s"] <= READINGS_S
     assert abs(third["samples_per_s"] * third["step_time_s"] - 5) < 1e-6
 
 
@@ -269,7 +271,7 @@ def test_a_named_phase_is_an_event_and_no_other(record):
     phases = recorded.of("phase/checkpoint_s")
     assert [number for number, _ in phases] == [2, 3]
     assert all(about(seconds, napped[4 * number - 5]) for number, seconds in phases)
-    assert all(seconds < BUSY_S for _, seconds in recorded.of("phase/other_s"))
+    assert all(seconds < READINGS_S for _, seconds in recorded.of("phase/other_s"))
     events = [data for kind, data, _ in recorded.sender.events if kind == "phase"]
     assert [data["begin_step"] for data in events] == [1, 2, 3]
     assert all(data["name"] == "checkpoint" and data["duration_s"] >= LONG_S for data in events)
@@ -380,7 +382,7 @@ def test_evaluation_loaders_and_forwards_inside_a_phase_stay_in_it(record):
         step(model, optimizer, next(train))
     for number, values in recorded.steps():
         fetched, evaluated, _, _, forward, _ = napped[6 * number - 6 : 6 * number]
-        assert values["phase/data_s"] < BUSY_S
+        assert values["phase/data_s"] < READINGS_S
         assert about(values["phase/eval_s"], fetched, evaluated)
         assert number == 1 or about(values["phase/forward_s"], forward)
 
@@ -475,7 +477,7 @@ def test_a_watched_model_may_be_traced_between_steps_and_that_is_no_call_of_the_
     for number, values in recorded.steps():
         if number > 1:
             assert round(values["samples_per_s"] * values["step_time_s"]) == 2
-            assert values["phase/forward_s"] < 2 * LONG_S + BUSY_S
+            assert values["phase/forward_s"] < 2 * LONG_S + READINGS_S
             assert values["phase/other_s"] > LONG_S
 
 
@@ -509,22 +511,20 @@ def test_clearing_the_gradients_before_backward_is_not_forward(record, monkeypat
 
 def test_the_optimizer_phase_is_the_whole_call_and_its_class_is_given_back(record):
     class Wrapped(torch.optim.SGD):
-        pass
+        def step(self, closure=None):
+            nap(LONG_S)
+            super().step(closure)
+            nap(LONG_S)
 
     model = nn.Linear(8, 1)
     optimizer = Wrapped(model.parameters(), lr=0.1)
     before = Wrapped.__dict__.get("step"), torch.optim.SGD.step
     recorded = record(model)
-    own = []
-    for _ in range(200):
+    for _ in range(4):
         model(torch.ones(2, 8)).square().mean().backward()
-        began = time.perf_counter()
         optimizer.step()
-        own.append(time.perf_counter() - began)
     measured = dict(recorded.of("phase/optimizer_s"))
-    inside = [measured[number] / own[number - 1] for number in measured if number > 2]
-    assert max(inside) <= 1.0
-    assert sorted(inside)[len(inside) // 2] >= 0.9  # a step of 0.1 ms: what is left out is ours, before and after the clock reads
+    assert all(about(measured[number], LONG_S, LONG_S) for number in (2, 3, 4))
     recorded.run.finish()
     assert (Wrapped.__dict__.get("step"), torch.optim.SGD.step) == before
 
