@@ -215,13 +215,19 @@ def _settled(client: Client, run: str, order: dict[str, Any], wait_s: float, ran
         accepted = missing & {one["rank"] for one in latest["sources"] if one["state"] == "accepted"}
         accepted -= {one["rank"] for one in latest.get("asked", ()) if one["problem"] == "ended"}
         if state in _OVER and not (state == "lost" and accepted):
-            return _Waited(latest, "the run is lost" if state == "lost" else f"the run has ended ({state})")
+            return _Waited(latest, _why_nobody_answers(state))
         able = [one for one in latest.get("asked", ()) if one["rank"] in missing and not one["problem"]]
         if "asked" in latest and not able and not accepted:
-            return _Waited(latest, "nobody who could answer is left")
+            return _Waited(latest, _why_nobody_answers(client.run(run).state))  # it may have ended since it was read
         if time.monotonic() > end:
             return _Waited(latest, f"within {wait_s:g} s", timed_out=True)
         time.sleep(POLL_S)
+
+
+def _why_nobody_answers(state: str) -> str:
+    if state == "lost":
+        return "the run is lost"
+    return f"the run has ended ({state})" if state in _OVER else "nobody who could answer is left"
 
 
 def _raise_if_refused(order: dict[str, Any]) -> None:
