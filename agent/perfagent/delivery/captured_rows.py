@@ -2,8 +2,9 @@
 
 Then it becomes `logged/NAME`, which no rule reads. What the agent delivers is known here: from the rows of `perfagent.log` and of
 the samplers, and from the steps that were read. Under a name of the catalogue the agent may be about to deliver, so such a value
-waits until the first steps have said whether it does; all others are written at once. A value that two loggers were given under
-one name for one step counts once.
+waits until the first steps have said whether it does. So does a row whose step lies ahead of the run's, until the server has seen
+that this process counts steps of its own: it would take the logger's step for the run's. All others are written at once. A value
+that two loggers were given under one name for one step counts once.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ _MAY_LACK = frozenset(
     if name in ("loss", "lr", "step_time_s", "samples_per_s", "tokens_per_s", "grad/norm") or name.startswith("phase/")
 )  # fmt: skip
 """What the first steps say; other series of steps come later, and are the agent's in any training."""
+_STEP_MARKS = frozenset(("step_time_s", "phase/optimizer_s"))
+"""Series by which the server knows that the process counts steps itself (the server's store/appending.py)."""
 _SAMPLED = ("agent/", "cuda/", "disk/", "gpu/", "host/", "memory/", "node_gpu", "process/")
 _Undecided = tuple[int, float, float, dict[str, float]]
 
@@ -73,7 +76,7 @@ class CapturedRows:
         waiting, self._undecided = [*self._undecided, *self._arrived(now, last=last)], []
         if not waiting:
             return [], 0
-        if self._steps_decide() and any(name in _MAY_LACK for row in waiting for name in row[3]):
+        if self._steps_decide():
             read_steps()
         series = len(self._delivered) + len(self._sender.reader.delivered)
         if series != self._series or len(self._names) > 2 * self._columns.max_series:
@@ -82,6 +85,9 @@ class CapturedRows:
         written = 0
         for row in waiting:
             step, wall, monotonic, metrics = row
+            if self._runs_ahead(step, now - monotonic, last=last):
+                self._undecided.append(row)
+                continue
             named: dict[str, float] = {}
             later: dict[str, float] = {}
             for name, value in metrics.items():
@@ -140,6 +146,13 @@ class CapturedRows:
             return LOGGED + name
         return name if last or reader.steps >= _DECISIVE_STEPS else None
 
+    def _runs_ahead(self, step: int, age_s: float, *, last: bool) -> bool:
+        """Whether the server would take this step for the run's, which it may not be."""
+        p = self._sender.progress
+        if p is None or last or step <= p.in_progress() + 1 or not _STEP_MARKS.isdisjoint(self._sender.reader.delivered):
+            return False
+        return age_s < DEFERRED_S if p.last is not None else self._may_step(age_s)
+
     def _may_step(self, age_s: float) -> bool:
         """Whether an optimizer may soon make the first step of this process."""
         p = self._sender.progress
@@ -157,6 +170,9 @@ class CapturedRows:
 
     def _write(self, row: _Undecided, rows: list[Any]) -> None:
         step, wall, monotonic, metrics = row
+        p = self._sender.progress
+        if p is not None and p.last is None and step > p.captured_step:
+            p.captured_step = step
         if self._packer.add(step, wall, monotonic, (*metrics,), metrics.values()):
             return
         checked = self._columns.checked(row)  # more series than a run may have: what there is room for

@@ -42,9 +42,6 @@ class CapturedLog(EarlyLog):
 def capture(p: Progress, metrics: dict[str, Any], step: int | None, own_step: int | None) -> None:
     """One append. step: what the call names; None where it names none."""
     log = CapturedLog(metrics, own_step)
-    named = own_step if step is None else step
-    if named is not None and named > p.captured_step and p.last is None:
-        p.captured_step = named
     if step is not None:
         log._step = step
     elif p.last is not None or p.by_log is False:

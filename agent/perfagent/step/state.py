@@ -212,7 +212,7 @@ class Progress(_EveryStep):
         self.by_log: bool | None = None  # no optimizer ever steps, so each log() is a step; None: not decided
         # other loggers of the script (captured_log.py)
         self.captures = False  # whether their values are recorded
-        self.captured_step = 0  # the highest step that they named before an optimizer's first
+        self.captured_step = 0  # the highest step that was sent of theirs before an optimizer's first
         self.fetched = False
         self.readers: dict[int, Any] = {}
         self.release: Any = None  # measures how long the loop takes to free a batch (hooks/batch_lifetime.py)

@@ -53,6 +53,7 @@ def stepped(progress: Progress, *names: str, steps: int = 2) -> None:
 
 
 def test_a_name_that_is_none_of_the_agents_is_written_at_once(sender: Any, collector: Collector) -> None:
+    stepped(sender.progress, "phase/optimizer_s")
     capture(sender.progress, {"train/loss": 0.5, "acc": 1.0}, 3, None)
     assert written(collector) == [(3, {"train/loss": 0.5, "acc": 1.0})]
     assert not collector.waits
@@ -108,7 +109,28 @@ def test_what_the_script_logs_by_us_is_ours(sender: Any, collector: Collector) -
     ]  # fmt: skip
 
 
+def test_a_step_far_ahead_of_the_first_waits_until_the_server_knows_the_runs_own(sender: Any, collector: Collector) -> None:
+    capture(sender.progress, {"resumed": 1.0}, 10_000, None)
+    assert written(collector) == []
+    assert sender.progress.logged_at() == 0, "what the samplers send meanwhile is of no later step"
+    stepped(sender.progress, "loss", steps=1)
+    assert written(collector) == [], "a loss alone says nothing of whose step it is"
+    stepped(sender.progress, "phase/optimizer_s", steps=1)
+    assert written(collector) == [(10_000, {"resumed": 1.0})]
+
+
+def test_a_step_far_ahead_is_the_runs_where_no_optimizer_steps(
+    sender: Any, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    capture(sender.progress, {"accuracy": 1.0}, 10_000, None)
+    assert written(collector) == []
+    monkeypatch.setattr(captured_rows, "_EARLY_S", 0.0)
+    assert written(collector) == [(10_000, {"accuracy": 1.0})]
+    assert sender.progress.logged_at() == 10_000
+
+
 def test_a_value_that_two_loggers_were_given_counts_once(sender: Any, collector: Collector) -> None:
+    stepped(sender.progress, "phase/optimizer_s")
     for value in (1.0, 1.0, 2.0, float("nan"), float("nan")):
         capture(sender.progress, {"x": value}, 2, None)
     capture(sender.progress, {"x": 2.0}, 3, None)
@@ -124,6 +146,7 @@ class Event:
 
 def test_a_value_on_its_way_from_a_device_holds_up_nobody(sender: Any, collector: Collector) -> None:
     event = Event()
+    sender.progress.by_log = True
     capture(sender.progress, {"slow": Reading(torch.tensor([2.0]), event, [])}, 1, None)
     capture(sender.progress, {"x": 1.0}, 1, None)
     sender.rows.append((1, 0.0, time.monotonic(), {"mine": 3.0}))
@@ -138,18 +161,22 @@ def test_a_value_of_a_device_that_was_lost_is_counted(sender: Any, collector: Co
     assert sender.counters["dropped"] == 1
 
 
-def test_a_log_before_any_step_is_on_the_disk_like_one_of_ours(sender: Any, collector: Collector) -> None:
+def test_a_log_before_any_step_is_on_the_disk_like_one_of_ours(
+    sender: Any, collector: Collector, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """As those of log(): with what waits for its step (pending_log_file.py)."""
     capture(sender.progress, {"x": 1.0}, None, 7)
     assert written(collector) == []
     [log] = collector.aside
     assert type(log) is CapturedLog
     sender.progress.settle_early(None)
+    monkeypatch.setattr(captured_rows, "_EARLY_S", 0.0)
     assert written(collector) == [(7, {"x": 1.0})]
     assert sender.progress.logged_at() == 7
 
 
 def test_names_and_values_that_cannot_be_stored_are_left_out_without_a_word(sender: Any, collector: Collector) -> None:
+    stepped(sender.progress, "phase/optimizer_s")
     capture(sender.progress, {"": 1.0, "x": 2**2000, "text": "no", 3: 4.0}, 1, None)
     assert written(collector) == [(1, {"3": 4.0, "x": float("inf")})]
     assert sender.counters == {}

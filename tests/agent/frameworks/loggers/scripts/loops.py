@@ -33,8 +33,11 @@ def step(model, optimizer):
     return loss
 
 
-def sampled(run):
-    """Waits for a sample of this process that is taken from now on."""
+def sampled(run, step):
+    """Waits for a sample of this process that is taken once its step is this one."""
+    wait_until = time.monotonic() + 30
+    while run._progress.logged_at() < step and time.monotonic() < wait_until:
+        time.sleep(0.01)
     sampler, limit = run._sampler, time.monotonic() + 30
     sampler.period_s, due = 0.05, sampler._next
     while sampler._next == due and time.monotonic() < limit:
@@ -86,7 +89,7 @@ logged = []
 for n in (3, 5, 900):
     writer.add_scalar("loss", 1 / n, n)
     logged.append(("loss", n, 1 / n))
-sampled(run)
+sampled(run, 900)
 perfagent.finish()
 report(place, logged)
 
@@ -133,11 +136,21 @@ for n in range(1, 5):
 perfagent.finish()
 report(f"{folder}/{place}", logged)
 
+# a step of another count, named before the first step of the training
+place = "ahead"
+model, optimizer = begin(place)
+writer.add_scalar("resumed", 1.0, 10_000)
+time.sleep(0.5)
+for _ in range(4):
+    step(model, optimizer)
+perfagent.finish()
+report(f"{folder}/{place}", [("resumed", 10_000, 1.0)])
+
 # nothing but log()
 place = "log-only"
 run = perfagent.attach(record=f"{folder}/{place}/record")
 perfagent.log({"score": 0.5}, step=900)
-sampled(run)
+sampled(run, 900)
 perfagent.finish()
 report(f"{folder}/{place}", [("score", 900, 0.5)])
 
