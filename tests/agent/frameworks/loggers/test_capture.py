@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from builders import ServerProcess, until
 from torch.utils.tensorboard import SummaryWriter
 
+import perfagent
 from perfagent import device, patching
 from perfagent.boundary import guard
 from perfagent.device import Reading
@@ -23,6 +26,10 @@ from perfagent.step.captured_log import CapturedLog
 from perfagent.step.state import state
 
 Record = Callable[..., Any]
+
+
+SENT_S = 1.5
+"""After so long a row is on its way to the server unless it is held."""
 
 
 class Logger:
@@ -123,6 +130,20 @@ def test_a_call_that_names_no_step_is_of_the_step_in_progress_and_moves_none(rec
     watched().log({"second": 1})
     assert run.run.steps_done == 2
     assert scalars(run) == [(1, {"before": 1}), (1, {"first": 1}), (5000, {"far": 1}), (2, {"second": 1})]
+
+
+def test_a_step_named_before_the_training_begins_does_not_move_the_runs_step(
+    server: ServerProcess, writer: SummaryWriter
+) -> None:
+    run = perfagent.attach(server=server.url, name="resumed")
+    writer.add_scalar("resumed", 1.0, 10_000)
+    until(lambda: server.get("/runs")["runs"], why="the server has no run")
+    time.sleep(SENT_S)
+    train(4)
+    run.finish()
+    [shown] = until(lambda: [one for one in server.get("/runs")["runs"] if one["state"] == "finished"], why="it did not end")
+    assert shown["step"] == 4
+    assert [sample["step"] for sample in server.export(shown["run"]) if sample["name"] == "resumed"] == [10_000]
 
 
 def test_a_step_is_taken_as_it_is_named(record: Record, watched: Any) -> None:

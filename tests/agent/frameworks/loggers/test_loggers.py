@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import math
-import shutil
 import tempfile
 import time
 from collections import Counter
@@ -14,7 +13,6 @@ from pathlib import Path
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
-from commands import perfagent
 from preloaded import run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
@@ -56,7 +54,7 @@ OWN_TRAININGS = [
     ("trainer.py", "alone"), ("trainer.py", "forwarding"), ("lightning_module.py", "none"), ("lightning_module.py", "two"),
     ("lightning_module.py", "testing"), ("lightning_module.py", "fabric"),
     ("loops.py", "accelerate"), ("loops.py", "writer"), ("loops.py", "untrained"),
-    ("loops.py", "early"), ("loops.py", "lossless"), ("loops.py", "spoken"), ("loops.py", "log-only"), ("loops.py", "ahead"),
+    ("loops.py", "early"), ("loops.py", "lossless"), ("loops.py", "spoken"), ("loops.py", "log-only"),
 ]  # fmt: skip
 
 
@@ -107,13 +105,6 @@ def test_a_logged_name_does_not_lead_to_our_own_files_for_tensorboard_and_back()
 def test_samples_of_a_process_without_an_optimizer_carry_the_step_that_was_logged(part):
     recording = Recording(trained("loops.py") / part / "record")
     assert recording.series("process/rss_bytes")[-1][0] == 900
-
-
-def test_a_step_named_before_the_training_begins_does_not_move_the_runs_step(server, tmp_path):
-    record = shutil.copytree(trained("loops.py") / "ahead" / "record", tmp_path / "record")
-    assert perfagent(tmp_path, "sync", str(record), PERFAGENT_SERVER=server.url).returncode == 0
-    [run_of_it] = server.get("/runs")["runs"]
-    assert run_of_it["step"] == 4
 
 
 def test_a_loss_that_breaks_is_one_alert_about_the_measured_loss_however_often_it_is_logged():

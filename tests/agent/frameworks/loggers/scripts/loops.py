@@ -136,16 +136,6 @@ for n in range(1, 5):
 perfagent.finish()
 report(f"{folder}/{place}", logged)
 
-# a step of another count, named before the first step of the training
-place = "ahead"
-model, optimizer = begin(place)
-writer.add_scalar("resumed", 1.0, 10_000)
-time.sleep(0.5)
-for _ in range(4):
-    step(model, optimizer)
-perfagent.finish()
-report(f"{folder}/{place}", [("resumed", 10_000, 1.0)])
-
 # nothing but log()
 place = "log-only"
 run = perfagent.attach(record=f"{folder}/{place}/record")
