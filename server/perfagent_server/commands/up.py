@@ -21,6 +21,7 @@ from perfagent import __version__
 from perfagent.command_line.option_types import port
 from perfagent.errors import ConfigError, ResourceError
 from perfagent.local_server import ADDRESS_FILE, ADMIN_TOKEN_FILE
+from perfagent.variables import warn_of_misspelt
 from perfagent_server.settings import Settings
 
 if TYPE_CHECKING:
@@ -61,6 +62,7 @@ def up(arguments: argparse.Namespace) -> int:
     if settings.folder is not None and not settings.folder.is_dir():
         raise ConfigError(f"--folder {settings.folder} is not a folder; give one that PERFAGENT_RECORD has written")
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    warn_of_misspelt(lambda sentence: print(f"perfagent up: {sentence}", file=sys.stderr))
     with contextlib.closing(_listen(settings)) as listening:
         settings = replace(settings, port=listening.getsockname()[1])
         with only_server(settings.data):

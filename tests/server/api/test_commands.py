@@ -60,6 +60,13 @@ def test_up_says_where_it_is_and_lets_the_administrator_in(server: ServerProcess
     assert "token=" not in left, "no token may get into a log"
 
 
+def test_a_misspelt_setting_of_the_server_is_named(server: ServerProcess, tmp_path: Path) -> None:
+    folder = str(server.folder / "server-data")
+    ended = perfagent(tmp_path, "up", "--port", "0", "--data", folder, PERFAGENT_ALOWED_HOSTS="gpu.example.com")
+    warning, _ = ended.stderr.splitlines()
+    assert warning == "perfagent up: there is no setting PERFAGENT_ALOWED_HOSTS; did you mean PERFAGENT_ALLOWED_HOSTS?"
+
+
 def test_a_taken_port_and_a_taken_folder_are_told_in_one_line(server: ServerProcess, tmp_path: Path) -> None:
     port = perfagent_process(tmp_path, "up", "--port", str(server.port), "--data", str(tmp_path / "other"))
     assert port.returncode == 1
