@@ -3,13 +3,15 @@
     PYTHONPATH=benchmarks python benchmarks/overhead/heap.py [--quick] [--processes N] [--workloads mlp,deep]
         [--sides "bare;attached"] [--write]
 
-A step frees memory that glibc may return to the kernel; the next step then takes one page fault for each 4 KiB of it. Whether it
-does depends on what else lies in the heap, so it differs from process to process: each side gets many fresh processes, in turn.
+A step allocates and frees memory. glibc may return the freed memory to the kernel. The next step must then get that memory
+again, at the cost of one page fault for every 4 KiB. Whether glibc returns the memory depends on the other objects on the heap,
+so processes of the same script differ. Therefore each side runs in many fresh processes, and the sides take turns.
 Sides: `bare` (no agent), `attached`, and `attached, PERFAGENT_MALLOC=0`, which leaves glibc's thresholds as they are.
 
-Measured around each step, on the training thread: CPU by `thread_time_ns` (of a process the lower decile: the quiet moments of
-a shared machine) and minor page faults by `RUSAGE_THREAD` (exact; of a process the mean). Medians over processes. The exit status
-is 1 if `attached` misses one of the three limits.
+Measured around each step, on the training thread: CPU time by `thread_time_ns` and minor page faults by `RUSAGE_THREAD`. The
+CPU time of a process is the lower decile of its steps: the quiet moments of a shared machine. Its page faults are exact counts,
+as a mean over its steps. The figures are medians over processes. The exit status is 1 if `attached` misses one of the three
+limits.
 """
 
 from __future__ import annotations
