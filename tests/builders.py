@@ -23,7 +23,9 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import forked_servers
 import httpx
+from data_folder import data_folder
 
 T = TypeVar("T")
 
@@ -76,13 +78,17 @@ def job_environment(folder: Path, **more: str) -> dict[str, str]:
 
 @dataclass
 class ServerProcess:
-    """A real `perfagent up` with a data folder of its own. `start` after `kill` takes the same port and data."""
+    """A real `perfagent up` with a data folder of its own. `start` after `kill` takes the same port and data.
+
+    forked: see forked_servers.py; False for the command as people start it.
+    """
 
     folder: Path
     port: int = field(default_factory=free_port)
     env: Mapping[str, str] = field(default_factory=dict)
     options: tuple[str, ...] = ()
-    process: subprocess.Popen[bytes] | None = None
+    process: subprocess.Popen[bytes] | forked_servers.Forked | None = None
+    forked: bool = True
 
     @property
     def url(self) -> str:
@@ -94,24 +100,17 @@ class ServerProcess:
 
     def start(self, *, wait: bool = True) -> ServerProcess:
         self.folder.mkdir(parents=True, exist_ok=True)
-        with (self.folder / "server.log").open("ab") as log:
-            self.process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    "perfagent",
-                    "up",
-                    "--port",
-                    str(self.port),
-                    "--data",
-                    str(self.folder / "server-data"),
-                    *self.options,
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=job_environment(self.folder, **self.env),
-            )
+        arguments = ["up", "--port", str(self.port), "--data", str(self.folder / "server-data"), *self.options]
+        environment, log = job_environment(self.folder, **self.env), self.folder / "server.log"
+        if self.forked:
+            data_folder(self.folder / "server-data")
+            self.process = forked_servers.fork(arguments, environment, log)
+        else:
+            with log.open("ab") as output:
+                self.process = subprocess.Popen(
+                    [sys.executable, "-m", "perfagent", *arguments], stdout=output, stderr=subprocess.STDOUT,
+                    stdin=subprocess.DEVNULL, env=environment,
+                )  # fmt: skip
         if wait:
             until(self.ready, within_s=STARTS_WITHIN_S, why=f"the server did not answer on {self.url}/readyz")
         return self
