@@ -139,7 +139,8 @@ def main() -> None:
                 if not pid:
                     for descriptor in children:
                         os.close(descriptor)
-                    return _become(wanted)
+                    _become(wanted)
+                    return
                 children[os.pidfd_open(pid)] = pid, _code_file(Path(wanted["log"]), pid)
                 print(pid, flush=True)
 
