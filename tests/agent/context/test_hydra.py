@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
+import preloaded
 import pytest
 from agent_recorded import Recording
 from builders import job_environment
@@ -41,10 +40,8 @@ def ran(folder: Path, *overrides: str, given: str = "") -> list[str]:
     """The ids of its runs. given: the argument of `init`."""
     (folder / "config.yaml").write_text(CONFIG, "utf-8")
     (folder / "train.py").write_text(SCRIPT.replace("GIVEN", given), "utf-8")
-    done = subprocess.run(
-        [sys.executable, "train.py", *overrides], cwd=folder, capture_output=True, text=True, timeout=120, check=False,
-        env=job_environment(folder, PERFAGENT_RECORD=str(folder / "record")),
-    )  # fmt: skip
+    environment = job_environment(folder, PERFAGENT_RECORD=str(folder / "record"))
+    [done] = preloaded.run(["train.py", *overrides], folder, [environment])
     assert done.returncode == 0, done.stderr
     return [line.split()[1] for line in done.stdout.splitlines() if line.startswith("run ")]
 

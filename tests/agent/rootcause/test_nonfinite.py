@@ -5,11 +5,10 @@ from __future__ import annotations
 import copy
 import io
 import math
-import subprocess
-import sys
 import textwrap
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from agent_recorded import Recording
@@ -939,9 +938,8 @@ def test_a_loss_that_a_guard_leaves_at_is_found_in_the_function_that_left(tmp_pa
         train_one_epoch()
     """
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(script)], env=environment, capture_output=True, text=True, timeout=60
-    )
+    (tmp_path / "train.py").write_text(textwrap.dedent(script))
+    [done] = preloaded.run([str(tmp_path / "train.py")], tmp_path, [environment])
     assert done.returncode == 1, done.stderr
     (finding,) = Recording(tmp_path / "record").events("finding")
     assert (finding["evidence"]["step"], finding["evidence"]["operator"]["operator"]) == (6, "Log")

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import preloaded
 import pytest
 import torch
 from agent_recorded import Recording
@@ -141,12 +142,9 @@ torch.empty(2**50)
 
 
 def test_one_that_passes_no_hook_is_looked_into_at_the_end_and_the_state_is_oom(tmp_path: Path) -> None:
-    import subprocess
-    import sys
-
+    (tmp_path / "train.py").write_text(SCRIPT)
     environment = job_environment(tmp_path, PERFAGENT_RECORD=str(tmp_path / "record"))
-    command = [sys.executable, "-c", SCRIPT]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    [done] = preloaded.run([str(tmp_path / "train.py")], tmp_path, [environment])
     assert done.returncode == 1
     assert "can't allocate memory" in done.stderr
     recording = Recording(tmp_path / "record")

@@ -228,6 +228,7 @@ def test_a_step_of_a_large_model_is_read_in_parts(record, held):
     recorded.finish()
 
 
+@pytest.mark.long
 def test_a_model_that_calls_its_modules_often_is_read_in_parts_too(record, held):
     class Cells(nn.Module):
         def __init__(self):
