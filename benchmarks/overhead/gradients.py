@@ -342,7 +342,12 @@ def report(figures: dict[str, list[dict[str, float]]], rounds: int, machine: str
             "the same processes, between the blocks, with the gradients warm in the caches; perfagent finds them as the backward "
             "pass left them. Its pass over plain gradients is those two operations on a GPU; on the CPU it stacks small ones of "
             "one shape first, two operations for each such shape and one to join them."
-            + (f" Over the bare pass's gradients, as warm, it takes {statistics.median(ours) / 1000:.2f} ms." if ours else ""),
+            + (
+                f" Over gradients that are as warm as the bare pass's, perfagent's pass takes "
+                f"{statistics.median(ours) / 1000:.2f} ms."
+                if ours
+                else ""
+            ),
         ]
     )
 

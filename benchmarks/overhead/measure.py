@@ -246,7 +246,8 @@ def report(
             + ".",
         ]
     if isolated and attached:
-        lines[-1] += f" With the hooks at that, the total of attach + log is {share(attached, middle(isolated, 'sum_us')):.2f} %."
+        total = share(attached, middle(isolated, "sum_us"))
+        lines[-1] += f" Counted with these figures for the hooks, the total of attach + log is {total:.2f} %."
     if captured:
         lines += [
             "",

@@ -166,10 +166,11 @@ def measure(device: torch.device, *, quick: bool = False) -> Report:
                 speed,
                 f"an epoch of a running training is loaded {times(speed)} as fast by {MANY} workers that stay as by the plain "
                 f"loader's {FEW}; between two batches it is {times(between)}",
-                f"Holds while samples wait for storage or network. Between two batches the gain in workers ({MANY // FEW}) is "
-                "the ceiling, which the claim says is reached; above it is what persistent_workers=True saves, starting them for "
-                f"each epoch, and below it an epoch whose batches do not go round among {MANY} workers. The first epoch, which "
-                f"starts them, is {times(few.first_s / many.first_s)} as fast. Samples that cost processor time gain "
+                f"Holds while samples wait for storage or network. Between two batches {MANY // FEW} times as many workers can "
+                f"be at most {MANY // FEW} times as fast, which the claim says is reached. An epoch gains more where "
+                "persistent_workers=True saves the start of the workers, and less where its number of batches is not a multiple "
+                f"of {MANY}. The first epoch, which starts them, is {times(few.first_s / many.first_s)} as fast. Samples that "
+                "cost processor time gain "
                 f"{times(computed)} "
                 "here: no more than there are cores.",
             ),

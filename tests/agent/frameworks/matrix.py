@@ -202,9 +202,9 @@ Known limits:
 - **Evaluations and rollouts.** Calls of the model between steps count as an evaluation. They count as a rollout if the script stepped
   an environment of gymnasium, gym or Stable-Baselines3; an environment of your own class does not count. perfagent notices the
   evaluation of another model than the trained one if its loader is read to the end.
-- **A second, smaller training in one process.** While the optimizer of the first exists, perfagent records the second after up to 64 of
-  its steps, then all of them at once, without gradient norms. For a second training of the same size it takes ten steps. Of several
-  shorter trainings whose optimizers all exist, it records the first.
+- **A second, smaller training in one process.** While the first training's optimizer exists, perfagent recognizes the second training
+  only after up to 64 steps. It then records these steps together, without gradient norms. It recognizes a second training of the same
+  size after ten steps. If several shorter trainings run and all their optimizers exist, perfagent records the first.
 - **Exit by `raise SystemExit(1)`.** With `attach()` alone the run is `finished`. With `sys.exit(1)`, or under `perfagent run`, it is
   `failed`.
 """
