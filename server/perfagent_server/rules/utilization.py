@@ -216,7 +216,11 @@ def _seconds_in(window: Window, phase: str, steps: set[int]) -> float:
     """Seconds that a phase took of these steps, as far as they are told. Not only of those that rules may see: the other phases
     of a step are shown to them after its wait for data."""
     track = window.tracks.get(f"phase/{phase}_s")
-    return sum(value for step, value in zip(track.steps, track.values, strict=True) if step in steps) if track else 0.0
+    if track is None or not steps:
+        return 0.0
+    # A frame may hold thousands of steps, all of them in the track before the first is judged.
+    part = slice(bisect_left(track.steps, min(steps)), bisect_right(track.steps, max(steps)))
+    return sum(value for step, value in zip(track.steps[part], track.values[part], strict=True) if step in steps)
 
 
 def _seconds_by_step(window: Window, phases: tuple[str, ...]) -> dict[int, float]:
