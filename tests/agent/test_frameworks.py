@@ -58,7 +58,7 @@ def output(folder: Path, *arguments: str, **environment: str) -> str:
     return str(done.stdout)
 
 
-@pytest.mark.parametrize("how", ["model", "in place", "whole step"])
+@pytest.mark.parametrize("how", ["model", "in place", pytest.param("whole step", marks=pytest.mark.long)])
 def test_compiled_training_has_the_same_graphs_and_all_its_steps(tmp_path, how):
     script = tmp_path / "script.py"
     script.write_text(textwrap.dedent(COMPILED), encoding="utf-8")

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 
+import pytest
 from agent_recorded import Recording
 from builders import job_environment
 
@@ -59,6 +60,7 @@ SCRIPT = """
 """
 
 
+@pytest.mark.long
 def test_the_overhead_that_the_agent_reports_is_what_it_costs(tmp_path):
     """Within a factor of 2 of what the CPU clocks say, hooks and threads together: where others use the machine, caches are
     colder than the price list of the hooks assumes. In quiet moments both agree to a few percent."""

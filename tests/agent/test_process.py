@@ -96,6 +96,7 @@ assert "PERFAGENT_RUN_LAUNCH" not in os.environ and os.environ["PYTHONPATH"] == 
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [
@@ -434,6 +435,7 @@ def test_leaving_is_otherwise_as_without_us(tmp_path: Path) -> None:
     assert ends(tmp_path) == [("finished", "")]
 
 
+@pytest.mark.long
 def test_an_exit_that_was_caught_and_kept_is_not_the_end_where_training_goes_on(tmp_path: Path) -> None:
     body = """
         import sys, torch, perfagent
@@ -488,6 +490,7 @@ def test_ctrl_c_in_the_midst_of_the_end_loses_nothing(tmp_path: Path) -> None:
     assert len(Recording(tmp_path / "record").series("x")) == 100
 
 
+@pytest.mark.long
 def test_a_script_that_closes_every_descriptor_keeps_the_files_that_get_their_numbers(tmp_path: Path) -> None:
     """As daemons begin: our files are gone then, and their numbers are the script's own."""
     body = f"""

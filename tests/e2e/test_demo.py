@@ -16,6 +16,7 @@ def demo(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env=job_environment(folder), capture_output=True, text=True, timeout=170, check=False)
 
 
+@pytest.mark.long
 def test_a_short_demo_ends_by_itself_and_is_judged_healthy(tmp_path: Path) -> None:
     done = demo(tmp_path, "--steps", "40", "--exit")
     assert done.returncode == 0, done.stdout + done.stderr

@@ -44,7 +44,7 @@ def known_runs(server: ServerProcess) -> set[str]:
     ("script", "steps", "options", "name"),
     [
         ("plain_loop.py", 60, (), "plain loop"),
-        ("huggingface.py", 12, ("--output", "OUTPUT"), "hugging face"),
+        pytest.param("huggingface.py", 12, ("--output", "OUTPUT"), "hugging face", marks=pytest.mark.long),
         ("loop.py", 60, ("--checkpoints", "OUTPUT"), "loop"),
         ("lightning_trainer.py", 30, (), "lightning"),
     ],
@@ -73,7 +73,9 @@ def test_the_example_that_breaks_is_explained_down_to_the_input_of_the_model(ser
     assert until(explained)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2", "zero"])
+@pytest.mark.parametrize(
+    "name", ["ddp", pytest.param("fsdp2", marks=pytest.mark.long), pytest.param("zero", marks=pytest.mark.long)]
+)
 def test_an_example_of_several_ranks_trains_and_is_one_run(server: ServerProcess, tmp_path: Path, name: str) -> None:
     known, port = known_runs(server), str(free_port())
     job = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

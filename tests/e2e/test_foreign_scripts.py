@@ -46,6 +46,7 @@ def test_a_foreign_script_runs_unchanged_and_arrives_exactly(shared_server: Serv
         assert same, f"step {step}: printed {loss}, arrived {arrived[step]}"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("script", TIMED)
 def test_each_phase_is_within_five_percent_of_the_scripts_own_timers(
     shared_server: ServerProcess, tmp_path: Path, script: str

@@ -56,6 +56,7 @@ def test_lora_trains_a_tenth_of_the_parameters_and_merges_without_a_trace(tmp_pa
     assert techniques["frozen"]["saved_bytes"] > 0
 
 
+@pytest.mark.long
 def test_four_bit_weights_take_a_quarter_of_the_memory_and_the_adapters_learn(tmp_path: Path) -> None:
     output, techniques = run(tmp_path, "quantized_4bit", "--steps", "4")
     assert figure(r"\((\S+) times less\)", output) == pytest.approx(4.0)
@@ -83,6 +84,7 @@ def test_shards_are_written_and_read_in_an_epoch_of_known_length(tmp_path: Path)
     assert techniques["loader"]["library"] == "WebDataset"
 
 
+@pytest.mark.long
 def test_the_stages_of_a_pipeline_learn_together(tmp_path: Path) -> None:
     output, _ = run(tmp_path, "pipeline_split", "--steps", "150", launcher=TWO)
     assert figure(r"to (\S+) in 150 steps", output) < 0.75 * figure(r"loss (\S+) to", output)

@@ -71,6 +71,7 @@ def test_a_profile_is_asked_for_taken_sent_and_downloaded(server: ServerProcess,
         assert until(lambda: settled(server, flush).get("state"), within_s=30) == "done"
 
 
+@pytest.mark.long
 def test_a_nan_names_its_module_and_parameter_in_its_alert(server: ServerProcess, tmp_path: Path) -> None:
     with job(server, tmp_path, str(JOBS / "busy.py")):
         until(lambda: steps(server, 5), within_s=60)
@@ -114,6 +115,7 @@ def perfagent(*words: str, server: ServerProcess, folder: Path) -> subprocess.Co
     return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
 
 
+@pytest.mark.long
 def test_the_commands_ask_wait_and_show(server: ServerProcess, tmp_path: Path) -> None:
     trace = tmp_path / "trace.json.gz"
     with job(server, tmp_path, str(JOBS / "busy.py")):

@@ -235,6 +235,7 @@ def test_a05_half_an_hour_without_a_server_in_time_lapse_is_kept_within_bounds_a
     assert outage.grown_bytes <= 32 * 2**20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("hours", [1.0, pytest.param(2.0, marks=pytest.mark.long)])
 def test_a05_a_day_of_random_numbers_in_one_series_fits_as_well(tmp_path: Path, hours: float) -> None:
     """The worst that there is; scripts/faults delivers a whole day of it."""

@@ -43,6 +43,7 @@ def test_without_a_gpu_it_ends_with_one_sentence(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.long
 def test_a_dry_run_trains_records_and_tells_what_it_could_not_check(tmp_path):
     page = tmp_path / "gpu.md"
     page.write_text("<!-- results:begin -->\n<!-- results:end -->\n", "utf-8")

@@ -33,6 +33,7 @@ def lacking(sources: list[Recorded], name: str, *steps: int) -> list[Recorded]:
     return [dataclasses.replace(source, series=source.series | {name: kept})]
 
 
+@pytest.mark.long
 def test_a_plain_training_is_right_in_every_column(trained: Any) -> None:
     assert compared(*trained) == dict.fromkeys(COLUMNS, "")
 

@@ -91,6 +91,7 @@ def everything_in(*folders: Path) -> str:
     return b"\n".join(parts).decode("utf-8", "replace")
 
 
+@pytest.mark.long
 @pytest.mark.fault
 def test_x10_no_secret_of_a_careless_job_is_in_its_recording(tmp_path: Path, repository: Path) -> None:
     record = tmp_path / "record"

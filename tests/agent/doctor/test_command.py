@@ -33,6 +33,7 @@ def checks(done: subprocess.CompletedProcess[str]) -> dict[str, dict[str, Any]]:
     return {check["name"]: check for check in json.loads(done.stdout)["checks"]}
 
 
+@pytest.mark.long
 def test_with_a_server_and_a_key_nothing_is_a_problem(tmp_path: Path, guarded: ServerProcess) -> None:
     key = guarded.admin("POST", "/keys", {"scope": "ingest", "name": "", "project": None})["key"]
     done = doctor(tmp_path, "--json", PERFAGENT_SERVER=guarded.url, PERFAGENT_API_KEY=key)

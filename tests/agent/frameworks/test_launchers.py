@@ -141,6 +141,7 @@ for _ in range(5):
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "outside", [pytest.param(True, id="run accelerate"), pytest.param(False, id="accelerate run", marks=pytest.mark.long)]
 )

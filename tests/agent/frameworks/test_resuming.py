@@ -158,6 +158,7 @@ def test_a_resumed_trainer_counts_on(tmp_path: Path) -> None:
     assert again == [3, 4, 5, 6, 7, 8], "a second training of the process repeats no number"
 
 
+@pytest.mark.long
 def test_a_resumed_lightning_training_counts_on(tmp_path: Path) -> None:
     pytest.importorskip("lightning")
     losses = went_on(tmp_path, LIGHTNING)

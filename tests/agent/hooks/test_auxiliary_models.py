@@ -431,6 +431,7 @@ def test_an_encoder_in_the_dataset_is_data(record):
 # the look itself -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.long
 def test_a_look_ends_however_many_calls_a_step_makes(record):
     model, teacher = nn.Sequential(*[nn.Linear(4, 4) for _ in range(50)]), nn.Linear(4, 4)
     before = [dict(hooks) for hooks in HOOKS]

@@ -138,6 +138,7 @@ while left.exists() and time.monotonic() < end:
 """
 
 
+@pytest.mark.long
 def test_one_that_is_killed_before_it_joined_is_told_by_the_next_start(tmp_path: Path, server: IngestServer) -> None:
     """As the run whose id it has shown."""
     shown = started(KILLED, tmp_path, server).strip()
@@ -169,6 +170,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 def test_trials_of_a_search_in_a_pool_are_runs_of_their_own(tmp_path: Path, server: IngestServer) -> None:
     """One of them ends before it has begun to train."""
     runs = json.loads(started(TRIALS, tmp_path, server))

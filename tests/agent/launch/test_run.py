@@ -257,6 +257,7 @@ def test_a_training_script_is_a_run_with_all_its_steps(tmp_path: Path, server: I
     until(lambda: not list(spool.iterdir()), why="the watcher left the folder behind")
 
 
+@pytest.mark.long
 def test_a_script_that_begins_to_train_late_and_ends_soon_leaves_no_folder(tmp_path: Path, server: IngestServer) -> None:
     """By then the watcher has spoken for it, in a source of its own."""
     (tmp_path / "train.py").write_text("import time\ntime.sleep(6)\n" + TRAIN.format(end=""))
@@ -590,6 +591,7 @@ def test_all_ranks_of_a_torchrun_job_are_one_run(tmp_path: Path, server: IngestS
     assert speaks == {0}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("form", ["inside", pytest.param("outside", marks=LONG)])
 def test_how_a_rank_was_killed_is_told_under_a_launcher(tmp_path: Path, server: IngestServer, form: str) -> None:
     """Rank 0 waits for rank 1, which is gone, and torchrun terminates it: the run's end is the first one's."""
@@ -648,13 +650,15 @@ if __name__ == "__main__":
 AS_IT_IS = {"imports": "import perfagent", "before": "", "join": "dist.init_process_group", "after": ""}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "script",
     [
         pytest.param(AS_IT_IS | {"imports": ""}, id="unchanged"),
         pytest.param(
             AS_IT_IS | {"imports": "from torch.distributed import init_process_group", "join": "init_process_group"},
-            id="imported by name", marks=LONG,
+            id="imported by name",
+            marks=LONG,
         ),
         pytest.param(AS_IT_IS | {"after": "perfagent.attach()"}, id="attaches", marks=LONG),
         pytest.param(AS_IT_IS | {"before": "perfagent.attach()"}, id="attaches before", marks=LONG),

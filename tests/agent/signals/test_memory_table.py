@@ -190,6 +190,7 @@ print(steps)
 """
 
 
+@pytest.mark.long
 def test_looking_while_another_thread_trains_does_not_corrupt_its_memory() -> None:
     # torch's own reference counts are not safe for a gradient that backward is replacing: this died within a second
     done = subprocess.run([sys.executable, "-c", WHILE_IT_TRAINS], capture_output=True, text=True, timeout=60.0, check=False)

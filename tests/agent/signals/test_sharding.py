@@ -110,6 +110,7 @@ def zero(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return both_ranks(tmp_path_factory.mktemp("zero"), "zero_job.py")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("stage", ["ZeRO-1", "ZeRO-2", "ZeRO-3", "ZeRO-1, half precision"])
 def test_pieces_of_deepspeed_add_up_to_its_own_norm(zero: list[dict[str, Any]], stage: str) -> None:
     parts: dict[int, float] = {}

@@ -186,6 +186,7 @@ def test_a_page_gets_at_most_ten_messages_of_samples_a_second(tmp_path: Path) ->
         assert messages <= 10 * took + 2
 
 
+@pytest.mark.long
 def test_a_page_that_does_not_read_is_told_that_it_lags_and_ingest_goes_on(tmp_path: Path) -> None:
     address = "ws://127.0.0.1:{}/ws/live"
     with listening(tmp_path) as server, connect(address.format(server.settings.port), max_size=None, max_queue=1) as sleeper:

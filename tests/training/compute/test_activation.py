@@ -292,7 +292,7 @@ def test_it_works_compiled_with_equal_results():
     torch._dynamo.reset()
 
 
-@pytest.mark.parametrize("backend", [None, "aot_eager"])
+@pytest.mark.parametrize("backend", [None, pytest.param("aot_eager", marks=pytest.mark.long)])
 def test_the_agent_counts_what_is_computed_again_apart(tmp_path, monkeypatch, backend):
     from perfagent.signals.flops.step_flops import own_operations
     from perfagent.signals.flops.step_recording import FlopCount
