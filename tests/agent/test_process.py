@@ -50,7 +50,13 @@ def ends(folder: Path) -> list[tuple[str, str]]:
 # ---- imports
 
 
-@pytest.mark.parametrize("command", [["-m", "perfagent", "run"], []], ids=["perfagent run", "init before torch"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        pytest.param(["-m", "perfagent", "run"], id="perfagent run", marks=pytest.mark.long),
+        pytest.param([], id="init before torch"),
+    ],
+)
 def test_a_look_for_torch_before_its_import_hides_nothing(tmp_path: Path, command: list[str]) -> None:
     begin = "" if command else "import perfagent; perfagent.init()\n"
     looks = "import importlib.util, sys\nbefore = len(sys.meta_path)\nassert importlib.util.find_spec('torch')\nimport torch\n"
@@ -59,6 +65,7 @@ def test_a_look_for_torch_before_its_import_hides_nothing(tmp_path: Path, comman
     assert [step for step, _ in Recording(tmp_path / "record").series("loss")] == [*range(1, 21)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [
@@ -125,6 +132,7 @@ def test_a_training_that_starts_itself_anew_is_another_attempt_of_the_run(tmp_pa
     assert sorted(second.series["loss"]) == [*range(1, 21)]
 
 
+@pytest.mark.long
 def test_an_exec_that_fails_or_is_a_childs_changes_nothing(tmp_path: Path) -> None:
     script = """
 import os, sys
@@ -144,6 +152,7 @@ assert os.waitpid(child, 0)[1] == 0
     assert len(recorded(tmp_path / "record")) == 1
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("name", "command"),
     [

@@ -349,6 +349,7 @@ def waiter_of(pid: int) -> int | None:
     return None
 
 
+@pytest.mark.long
 def test_recorded_runs_are_complete_and_sync_again_stores_nothing_twice(tmp_path: Path, server: IngestServer) -> None:
     (tmp_path / "train.py").write_text(
         TRAIN.format(end="os.kill(os.getpid(), signal.SIGKILL)").replace("import os,", "import os, signal,")

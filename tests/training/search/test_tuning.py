@@ -132,6 +132,7 @@ def run_command(*words: str) -> int:
     return int(options.run(options))
 
 
+@pytest.mark.long
 def test_the_command_prints_the_gain_of_each_step(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(JOB)
     assert run_command(str(tmp_path / "mine.py"), "--steps", "2", "--rounds", "1", "--largest-batch", "32") == 0
